@@ -7,19 +7,21 @@ PROPERTY_TESTS = $(wildcard tests/unit/reactor/test_*invariants.py tests/unit/re
 DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py))
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
 	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
-# The labs first: they take longest.
-REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
+REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component
+SLOW_UNIT_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.slow tests/unit tests/contract)
 ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
-FAST = -n 2 --dist loadscope -p no:schemathesis
-PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
-TEST_WORKERS ?= 4
+# In the order of tests/support/run_order.py.
+ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
+FAST = -n 2 $(ORDERED) -m "not slow"
+PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
+TEST_WORKERS ?= 5
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ray check format test test-fast test-real test-component test-e2e test-lab test-ray system-packages chaos bench demo lock clean
+.PHONY: help setup ray check format test test-fast test-real test-component test-e2e test-lab test-ray system-packages chaos bench worker-image demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -35,8 +37,7 @@ ray: ## add Ray to .venv, for the control plane and for `grid cluster install --
 check: setup ## format, lint, types, layers, house rules: what CI asks first
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
-	$(BIN)/mypy --strict src scripts examples
-	$(BIN)/mypy $(wildcard tests bench)
+	$(BIN)/mypy --num-workers 2 $(CHECKED)
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python scripts/check_house_rules.py
 
@@ -53,7 +54,7 @@ test-fast: setup ## unit and contract tests, with the branch coverage of domain/
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
-	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) $(SLOW_UNIT_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
 	$(BIN)/python scripts/run_real_tests.py $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
@@ -70,7 +71,7 @@ test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (d
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
-	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev
+	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev dockerd:docker.io
 
 chaos: setup ## break 1,000 simulated grids and check every invariant after every step (docs/internals/simulator.md); send 1,000,000 mutated frames to real processes (docs/internals/fuzzing.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
@@ -79,6 +80,9 @@ chaos: setup ## break 1,000 simulated grids and check every invariant after ever
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+worker-image: setup ## build the image of worker containers on this machine's Docker engine (docs/guide/docker-workers.md)
+	$(BIN)/python scripts/build_worker_image.py $(IMAGE_ARGS)
 
 demo: ## borrow a core of this machine, compute pi on it, look at the grid
 	./grid run-shared --resource-type cpu --amount 1 python examples/pi.py

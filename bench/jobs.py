@@ -47,7 +47,7 @@ def _measure_in(folder: Path, where: str) -> list[Line]:
     with temporary_grid(TWO_CORES, folder) as (state_dir, client_config):
         start_control_plane(state_dir, client_config)
         for _ in range(ROUNDS):
-            rates.append(JOBS / asyncio.run(_round(state_dir)))
+            rates.append(JOBS / asyncio.run(run_round(state_dir)))
             peer = _hyperqueue(folder)
             peers += [peer] if peer is not None else []
     new, used = rates[0], max(rates[1:])
@@ -64,7 +64,7 @@ def _measure_in(folder: Path, where: str) -> list[Line]:
     return lines
 
 
-async def _round(state_dir: StateDir) -> float:
+async def run_round(state_dir: StateDir) -> float:
     began = time.perf_counter()
     await asyncio.gather(*(_client(state_dir, JOBS // CLIENTS) for _ in range(CLIENTS)))
     return time.perf_counter() - began

@@ -1,10 +1,11 @@
 """Sizing of memory: tasks of four nf-core workflows, each sized from those before it, and the memory × time wasted.
 
 The protocol of the traces (Bader et al., Sizey, IEEE CLUSTER 2024): of every type of task, the first 70 % of a random
-order come one by one, the rest is history. Before a task is sized, only its input bytes are seen; then what it used is
-learned. Too little memory fails the attempt, which wastes its whole allocation for all of its run time (and for half of
-it, to see what that changes), and is tried again bigger; enough wastes what is not used. Waste and failed attempts are
-means over ten seeds, beside those of the published baselines, which are computed in the same run.
+order come one by one, the rest is history. They are sized by `TaskPredictor` with its tiers, as jobs are in the daemon.
+Before a task is sized, only its input bytes are seen; then what it used is learned. Too little memory fails an attempt,
+which wastes its whole allocation for all of its run time (and for half of it, to see what that changes), and is tried
+again bigger; enough wastes what is not used. Waste and failed attempts are means over ten seeds, beside those of the
+published baselines, which are computed in the same run.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import csv
 import math
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.table import Line
 from bench.traces import TRACES, lines_of
-from distributed_grid.prediction.memory_sizing import MemorySizer, Run
+from distributed_grid.prediction.task_predictor import TaskPredictor
+from distributed_grid.prediction.task_runs import TaskRun
+from distributed_grid.prediction.tiers import Tier, TierSettings
 
 SEEDS = range(10)
 PUBLISHED: dict[str, dict[str, float]] = {
@@ -43,6 +48,8 @@ NODE_BYTES = 128e9
 BYTE_MS_PER_GBH = 1e9 * 3_600_000
 Values = NDArray[np.float64]
 Indexes = NDArray[np.int_]
+Duration = tuple[float, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,24 @@ class Waste:
 
 
 @dataclass(slots=True)
-class Times:
-    """Seconds that each prediction and each update took."""
+class Costs:
+    """Seconds and CPU seconds that each prediction and each update took, and how often each tier predicted."""
 
-    predictions: list[float] = field(default_factory=list)
-    updates: list[float] = field(default_factory=list)
+    predictions: list[Duration] = field(default_factory=list)
+    updates: list[Duration] = field(default_factory=list)
+    tiers: Counter[Tier] = field(default_factory=Counter)
+
+    def p95_ms(self, durations: list[Duration]) -> tuple[float, float]:
+        """95th percentiles of both."""
+        real, cpu = zip(*durations, strict=True)
+        return 1000 * float(np.quantile(real, 0.95)), 1000 * float(np.quantile(cpu, 0.95))
+
+
+def timed(work: Callable[[], T]) -> tuple[T, Duration]:
+    """What work returns, and how long it took."""
+    real, cpu = time.perf_counter(), time.thread_time()
+    found = work()
+    return found, (time.perf_counter() - real, time.thread_time() - cpu)
 
 
 def measure() -> list[Line]:
@@ -103,15 +123,15 @@ def measure() -> list[Line]:
         print(f"sizing: no traces of tasks at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
         return []
     lines: list[Line] = []
-    ratios, half_ratios, times = [], [], Times()
-    most = Tasks(*np.empty((5, 0)))
+    ratios, half_ratios, costs = [], [], Costs()
+    all_types: list[Tasks] = []
     for workflow, published in PUBLISHED.items():
         types = read(folder / f"trace_{workflow}.csv.gz")
         baselines = {name: _baseline(types, name) for name in published}
         ours = Waste()
         for tasks in types:
             for seed in SEEDS:
-                _replay(tasks, seed, ours, times)
+                _replay(tasks, seed, ours, costs)
         best = min(baselines.values(), key=lambda waste: waste.gbh)
         limit = baselines["percentile"].failed_attempts
         ratios.append(ours.gbh / best.gbh)
@@ -124,16 +144,24 @@ def measure() -> list[Line]:
             Line("  failed attempts, beside the 95th percentile's", ours.failed_attempts, limit, "", True),
             Line("  baselines apart from those published, at most", 100 * apart, 100 * CLOSE, "%", True),
         ]
-        most = max([most, *types], key=lambda tasks: len(tasks.used_bytes))
-    predicted, updated = (float(np.quantile(t, 0.95)) * 1000 for t in (times.predictions, times.updates))
+        all_types += types
+    total = sum(costs.tiers.values())
+    print("  sized by", ", ".join(f"{tier} {n / total:.0%}" for tier, n in costs.tiers.items()), file=sys.stderr)
+    predicted, updated = costs.p95_ms(costs.predictions), costs.p95_ms(costs.updates)
+    all_types.sort(key=lambda tasks: -len(tasks.used_bytes))
+    one, twenty = (timed(partial(_train, all_types[:count]))[1] for count in (1, 20))
     return [
         *lines,
         Line("median of the four ratios", median(ratios), MAX_MEDIAN_RATIO, "×", True),
         Line("  failing after half of the run time", median(half_ratios), 0, "×", True),
-        Line("size a task, 95th percentile", predicted, 5, "ms", True),
-        Line("learn from a task, 95th percentile", updated, 20, "ms", True),
-        Line("  slowest", 1000 * max(times.updates), 0, "ms", True),
-        Line("learn from a history of 2,000 tasks", _training_s(most), 1.5, "s", True),
+        Line("size a task, 95th percentile", predicted[0], 5, "ms", True),
+        Line("  its CPU time", predicted[1], 0, "ms", True),
+        Line("learn from a task, 95th percentile", updated[0], 20, "ms", True),
+        Line("  its CPU time", updated[1], 0, "ms", True),
+        Line("learn from a history of 2,000 tasks of one type", one[0], 1.5, "s", True),
+        Line("  its CPU time", one[1], 0, "s", True),
+        Line("learn from a history of 2,000 tasks of 20 types", twenty[0], 1.5, "s", True),
+        Line("  its CPU time", twenty[1], 0, "s", True),
     ]
 
 
@@ -156,36 +184,48 @@ def _order(tasks: Tasks, seed: int) -> tuple[Indexes, Indexes]:
     return order[split:], order[:split]
 
 
-def _replay(tasks: Tasks, seed: int, waste: Waste, times: Times) -> None:
+def _replay(tasks: Tasks, seed: int, waste: Waste, costs: Costs) -> None:
     """Size every task by the class that ships, and learn what it used."""
     history, coming = _order(tasks, seed)
-    sizer = MemorySizer()
-    sizer.learn_all(Run((tasks.input_bytes[i],), int(tasks.used_bytes[i])) for i in history)
+    predictor = TaskPredictor(TierSettings())
+    predictor.learn_all(_run(tasks, i, attempt=0) for i in history)
     for i in coming:
-        features, used, run_id = (float(tasks.input_bytes[i]),), int(tasks.used_bytes[i]), str(i)
-        began = time.perf_counter()
-        first = sizer.allocation(features)
-        times.predictions.append(time.perf_counter() - began)
-        assert first is not None
-        allocations = [first]
-        while allocations[-1] < used:
-            sizer.learn(Run(features, allocations[-1], is_lower_bound=True, id=run_id))
-            allocations.append(sizer.retry_allocation(features, allocations))
-        began = time.perf_counter()
-        sizer.learn(Run(features, used, id=run_id))
-        times.updates.append(time.perf_counter() - began)
-        waste.add([float(a) for a in allocations], used, tasks.run_ms[i])
+        used = int(tasks.used_bytes[i])
+        prediction, took = timed(partial(predictor.predict, int(tasks.input_bytes[i])))
+        costs.predictions.append(took)
+        costs.tiers[prediction.tier if prediction else Tier.DEFAULTS] += 1
+        if prediction is None:  # no limit is set: what the user would have asked for
+            waste.add([tasks.preset_bytes[i]], used, tasks.run_ms[i])
+        else:
+            limits = iter((prediction.memory_bytes, *prediction.next_memory_bytes))
+            allocations = [next(limits)]
+            while allocations[-1] < used:
+                predictor.learn(_run(tasks, i, attempt=len(allocations), limit=allocations[-1]))
+                allocations.append(next(limits, 2 * allocations[-1]))
+            waste.add([float(a) for a in allocations], used, tasks.run_ms[i])
+        costs.updates.append(timed(partial(predictor.learn, _run(tasks, i, attempt=0)))[1])
 
 
-def _training_s(tasks: Tasks) -> float:
-    """Seconds to learn 2,000 runs at once."""
-    runs = [
-        Run((tasks.input_bytes[i % len(tasks.run_ms)],), int(tasks.used_bytes[i % len(tasks.run_ms)]))
-        for i in range(2000)
-    ]
-    began = time.perf_counter()
-    MemorySizer().learn_all(runs)
-    return time.perf_counter() - began
+def _run(tasks: Tasks, i: int, *, attempt: int, limit: int = 0) -> TaskRun:
+    """A task as it is recorded; with a limit, an attempt that ran over it."""
+    return TaskRun(
+        f"task-{i}",
+        attempt,
+        "user",
+        "type",
+        input_bytes=int(tasks.input_bytes[i]),
+        memory_bytes=limit or int(tasks.used_bytes[i]),
+        run_ms=0 if limit else int(tasks.run_ms[i]),
+        is_lower_bound=limit > 0,
+    )
+
+
+def _train(types: list[Tasks]) -> None:
+    """Learn 2,000 runs, as many of each of these types."""
+    for tasks in types:
+        count = len(tasks.run_ms)
+        runs = [_run(tasks, i % count, attempt=i) for i in range(2000 // len(types))]
+        TaskPredictor(TierSettings()).learn_all(runs)
 
 
 # ---------------------------------------------------------------- baselines

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
+# What pytest compiles of the tests and of Hypothesis is kept, also where Python is told to keep nothing: every worker
+# and every session would do it again, for some seconds each.
+sys.dont_write_bytecode = False
 
-from tests.support import processes
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+from xdist.scheduler import LoadScopeScheduling  # noqa: E402
+
+from tests.support import processes, run_order  # noqa: E402
 
 settings.register_profile(
     "grid",
@@ -24,20 +28,23 @@ settings.register_profile(
 )
 settings.load_profile("grid")
 
-RAY_LAB = "tests/lab/ray/"
-
 
 class FilesAndLabs(LoadScopeScheduling):
     """Parallel runs: a file runs in one worker, and so do all tests of the Ray lab: they share a grid or a lab."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return RAY_LAB if path.startswith(RAY_LAB) else path
+        return run_order.scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndLabs:
     return FilesAndLabs(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Parallel runs begin with what takes longest."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: run_order.place_of(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,8 +14,10 @@ from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresh
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
+from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.workers import WorkerRules
+from distributed_grid.prediction.tiers import TierSettings
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
@@ -47,6 +49,12 @@ def simulated_nodes(config: ClusterConfig, nodes: Iterable[Node]) -> dict[str, S
 
 def _background(owner: Background) -> OwnerBackground:
     return OwnerBackground(_milli(owner.cpu_used), _milli(owner.memory_used), _milli(owner.gpu_used))
+
+
+def tier_settings(config: ClusterConfig) -> TierSettings:
+    """When a tier of the predictor may predict."""
+    given = config.prediction
+    return TierSettings(given.confidence_threshold, given.min_samples_for_ml, given.min_samples_for_stats)
 
 
 def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
@@ -194,6 +202,22 @@ def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) ->
         margin_milli=round(1000 * configured.margin),
         dwell_ms=round(1000 * configured.dwell_seconds),
         excess_milli=_milli(excess),
+    )
+
+
+def scaling_rules(config: ClusterConfig) -> ScalingRules:
+    """When workers are started and given back; which ones there are is the provider's to say."""
+    scaling = config.scaling
+    return ScalingRules(
+        scaling.provider or "",
+        scaling.min_workers,
+        scaling.max_workers,
+        _milli(scaling.target_utilization),
+        _milli(scaling.scale_up_threshold),
+        _milli(scaling.scale_down_threshold),
+        round(1000 * scaling.evaluation_window_seconds),
+        round(1000 * scaling.scale_up_cooldown_seconds),
+        round(1000 * scaling.scale_down_cooldown_seconds),
     )
 
 

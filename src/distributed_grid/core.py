@@ -81,8 +81,8 @@ class GridOrchestrator:
     async def run_with_shared_resources(
         self,
         command: str | Sequence[str],
-        resource_type: ResourceType | str = ResourceType.CPU,
-        amount: float = 1,
+        resource_type: ResourceType | str | None = None,
+        amount: float | None = None,
         priority: str | Priority = "medium",
         job_id: str | None = None,
         *,
@@ -100,6 +100,7 @@ class GridOrchestrator:
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
+        Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
         On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
         back into that directory. `target_node` is the node whose work it is, wherever it runs. `placing` says more
         about where it may run: `strategy="spread"`, `labels=["ssd"]`.
@@ -107,7 +108,7 @@ class GridOrchestrator:
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
         """
-        if not math.isfinite(amount):
+        if amount is not None and not math.isfinite(amount):
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         variables = caller_environment(dict(env or {}))
@@ -119,8 +120,8 @@ class GridOrchestrator:
             "submit_job",
             request_id=uuid.uuid4().hex,
             argv=argv,
-            resource_type=str(resource_type),
-            amount=float(amount),
+            resource_type=None if resource_type is None else str(resource_type),
+            amount=None if amount is None else float(amount),
             priority=Priority.parse(priority).name.lower(),
             job_id=job_id or "",
             target=target_node or "",

@@ -115,6 +115,7 @@ class EndedFilters(TypedDict, total=False):
     key_prefix: str | None
     request_id: str | None
     user: str | None
+    node: str | None
     since_ms: int | None
 
 
@@ -233,7 +234,8 @@ class Engine(Protocol):
 class WorkerOffer(Struct, frozen=True):
     """A kind of machine that a provider can start; `id` is the provider's own name of it, with zone and market.
 
-    `price_micro` is what an hour costs in millionths of a dollar; None: not known.
+    `price_micro` is what an hour costs in millionths of a dollar; None: not known. `on_this_machine`: what it has comes
+    out of the control plane's machine.
     """
 
     id: str
@@ -242,6 +244,7 @@ class WorkerOffer(Struct, frozen=True):
     price_micro: int | None = None
     zone: str = ""
     market: str = ""
+    on_this_machine: bool = False
 
 
 class WorkerOrder(Struct, frozen=True):
@@ -280,10 +283,12 @@ class CloudProviderBase(ABC):
     while one does, no other is made about the same machine.
 
     `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
+    `is_consistent`: what it was asked to end and does not know is gone.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
+    is_consistent: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

@@ -22,7 +22,8 @@ UV = str(Path(sys.executable).with_name("uv"))
 def run(tmp_path: Path) -> Run:
     """Runs a command in a fresh clone, as somebody with an empty home; a failure shows what it said."""
     folder = clone_to(tmp_path / "clone")  # Poetry itself stumbles over a space in a path
-    settings = {"POETRY_VIRTUALENVS_IN_PROJECT": "true", "NO_COLOR": "1", "PIP_NO_COMPILE": "1"}  # compiled when used
+    settings = {"POETRY_VIRTUALENVS_IN_PROJECT": "true", "NO_COLOR": "1"}
+    settings |= {"PIP_NO_COMPILE": "1", "PYTHONDONTWRITEBYTECODE": ""}  # what is used is compiled, and once
     environment = stranger(tmp_path / "home") | settings
     caches = {"UV_CACHE_DIR": ".cache/uv", "PIP_CACHE_DIR": ".cache/pip", "POETRY_CACHE_DIR": ".cache/pypoetry"}
     environment |= {name: os.environ.get(name, str(Path.home() / folder)) for name, folder in caches.items()}

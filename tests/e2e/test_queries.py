@@ -25,6 +25,8 @@ QUERIES = [
     ("explain", "some-job"),
     ("ledger",),
     ("boost", "status"),
+    ("predict", "show"),
+    ("predict", "show", "some-command"),
     ("memory", "list"),
     ("memory", "stats"),
     ("memory", "retrieve", "nothing", "-o", "-"),

@@ -211,9 +211,13 @@ def test_the_lease_is_given_back_when_the_command_ends(shared_grid: Shell) -> No
 
 
 def test_killing_the_command_line_leaves_the_job_to_be_found(shared_grid: Shell) -> None:
-    process = shared_grid.start("run-shared", "-j", "orphan", "--shell", "sleep 1; echo still here")
+    gate = shared_grid.cwd / "killed"
+    script = f"until [ -e {gate} ]; do sleep 0.1; done; echo still here"
+    process = shared_grid.start("run-shared", "-j", "orphan", "--shell", script)
     wait_until(lambda: any(job["state"] == "running" for job in shared_grid.json("status")["jobs"]))
     process.kill()
+    process.wait()
+    gate.touch()
     shared_grid("jobs", "wait", "orphan", check=0)
     assert shared_grid("jobs", "logs", "orphan", check=0).stdout == "still here\n"
 

@@ -136,6 +136,7 @@ class StoreContract(ABC):
                 "key_prefix": names,
                 "request_id": names,
                 "user": names,
+                "node": names,
                 "since_ms": times,
             },
         ),
@@ -315,7 +316,7 @@ class StoreContract(ABC):
         store.close()
 
 
-EXACT = ("key", "request_id", "user")
+EXACT = ("key", "request_id", "user", "node")
 
 
 def _summed_by_hand(ended: list[EndedRow], event_times_ms: list[int]) -> list[SummaryRow]:

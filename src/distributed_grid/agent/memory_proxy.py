@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 class MemoryQueryProxy:
     """Serves the programs of one user; `send` is where their queries go."""
 
-    def __init__(self, path: Path, send: Callable[[MemoryQuery], None]) -> None:
+    def __init__(
+        self, path: Path, send: Callable[[MemoryQuery], None], *, check_seconds: float = CHECK_SECONDS
+    ) -> None:
         self.path = path
+        self._check_seconds = check_seconds
         self._send = send
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -51,7 +54,7 @@ class MemoryQueryProxy:
     async def keep_listening(self) -> None:
         """Listen anew whenever the socket is gone or somebody else's; who is connected stays so."""
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(self._check_seconds)
             if not self._is_there():
                 log.warning("%s was removed or replaced: it is made anew", self.path)
                 await self.start()

@@ -24,6 +24,7 @@ TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 T = TypeVar("T")
 
 
@@ -220,12 +221,13 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SubmitJob(PlacementOptions, frozen=True):
-    """A command to run under a lease; `target` is the node that it is for, wherever it runs."""
+    """A command to run under a lease; `target` is the node that it is for, wherever it runs. Without any stated need it
+    gets one core, and a memory limit where earlier runs of the command say how much it needs."""
 
     request_id: Id
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
-    resource_type: Name = "cpu"
-    amount: float = 1.0
+    resource_type: Name | None = None
+    amount: float | None = None
     job_id: Name = ""
     priority: Name = "medium"
     prefer: Names = ()
@@ -239,6 +241,12 @@ class SubmitJob(PlacementOptions, frozen=True):
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
+
+    @property
+    def states_needs(self) -> bool:
+        """Whether it says how much of anything it needs."""
+        given = self.resource_type is not None or self.amount is not None
+        return given or bool(self.resources or self.gpu_models or self.gpu_memory_gb)
 
     def problem(self) -> str | None:
         """What the types do not check."""
@@ -265,11 +273,15 @@ class RunInBoost(Message, frozen=True, kw_only=True):
 def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
     if op.job_id and not _JOB_ID.fullmatch(op.job_id):
         return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
-    if any("\0" in word for word in (*op.argv, op.cwd, *op.env, *op.env.values())):
+    return "a directory must not contain a NUL byte" if "\0" in op.cwd else _command_problem(op.argv, op.env, op.given)
+
+
+def _command_problem(argv: tuple[str, ...], env: dict[str, str], given: tuple[str, ...]) -> str | None:
+    if any("\0" in word for word in (*argv, *env, *env.values())):
         return "a command, directory or variable must not contain a NUL byte"
-    if any("=" in name or not name for name in op.env):
+    if any("=" in name or not name for name in env):
         return "the name of a variable must not be empty or contain '='"
-    return command_problem(op.argv, op.env, op.given)
+    return command_problem(argv, env, given)
 
 
 class ListJobs(Message, frozen=True):
@@ -315,6 +327,123 @@ class FetchFiles(Message, frozen=True):
 
     job_id: Name
     patterns: Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(min_length=1, max_length=500)]
+
+
+# ------------------------------------------------------------------ pull workers and their tasks
+
+WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Fence = Annotated[int, Meta(ge=1, le=2**62)]
+Nested = Annotated[dict[Name, Any], Meta(max_length=64)]
+MAX_PAYLOAD_BYTES = 64 * 1024
+"""Of a task and of its result, as JSON."""
+
+
+class RegisterPullWorker(Message, frozen=True):
+    """A worker without an agent: what it has, and which process it is. A number of seconds is how long its work counts
+    without a word from it; 0 is as the config says."""
+
+    worker_id: WorkerId
+    incarnation: Annotated[str, Meta(min_length=1, max_length=64)]
+    resources: Nested
+    hostname: Name = ""
+    capabilities: Nested = {}
+    tags: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    hold_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+
+class ReportPullWorker(Message, frozen=True):
+    """A heartbeat of a pull worker, with what it has free where that is said anew; no incarnation is any."""
+
+    worker_id: WorkerId
+    incarnation: Name = ""
+    resources: Nested = {}
+
+
+class RemovePullWorker(Message, frozen=True):
+    """A pull worker leaves, and runs nothing any more."""
+
+    worker_id: WorkerId
+    incarnation: Name = ""
+
+
+class ReassessWorkers(Message, frozen=True):
+    """Have every worker say anew what it has."""
+
+
+class SubmitTask(Message, frozen=True, kw_only=True):
+    """A task: what a pull worker gets (`payload`), or a command that any node can run, or both.
+
+    It waits until somebody runs it, unless a number of seconds is said.
+    """
+
+    request_id: Id
+    task_id: Name = ""
+    payload: Any = None
+    argv: Annotated[tuple[str, ...], Meta(max_length=20_000)] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    requirements: Nested = {}
+    priority: Name = "medium"
+    retries: Annotated[int, Meta(ge=0, le=1000)] = 0
+    timeout_seconds: Seconds = 0.0
+    labels: Names = ()
+    wait_seconds: Seconds | None = None
+
+    def problem(self) -> str | None:
+        """What the types do not check."""
+        if self.task_id and not _JOB_ID.fullmatch(self.task_id):
+            return f"the task id {self.task_id!r} may only have letters, digits, '.', '_' and '-'"
+        if not self.argv and self.payload is None:
+            return "a task needs a payload or a command"
+        return _command_problem(self.argv, self.env, ()) if self.argv else None
+
+
+class ListTasks(Message, frozen=True):
+    """The tasks that wait to be run, the oldest first."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+
+
+class TakeTask(Message, frozen=True):
+    """The next task of a pull worker, which has those that are `running`; waited for up to so many seconds."""
+
+    worker_id: WorkerId
+    incarnation: Name = ""
+    running: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
+    wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+class ReportTask(Message, frozen=True, kw_only=True):
+    """How the attempt of a task with this fence ended, as its worker says; `over_limit`: it had too little memory."""
+
+    worker_id: WorkerId
+    task_id: Name
+    fence: Fence
+    succeeded: bool
+    over_limit: bool = False
+    result: Any = None
+    error: Annotated[str, Meta(max_length=65_536)] = ""
+    cpu_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    peak_memory_mb: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+
+
+class ReserveOnWorker(Message, frozen=True):
+    """Hold some of one worker for a task, for an hour, and on while the worker is heard."""
+
+    request_id: Id
+    worker_id: Name
+    task_id: Name
+    requirements: Nested
+
+
+class CheckWorkerFit(Message, frozen=True):
+    """Whether a worker has room for what a task needs now, why not, and how fit it is."""
+
+    worker_id: Name
+    requirements: Nested
+
+
+class ListWorkerResources(Message, frozen=True):
+    """What every worker has and has free, and what is reserved or in use for which task."""
 
 
 # ------------------------------------------------------------------ blocks of the memory pool
@@ -462,6 +591,69 @@ class ListWorkerOffers(Message, frozen=True):
     provider: Name = ""
 
 
+class GetScaling(Message, frozen=True):
+    """How scaling stands: workers, utilization, demand, cooldowns and money."""
+
+
+class PlanScaling(Message, frozen=True):
+    """What scaling would do now, why, and what it would cost; nothing is done."""
+
+
+class RunScaling(Message, frozen=True):
+    """Evaluate scaling now, and act."""
+
+
+# ------------------------------------------------------------------ prediction
+
+
+class TaskDescription(Message, frozen=True, kw_only=True):
+    """A task to predict or to remember: a command, or else a type with parameters.
+
+    Numbers among the parameters are features of the run; `model`, `precision` and the like make a type of their own.
+    """
+
+    argv: Annotated[tuple[Text, ...], Meta(max_length=20_000)] = ()
+    task_type: Name = ""
+    parameters: Annotated[dict[Name, float | Name], Meta(max_length=64)] = {}
+    input_bytes: Quantity = 0
+
+
+class PredictTask(TaskDescription, frozen=True, kw_only=True):
+    """What the next run of a task needs, and how that is known."""
+
+
+class RecordExecution(TaskDescription, frozen=True, kw_only=True):
+    """What a run has used; 0 was not measured. A task and an attempt that is known already changes nothing.
+
+    A run that was `cut_short` has used at least this much.
+    """
+
+    task_id: Annotated[str, Meta(min_length=1, max_length=200)]
+    attempt: Annotated[int, Meta(ge=0, le=1_000_000)] = 1
+    memory_bytes: Quantity = 0
+    cpu_ms: Quantity = 0
+    run_ms: Quantity = 0
+    gpu_memory_bytes: Quantity = 0
+    cut_short: bool = False
+
+
+class GetBatchScaling(TaskDescription, frozen=True, kw_only=True):
+    """How much more a type of task takes with another batch size."""
+
+    base_batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+    batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class ListTaskTypes(Message, frozen=True):
+    """The types of task that have a history, those that ran last first."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class TrainPredictor(Message, frozen=True):
+    """Learn every type anew from its history; each is reported as it is done."""
+
+
 # ------------------------------------------------------------------ access tokens
 
 
@@ -473,6 +665,13 @@ class CreateToken(Message, frozen=True):
     user: Name
     team: Name = ""
     ttl_seconds: Seconds = 0.0
+
+
+class IdentifyToken(Message, frozen=True):
+    """Whose token this is, for a server of the same user that checks it; only the hash of its secret is sent."""
+
+    token_id: TokenId
+    secret_hash: Hash
 
 
 class ListTokens(Message, frozen=True):
@@ -549,6 +748,6 @@ def convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def _checked(op: T) -> T:
-    if isinstance(op, SubmitJob | RunInBoost) and (problem := op.problem()) is not None:
+    if isinstance(op, SubmitJob | RunInBoost | SubmitTask) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op

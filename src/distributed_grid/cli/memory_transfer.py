@@ -146,9 +146,9 @@ def _target(path: str) -> Iterator[IO[bytes]]:
     real = Path(path).resolve()
     is_plain = real.is_file() or not real.exists()
     part = real.with_name(f".{real.name[:100]}.{uuid.uuid4().hex[:8]}.part") if is_plain else real
-    with _file_errors("write", path):
-        file = part.open("xb" if is_plain else "wb")
-    try:
+    try:  # around the opening, too: a signal may come right after it
+        with _file_errors("write", path):
+            file = part.open("xb" if is_plain else "wb")
         with file:
             if real.exists() and is_plain:
                 os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))

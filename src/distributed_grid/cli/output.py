@@ -70,6 +70,14 @@ def format_amount(kind: str, value: float) -> str:
     return f"{value:g} {units.get(kind, kind)}"
 
 
+def format_sizing(sizing: dict[str, Any]) -> str:
+    """Which memory limit the grid gave a job, and why."""
+    runs = f"{sizing['samples']} earlier run{'' if sizing['samples'] == 1 else 's'}"
+    how = f"{sizing['tier']}, confidence {sizing['confidence']:.2f}"
+    again = f"; {sizing['overruns']} of its runs went over" if sizing["overruns"] else ""
+    return f"sized by the grid: {format_amount('memory', sizing['memory_gb'])} from {runs} ({how}){again}"
+
+
 FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
 
 

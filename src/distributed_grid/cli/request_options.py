@@ -13,7 +13,7 @@ from distributed_grid.errors import BadInput
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
 STRATEGIES = (
     "load_balanced", "local_first", "best_fit", "spread", "performance_optimized", "cost_optimized",
-    "node_specific", "fragmentation_aware",
+    "node_specific", "fragmentation_aware", "fittest",
 )  # fmt: skip
 
 

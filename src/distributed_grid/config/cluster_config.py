@@ -19,6 +19,7 @@ from distributed_grid.config.sections import (
     Logging,
     NodeConfig,
     OwnerPolicy,
+    Prediction,
     Preemption,
     QuotaConfig,
     Ray,
@@ -60,6 +61,7 @@ class ClusterConfig(Section):
     alerts: Alerts = setting(Alerts, Alerts())
     scaling: Scaling = setting(Scaling, Scaling())
     workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
+    prediction: Prediction = setting(Prediction, Prediction())
     server: ServerConfig = setting(ServerConfig, ServerConfig())
     ray: Ray = setting(Ray, Ray())
     logging: Logging = setting(Logging, Logging())

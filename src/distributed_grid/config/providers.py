@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -12,11 +13,24 @@ from pydantic import SecretStr
 
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
-from distributed_grid.config.value_kinds import FLAG, MASK, PATH, SECRET, SOME_CORES, TEXT, MemorySize, PlainNumber
+from distributed_grid.config.value_kinds import (
+    FLAG,
+    MASK,
+    PATH,
+    SECRET,
+    SOME_CORES,
+    TEXT,
+    MemorySize,
+    PlainNumber,
+    Text,
+)
 from distributed_grid.config.yaml_document import YamlNode, from_plain, to_plain
 from distributed_grid.errors import BadInput
 
 _MACHINE_TYPES = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to machine types")
+_IMAGE = Text("the name of an image, such as grid-worker:latest", re.compile(r"[a-z0-9][\w.\-/:@]{0,254}", re.ASCII))
+_NETWORK = Text("host, bridge or the name of a network", re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII))
+_ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/docker.sock", re.compile(r"unix:///\S+"))
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
 
 
@@ -51,12 +65,13 @@ class GcpSettings(Section):
 
 
 class DockerLocalSettings(Section):
-    """How worker containers are started on this machine."""
+    """How worker containers are started on this machine, by the engine that listens on `endpoint_url`."""
 
-    image: str = setting(TEXT)
+    image: str = setting(_IMAGE, "grid-worker:latest")
     cpu_limit_milli: int | None = setting(SOME_CORES, None, "cpu_limit")
     memory_limit_bytes: int | None = setting(MemorySize(), None, "memory_limit")
-    network: str | None = setting(TEXT, None)
+    network: str = setting(_NETWORK, "host")
+    endpoint_url: str = setting(_ENGINE, "unix:///var/run/docker.sock")
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 

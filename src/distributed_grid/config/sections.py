@@ -40,7 +40,16 @@ from distributed_grid.config.value_kinds import (
     Text,
 )
 from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.domain import scaling
 from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.prediction.tiers import (
+    DEFAULT_MIN_SAMPLES_FOR_ML,
+    DEFAULT_MIN_SAMPLES_FOR_STATS,
+    DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD,
+    DEFAULT_PREDICTION_UPDATE_INTERVAL,
+    LEAST_SAMPLES_FOR_ML,
+    LEAST_SAMPLES_FOR_STATS,
+)
 
 Part = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -266,14 +275,14 @@ class Scaling(Section):
     provider: str | None = setting(PROVIDER_NAME, None)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
-    target_utilization: Part = setting(RATIO, 0.7)
-    scale_up_threshold: Part = setting(RATIO, 0.8)
-    scale_down_threshold: Part = setting(RATIO, 0.3)
-    evaluation_window_seconds: Duration = duration(300.0)
-    scale_up_cooldown_seconds: Duration = duration(300.0, low=0)
-    scale_down_cooldown_seconds: Duration = duration(600.0, low=0)
-    worker_reassessment_interval_seconds: Duration = duration(3600.0)
-    history_retention_seconds: Duration = duration(86400.0)
+    target_utilization: Part = setting(RATIO, scaling.DEFAULT_TARGET_UTILIZATION)
+    scale_up_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_UP_THRESHOLD)
+    scale_down_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_DOWN_THRESHOLD)
+    evaluation_window_seconds: Duration = duration(scaling.DEFAULT_EVALUATION_WINDOW)
+    scale_up_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_UP_COOLDOWN, low=0)
+    scale_down_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
+    worker_reassessment_interval_seconds: Duration = duration(scaling.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
+    history_retention_seconds: Duration = duration(scaling.DEFAULT_HISTORY_RETENTION)
     budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
     budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
 
@@ -287,6 +296,15 @@ class WorkerTimes(Section):
     consistency_seconds: Duration = duration(30.0, low=0.1)
     call_seconds: Duration = duration(60.0, low=0.1)
     exit_seconds: Duration = duration(600.0)
+
+
+class Prediction(Section):
+    """When earlier runs say enough about the next one, and how often everything is learned anew."""
+
+    confidence_threshold: Part = setting(RATIO, DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD)
+    update_interval_seconds: Duration = duration(float(DEFAULT_PREDICTION_UPDATE_INTERVAL), low=1)
+    min_samples_for_ml: Whole = setting(Count(LEAST_SAMPLES_FOR_ML, 1_000_000), DEFAULT_MIN_SAMPLES_FOR_ML)
+    min_samples_for_stats: Whole = setting(Count(LEAST_SAMPLES_FOR_STATS, 1_000_000), DEFAULT_MIN_SAMPLES_FOR_STATS)
 
 
 class ServerConfig(Section):

@@ -19,7 +19,7 @@ from distributed_grid.adapters.workdir import file_selection
 from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.agent.files.attempt_files import open_file, work_dir
-from distributed_grid.agent.files.job_dir import WORK
+from distributed_grid.agent.files.job_dir import WORK, is_home
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
 from distributed_grid.wire import (
@@ -231,8 +231,12 @@ class AttemptFiles:
         self._is_local = is_local
 
     def is_here(self, attempt: Attempt) -> bool:
-        """Whether it ran on this machine."""
-        return self._is_local(attempt.node)
+        """Whether its files are on this machine: it ran here, or they were brought home."""
+        return self._is_local(attempt.node) or self.was_brought_home(attempt)
+
+    def was_brought_home(self, attempt: Attempt) -> bool:
+        """Whether it ran on another machine, and its files were brought here."""
+        return is_home(self._jobs, attempt.lease_id)
 
     async def read(
         self, attempt: Attempt, name: bytes, offset: int, most: int, *, from_end: bool = False

@@ -35,7 +35,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Attempt, Ending
+from distributed_grid.domain.jobs import Attempt, Command, Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
@@ -275,6 +275,9 @@ class AgentSessions:
         if node is None:
             via.send(RejectAgent(f"no node is called {hello.node} in this grid"))
             return
+        if node.is_pull:
+            via.send(RejectAgent(f"{hello.node} is registered as a pull worker, which has no agent"))
+            return
         if not is_plausible(hello.epoch, epoch):
             why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
             why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
@@ -487,7 +490,7 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
             attempt.lease_id,
             attempt.fence,
             effect.job.id,
-            effect.job.command,
+            _without_payload(effect.job.command),
             claim,
             hold_ms=hold_of(ledger, effect.node),
             beat=seen.beat if seen is not None else 0,
@@ -498,6 +501,11 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
     ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
     grace_ms = effect.job.command.grace_ms
     return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
+
+
+def _without_payload(command: Command) -> Command:
+    """The command as an agent needs it: what only pull workers read is left out."""
+    return replace(command, payload="") if command.payload else command
 
 
 def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -29,7 +29,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_boost
-from distributed_grid.domain.rows import VOLATILE
+from distributed_grid.domain.rows import VOLATILE, Row
 from distributed_grid.errors import GridError, StoreFailed, StoreRefused
 from distributed_grid.ports import Store
 from distributed_grid.reactor import decide, pending
@@ -51,6 +51,11 @@ log = logging.getLogger(__name__)
 def event_key(*, type_: str = "", subject: str = "") -> str:
     """What to watch for audit records: all, those of a type, or those about a subject."""
     return f"events/{type_}/{subject}"
+
+
+def tasks_key(worker: str) -> str:
+    """What to watch for a task that a pull worker gets or loses."""
+    return f"tasks/{worker}"
 
 
 def _stopwatch(seconds: float) -> Callable[[], bool]:
@@ -99,6 +104,7 @@ class Grid:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="grid-writer")
         self._readers = ThreadPoolExecutor(HISTORY_READERS, thread_name_prefix="grid-reader")
         self._recently_ended: dict[str, Job] = {}
+        self._followers: list[Callable[[Sequence[Row]], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: GridError | None = None
         self._is_store_doubtful = False
@@ -188,6 +194,11 @@ class Grid:
         self._watchers.setdefault(key, set()).add(watcher)
         return watcher
 
+    def follow(self, follower: Callable[[Sequence[Row]], None]) -> None:
+        """Have somebody called with the changed rows of every batch once it is durable, in their order. It must return
+        at once; what has changed while no process ran, it has to find out by itself."""
+        self._followers.append(follower)
+
     def unwatch(self, key: str, watcher: asyncio.Event) -> None:
         watchers = self._watchers.get(key, set())
         watchers.discard(watcher)
@@ -257,6 +268,7 @@ class Grid:
         for entry in entries:
             entry.resolve()
         self._wake_watchers(batch)
+        self._call_followers(batch)
         self._enter_first([_PendingEntry(None, event, None) for event in batch.later])
 
     def _doubt_store(self) -> None:
@@ -359,9 +371,19 @@ class Grid:
             keys.update(event_key(subject=record.subject) for record in batch.records)
         if BOOSTS in self._watchers and any(isinstance(row, Lease) and is_boost(row) for row in batch.changes):
             keys.add(BOOSTS)
+        for row in batch.changes:
+            if isinstance(row, Job) and row.attempts and row.attempts[-1].node in self.ledger.pull_nodes:
+                keys.add(tasks_key(row.attempts[-1].node))
         for key in keys:
             for watcher in self._watchers.get(key, ()):
                 watcher.set()
+
+    def _call_followers(self, batch: DecidedBatch) -> None:
+        for follower in self._followers:
+            try:
+                follower(batch.changes)
+            except Exception:  # whatever it is, it must not stop the owner of the ledger
+                log.exception("a follower of changes failed")
 
     async def _advance_time(self) -> None:
         """Make time pass for the ledger: when something is due, and once a second; fold old history."""

@@ -204,14 +204,26 @@ class AttemptRow(OutcomeRow):
     fence: int
     pid: int | None
     cores: list[int]
+    memory_limit_gb: float | None
     assigned_at: str | None
     started_at: str | None
     checkpoint_at: str | None
     ended_at: str | None
 
 
+class SizingRow(TypedDict):
+    """The memory limit that the grid gave a job without stated needs, those of its reruns, and how they were found."""
+
+    memory_gb: float
+    limits_gb: list[float]
+    tier: str
+    confidence: float
+    samples: int
+    overruns: int
+
+
 class JobRow(OutcomeRow):
-    """A job, alive or ended."""
+    """A job, alive or ended; `result` is what a task has reported."""
 
     job_id: str
     uid: str
@@ -224,11 +236,14 @@ class JobRow(OutcomeRow):
     resource_type: str
     amount: float
     resources: dict[str, Any]
+    sizing: SizingRow | None
+    expected_seconds: float | None
     priority: str
     submitted_at: str | None
     ended_at: str | None
     attempts: list[AttemptRow]
     retries_left: int
+    result: Any
 
 
 class JobList(TypedDict):
@@ -392,6 +407,7 @@ class WorkerRow(TypedDict):
     user: str
     reason: str | None
     problem: str | None
+    warning: str | None
 
 
 class WorkerBudget(TypedDict):
@@ -424,6 +440,74 @@ class WorkerOfferRow(TypedDict):
     zone: str | None
     market: str | None
     closed: str | None
+
+
+class ScalingDemand(TypedDict):
+    """Waiting requests that a worker would serve, how many of them nothing serves that is there or comes, and those
+    that do not count, by the reason."""
+
+    requests: int
+    unmet: int
+    not_counted: dict[str, int]
+
+
+class ScalingStatus(TypedDict):
+    """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
+
+    A cooldown is how many seconds are left of it; `idle` says for how many seconds each idle worker has been so.
+    `expected_load` is counted in workers, None where none is forecast; `warm_workers` are kept because of it.
+    """
+
+    provider: str | None
+    problem: str | None
+    min_workers: int
+    max_workers: int
+    workers: dict[str, int]
+    idle: dict[str, float]
+    window_seconds: float
+    utilization: dict[str, float]
+    demand: ScalingDemand
+    scale_up_cooldown: float
+    scale_down_cooldown: float
+    expected_load: float | None
+    warm_workers: int
+    budget: WorkerBudget
+
+
+class WorkerNeeds(TypedDict):
+    """What each new worker has."""
+
+    cpu_cores: float
+    memory_mb: int
+    gpu_count: int
+
+
+class ScalingDecisionRow(TypedDict):
+    """What scaling does or would do: start `count` workers of a type, or give back those of `worker_ids`.
+
+    With `scale_up`, `worker_ids` are draining workers that are kept. Prices are in dollars.
+    """
+
+    action: str
+    reason: str
+    count: int
+    worker_ids: list[str]
+    utilization: float
+    bottleneck: str
+    worker_type: str | None
+    offer: str | None
+    resource_requirements: WorkerNeeds | None
+    provider: str | None
+    price_per_hour: float | None
+
+
+class ScalingPlanView(TypedDict):
+    """A decision, what it costs an hour and until midnight (UTC), and what all workers cost then."""
+
+    decision: ScalingDecisionRow
+    cost_per_hour: float | None
+    cost_until_midnight: float | None
+    budget: WorkerBudget
 
 
 class JoinAnswer(TypedDict):
@@ -528,3 +612,79 @@ class MemoryStats(TypedDict):
     lost: int
     nodes: list[LenderRow]
     transfers: dict[str, float]
+
+
+class PredictionRow(TypedDict):
+    """What the next run of a task needs, of its `key`, by which runs are told apart; None is not known.
+
+    Memory is the limit that a job without stated needs gets, and `rerun_memory_mb` are those of its reruns should it
+    run over; the run time is the median, and the cores are those that a run keeps busy.
+    """
+
+    key: str
+    user: str
+    tier: str
+    confidence: float
+    tier_confidences: dict[str, float]
+    samples: int
+    memory_mb: float | None
+    rerun_memory_mb: list[float]
+    cpu_cores: float | None
+    gpu_memory_mb: float | None
+    run_seconds: float | None
+    why: list[str]
+
+
+class TaskTypeRow(TypedDict):
+    """A type of task that has a history; the tier is None where its predictor is not in memory, and `trained_at` where
+    it was not trained since it is there."""
+
+    key: str
+    user: str
+    samples: int
+    last_run_at: str | None
+    tier: str | None
+    confidence: float | None
+    trained_at: str | None
+
+
+class TrainingRow(TypedDict):
+    """A type that was trained: its tier and held-out coverage, and those before where its predictor was in memory."""
+
+    key: str
+    user: str
+    samples: int
+    tier_before: str | None
+    confidence_before: float | None
+    tier: str
+    confidence: float
+
+
+class TrainingReport(TypedDict):
+    """What was trained, and what was folded into summaries."""
+
+    trained: list[TrainingRow]
+    folded_runs: int
+    seconds: float
+
+
+class ExecutionRecord(TypedDict):
+    """A run that was recorded; `known` where it was recorded before."""
+
+    task_id: str
+    attempt: int
+    key: str
+    known: bool
+    samples: int
+
+
+class BatchScaling(TypedDict):
+    """Factors of what a task takes with another batch size; with `defaults` nothing is known, and they are in
+    proportion to the batch."""
+
+    key: str
+    tier: str
+    samples: int
+    memory: float
+    run_time: float
+    cpu_time: float

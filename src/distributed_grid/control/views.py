@@ -6,12 +6,13 @@ clock. Environment values are never shown, only their names.
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
+from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer, pressure
@@ -226,7 +227,7 @@ class Viewer:
         return {
             "job_id": job.id,
             "uid": job.uid,
-            "command": shlex.join(job.command.argv),
+            "command": shlex.join(job.command.argv) or f"task {job.command.payload}",
             "cwd": job.command.cwd or None,
             "environment_names": sorted(name for name, _ in job.command.env),
             "user": job.request.user,
@@ -234,18 +235,22 @@ class Viewer:
             "node_id": last.node if last is not None else None,
             "resource_type": kind,
             "amount": amount,
-            "resources": ask_view(job.request.ask),
+            "resources": ask_view(job.sized_request.ask),
+            "sizing": _sizing(job),
+            "expected_seconds": _expected_seconds(job.estimate),
             "priority": job.request.priority.name.lower(),
             "submitted_at": self.time(job.submitted_at_ms),
             "ended_at": self.time(job.ended_at_ms),
             "attempts": [self.attempt(attempt) for attempt in job.attempts],
             "retries_left": job.retries_left,
+            "result": json.loads(job.result) if job.result else None,
             **_outcome(job.outcome),
         }
 
     def listed_job(self, job: Job) -> View:
         """A job among many: of what is long, only the beginning of its command and the last of its attempts."""
-        view = self.job(replace(job, command=_short_command(job.command), attempts=job.attempts[-MAX_LISTED_ATTEMPTS:]))
+        attempts = job.attempts[-MAX_LISTED_ATTEMPTS:]
+        view = self.job(replace(job, command=_short_command(job.command), attempts=attempts, result=""))
         if len(view["command"]) > MAX_LISTED_CHARS:
             view["command"] = view["command"][:MAX_LISTED_CHARS] + "…"
         return view
@@ -258,12 +263,32 @@ class Viewer:
             "fence": attempt.fence,
             "pid": attempt.pid or None,
             "cores": list(attempt.cores),
+            "memory_limit_gb": _gb(attempt.memory_limit_bytes) if attempt.memory_limit_bytes else None,
             "assigned_at": self.time(attempt.assigned_at_ms),
             "started_at": self.time(attempt.started_at_ms),
             "checkpoint_at": self.time(attempt.marked_at_ms),
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _sizing(job: Job) -> View | None:
+    """The memory limit that the grid gave a job, and why; None where it gave none."""
+    estimate = job.estimate
+    if estimate is None or not estimate.memory_limits:
+        return None
+    return {
+        "memory_gb": _gb(job.given_limit_bytes),
+        "limits_gb": [_gb(limit) for limit in estimate.memory_limits],
+        "tier": estimate.tier,
+        "confidence": estimate.confidence_milli / 1000,
+        "samples": estimate.samples,
+        "overruns": job.overruns,
+    }
+
+
+def _expected_seconds(estimate: JobEstimate | None) -> float | None:
+    return estimate.run_ms / 1000 if estimate is not None and estimate.run_ms else None
 
 
 _NOT_PAUSED: View = {"state": "open", "mark_percent": None, "measured_percent": None, "returns_at": None}
@@ -297,7 +322,7 @@ def _short_command(command: Command) -> Command:
         words.append(word[: MAX_LISTED_CHARS + 1])
         left -= len(word) + 1
     env = tuple((name, "") for name, _ in command.env[:MAX_LISTED_VARIABLES])
-    return replace(command, argv=tuple(words), env=env)
+    return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + 1])
 
 
 def _lends(ledger: Ledger, node: Node, now: int) -> View:

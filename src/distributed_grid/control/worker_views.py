@@ -34,6 +34,7 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "user": worker.by,
         "reason": worker.why or None,
         "problem": worker.problem or None,
+        "warning": worker.warning or None,
     }
 
 

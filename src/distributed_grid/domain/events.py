@@ -6,11 +6,12 @@ from msgspec import Struct
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.jobs import Command, Outcome
+from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.workers import Worker, WorkerRules
 
@@ -54,19 +55,40 @@ class NodeForgotten(Struct, frozen=True):
 
 
 class HeartbeatReceived(Struct, frozen=True):
-    """A heartbeat with fresh measurements; its number, and what the agent itself decided for its owner."""
+    """A heartbeat with its measurements; its number, and what the agent itself decided for its owner. `repeats`: a pull
+    worker was heard that did not say anew what it has."""
 
     name: str
     usage: Usage
     beat: int = 0
     generation: int = 0
     yields: bool = False
+    repeats: bool = False
 
 
 class NodeHeard(Struct, frozen=True):
     """What the last heartbeat of a node calls for is to be done; the heartbeat itself is in the ledger already."""
 
     name: str
+
+
+class PullWorkerRegistered(Struct, frozen=True):
+    """A worker without an agent said what it has; another incarnation than before is another process."""
+
+    node: Node
+    usage: Usage
+
+
+class TaskAsked(Struct, frozen=True):
+    """A pull worker wants its next task; it has those that are `running`, by their ids, and no others."""
+
+    worker: str
+    incarnation: str = ""
+    running: tuple[str, ...] = ()
+
+
+class ReassessmentRequested(Struct, frozen=True):
+    """Every pull worker is to say anew what it has."""
 
 
 class AgentRequested(Struct, frozen=True):
@@ -249,12 +271,13 @@ class LeaseExtended(Struct, frozen=True):
 
 
 class JobSubmitted(Struct, frozen=True):
-    """Somebody wants a command run under a lease."""
+    """Somebody wants a command run under a lease; the estimate is the grid's own, and no part of what was asked."""
 
     id: str
     command: Command
     request: Request
     retries: int = 0
+    estimate: JobEstimate | None = None
 
 
 class JobCancelled(Struct, frozen=True):
@@ -303,7 +326,7 @@ class AttemptEnded(Struct, frozen=True):
 
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
     With a `pid` its start is told, too: it was over before that was worth a message of its own. `mark_age_ms` is how
-    long before its end it last marked a checkpoint; None is never.
+    long before its end it last marked a checkpoint; None is never. `result` is what a task has to say, as JSON.
     """
 
     uid: str
@@ -315,6 +338,7 @@ class AttemptEnded(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     mark_age_ms: int | None = None
     pid_start: int = 0
+    result: str = ""
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -459,10 +483,11 @@ class WorkerAsked(Struct, frozen=True):
 
 
 class WorkerBooted(Struct, frozen=True):
-    """The provider has made this machine."""
+    """The provider has made this machine; `warning` says where it has less than was asked for."""
 
     worker_id: str
     instance: str
+    warning: str = ""
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -534,11 +559,12 @@ class WorkerGone(Struct, frozen=True):
 
 
 class ListedInstance(Struct, frozen=True):
-    """A machine in a provider's list: whose it is, the provider's id of it, and its state there."""
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
 
     worker_id: str
     instance: str
     state: str
+    detail: str = ""
 
 
 class WorkersListed(Struct, frozen=True):
@@ -562,6 +588,32 @@ class StrayInstanceFound(Struct, frozen=True):
     provider: str
     worker_id: str
     instance: str
+
+
+class ScalingRulesSet(Struct, frozen=True):
+    """The scaling settings were read from the config, or what the provider can start has changed."""
+
+    rules: ScalingRules
+
+
+class ScalingEvaluated(Struct, frozen=True):
+    """A moment at which workers are started or given back. `ids` are for new workers; `wall_ms` says which day it is
+    (UTC); `warm` is how many workers the expected load calls for. With a `plan` that one is carried out."""
+
+    ids: tuple[str, ...]
+    wall_ms: int
+    warm: int = 0
+    plan: ScalingPlan | None = None
+
+
+class OutputsBroughtHome(Struct, frozen=True):
+    """What jobs left on a worker that drains was copied: so many files and bytes; `lost` is what could not be."""
+
+    worker_id: str
+    wall_ms: int
+    files: int = 0
+    bytes: int = 0
+    lost: tuple[str, ...] = ()
 
 
 class QueueScanned(Struct, frozen=True):
@@ -599,6 +651,9 @@ Event = (
     | NodeForgotten
     | HeartbeatReceived
     | NodeHeard
+    | PullWorkerRegistered
+    | TaskAsked
+    | ReassessmentRequested
     | AgentRequested
     | NodeDrained
     | NodeResumed
@@ -655,6 +710,9 @@ Event = (
     | WorkersListed
     | WorkersChecked
     | StrayInstanceFound
+    | ScalingRulesSet
+    | ScalingEvaluated
+    | OutputsBroughtHome
     | QueueScanned
     | PressureRead
     | TimePassed

@@ -6,7 +6,7 @@ import enum
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import MAX_AMOUNT
@@ -83,7 +83,8 @@ class Command(Struct, frozen=True, omit_defaults=True):
 
     On another machine than the caller's a job always has its private directory; `workdir` names what is laid out
     in it first (the digest of a manifest; empty: nothing). Of the environment, what belongs to the caller's machine
-    (PATH, HOME, ...) stays behind there, except for the names the user gave explicitly.
+    (PATH, HOME, ...) stays behind there, except for the names the user gave explicitly. `payload` is what a pull worker
+    gets, as JSON; without an `argv` only a pull worker can run it.
     """
 
     argv: tuple[str, ...]
@@ -93,12 +94,35 @@ class Command(Struct, frozen=True, omit_defaults=True):
     grace_ms: int = 5_000
     workdir: str = ""
     given: tuple[str, ...] = ()
+    payload: str = ""
+
+
+MAX_RERUNS = 3
+"""How often a job is run again with a bigger limit that the grid gave it."""
+
+
+class JobEstimate(Struct, frozen=True, omit_defaults=True):
+    """What earlier runs of its command say of a job when it is submitted.
+
+    `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
+    the user has stated needs, or too little is known. `run_ms` is its expected run time (0: not known), `input_bytes`
+    the size of the files that its command names. The rest says how the limits were found: `confidence_milli` is in
+    thousandths, and `samples` how many runs were known.
+    """
+
+    memory_limits: tuple[int, ...] = ()
+    run_ms: int = 0
+    input_bytes: int = 0
+    tier: str = ""
+    confidence_milli: int = 0
+    samples: int = 0
 
 
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
     interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
-    again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never."""
+    again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never.
+    `memory_limit_bytes` is what it may hold; 0 is any."""
 
     number: int
     lease_id: str
@@ -114,6 +138,7 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     marked_at_ms: int = 0
     machine: str = ""
     pid_start: int = 0
+    memory_limit_bytes: int = 0
 
 
 class StopOrder(Struct, frozen=True):
@@ -126,7 +151,9 @@ class StopOrder(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True, omit_defaults=True):
-    """A command and its attempts. `uid` is the grid's name for it, `id` the user's."""
+    """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
+    for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
+    reported, as JSON."""
 
     kind: ClassVar[str] = "job"
 
@@ -142,10 +169,25 @@ class Job(Struct, frozen=True, omit_defaults=True):
     stop: StopOrder | None = None
     outcome: Outcome | None = None
     ended_at_ms: int = 0
+    result: str = ""
+    estimate: JobEstimate | None = None
+    overruns: int = 0
 
     @property
     def key(self) -> str:
         return self.uid
+
+    @property
+    def given_limit_bytes(self) -> int:
+        """The memory limit that the grid gives its next run; 0 where it gives none."""
+        limits = self.estimate.memory_limits if self.estimate is not None else ()
+        return limits[self.overruns] if limits else 0
+
+    @property
+    def sized_request(self) -> Request:
+        """What is asked for it: what the user did, with the limit that the grid gives it."""
+        limit = self.given_limit_bytes
+        return replace(self.request, ask=replace(self.request.ask, memory_bytes=limit)) if limit else self.request
 
     @property
     def is_over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 from msgspec import Struct
@@ -15,6 +16,14 @@ MAX_DURATION_MS = 200 * 365 * 86_400_000
 MAX_GANG_SIZE = 1_000
 
 
+class WorkerKind(enum.StrEnum):
+    """Where a request may be served: on nodes with an agent, on pull workers, or on both."""
+
+    AGENT = "agent"
+    PULL = "pull"
+    ANY = "any"
+
+
 class Request(Struct, frozen=True, omit_defaults=True):
     """Who asks for how much, for how long, how urgent, where.
 
@@ -23,7 +32,9 @@ class Request(Struct, frozen=True, omit_defaults=True):
     length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
     held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
     `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
-    `limits_memory`: its memory is the limit of a job, which really uses it.
+    `limits_memory`: its memory is the limit of a job, which really uses it. `runs_on` says which nodes can serve it.
+    `task` is the task that a reservation without a job is for: it is renewed while its node is heard. `worker` names
+    the worker that runs on what is asked for, on the node's machine.
     """
 
     id: str
@@ -48,6 +59,9 @@ class Request(Struct, frozen=True, omit_defaults=True):
     block: str = ""
     origin: str = ""
     limits_memory: bool = False
+    runs_on: WorkerKind = WorkerKind.AGENT
+    task: str = ""
+    worker: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""

@@ -30,6 +30,7 @@ from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
+from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
@@ -56,6 +57,8 @@ class Ledger:
         self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
         self.rebalance_states: dict[str, RebalanceState] = {}
+        self.scaling = ScalingRules()
+        self.utilization = UtilizationWindow()
         self.engines: dict[str, EngineRow] = {}
         self.engine_capacities: dict[str, EngineCapacity] = {}
         self.bindings: dict[str, Binding] = {}
@@ -86,6 +89,8 @@ class Ledger:
         self.by_request: dict[str, str] = {}
         self.jobs_on: dict[str, dict[str, None]] = {}
         self.job_uids: dict[str, str] = {}
+        self.pull_nodes: dict[str, None] = {}
+        self.reservations_on: dict[str, dict[str, None]] = {}
         self.apply(rows)
 
     def apply(self, changes: Iterable[Row]) -> None:
@@ -105,6 +110,10 @@ class Ledger:
                 self._put_offer(row)
             elif isinstance(row, RebalanceState):
                 self.rebalance_states[row.node] = row
+            elif isinstance(row, ScalingRules):
+                self.scaling = row
+            elif isinstance(row, UtilizationWindow):
+                self.utilization = row
             elif isinstance(row, SchedulingPolicy):
                 self.policy = row
             elif isinstance(row, RequestShapes):
@@ -202,6 +211,8 @@ class Ledger:
     def _put_lease(self, lease: Lease) -> None:
         old = self.leases.get(lease.id)
         self._count_lease(old, lease)
+        if lease.request.task and (old is not None and old.holds) != lease.holds:
+            _index(self.reservations_on, lease.node, lease.id, holds=lease.holds)
         if old is not None:
             self._unindex(old)
         if lease.is_over:
@@ -291,6 +302,7 @@ class Ledger:
         self.observations[seen.node] = seen
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
+        self.columns.asking[row] = seen.asking_since_ms > 0
         self._write_pressure(seen.node)
 
     def _write_pressure(self, name: str) -> None:
@@ -378,8 +390,13 @@ class Ledger:
                 table.pop(node.name, None)
             row = self.columns.row_of(node.name)
             self.columns.busy[row] = 0
+            self.columns.asking[row] = False
         else:
             self.nodes[node.name] = node
+        if node.is_pull and not node.is_over:
+            self.pull_nodes[node.name] = None
+        else:
+            self.pull_nodes.pop(node.name, None)
         self._write_terms(node.name)
         self._write_free(node.name)
 
@@ -400,6 +417,7 @@ class Ledger:
         columns.local[row] = node is not None and node.host == "local"
         columns.home[row] = node is not None and node.host == "local" and node.role == "head"
         columns.simulated[row] = node is not None and node.simulated
+        columns.pull[row] = node is not None and node.is_pull
         columns.rank[row], columns.speed[row], columns.cost[row] = (
             (node.rank, node.speed_milli, node.cost_milli) if node is not None else (0, 0, 0)
         )
@@ -446,11 +464,13 @@ class Ledger:
         found += self.offer_closures.values()
         if self.worker_rules != WorkerRules():
             found.append(self.worker_rules)
+        found += [self.scaling] if self.scaling != ScalingRules() else []
         if not durable_only:
             found += [
                 *self.observations.values(),
                 *self.offers.values(),
                 *self.rebalance_states.values(),
+                *([self.utilization] if self.utilization.samples else []),
                 *self.engine_capacities.values(),
             ]
             found += self.memory_servers.values()
@@ -477,6 +497,8 @@ class Ledger:
             "block_names",
             "blocks_at",
             "unsettled_blocks",
+            "pull_nodes",
+            "reservations_on",
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: claims for name, claims in self.node_claims.items() if claims != _NO_CLAIMS}

@@ -14,6 +14,8 @@ from distributed_grid.domain.statistics import Idleness, RecentUsage, UsageVolat
 Milli = Annotated[int, Meta(ge=0, le=1000)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_GPUS = 1024
+PULL_HOST = "pull"
+"""The host of a pull worker: a node without an agent, which asks for its tasks."""
 
 
 class Caps(Struct, frozen=True):
@@ -46,7 +48,7 @@ class OfferThresholds(Struct, frozen=True):
 
 
 class Node(Struct, frozen=True):
-    """A machine with an agent.
+    """A machine with an agent, or a pull worker (`host` is `pull`), of which `incarnation` names the registration.
 
     `hold_ms` is how long its work goes on without a word from the control plane (0: without end). `wanted`: its
     agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it. `speed_milli`
@@ -86,6 +88,7 @@ class Node(Struct, frozen=True):
     epoch: int = 0
     simulated: bool = False
     reclaim: str = ""
+    incarnation: str = ""
 
     @property
     def key(self) -> str:
@@ -94,6 +97,11 @@ class Node(Struct, frozen=True):
     @property
     def is_over(self) -> bool:
         return self.state is NodeState.LEFT
+
+    @property
+    def is_pull(self) -> bool:
+        """Whether it has no agent: it gets no orders, and asks for its tasks."""
+        return self.host == PULL_HOST
 
     @property
     def lendable(self) -> Capacity:
@@ -170,6 +178,8 @@ class NodeObservation(Struct, frozen=True):
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
     agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`). It has taken back
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/reclaim_backoff.py`).
+    A pull worker has been asking for a task since `asking_since_ms` (0: it is not), and with `report_wanted` it is to
+    say anew what it has.
     """
 
     kind: ClassVar[str] = "observation"
@@ -194,6 +204,8 @@ class NodeObservation(Struct, frozen=True):
     records_omitted: int = 0
     reclaims: int = 0
     reclaimed_at_ms: int = 0
+    asking_since_ms: int = 0
+    report_wanted: bool = False
 
     @property
     def key(self) -> str:

@@ -18,6 +18,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
+from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.statistics import Account, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
@@ -55,15 +56,18 @@ Stored = (
     | WorkerRules
     | Spending
     | OfferClosure
+    | ScalingRules
 )
-Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow
-VOLATILE = frozenset({NodeObservation.kind, Offer.kind, RebalanceState.kind, EngineCapacity.kind, MemoryServerRow.kind})
+Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow | UtilizationWindow
+VOLATILE = frozenset(
+    row.kind for row in (NodeObservation, Offer, RebalanceState, EngineCapacity, MemoryServerRow, UtilizationWindow)
+)
 
 _STORED: dict[str, type[Stored]] = {
     row.kind: row
     for row in (
         *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
-        *(Worker, WorkerRules, Spending, OfferClosure),
+        *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules),
     )
 }
 _encoder = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ class Strategy(enum.StrEnum):
     COST_OPTIMIZED = "cost_optimized"
     NODE_SPECIFIC = "node_specific"
     FRAGMENTATION_AWARE = "fragmentation_aware"
+    FITTEST = "fittest"
 
     @classmethod
     def parse(cls, word: str | Strategy) -> Strategy:

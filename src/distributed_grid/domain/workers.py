@@ -27,13 +27,15 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
     hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
-    `why` says why it is in its state. `problem` is the last error of its provider.
+    `why` says why it is in its state. `problem` is the last error of its provider. `on_this_machine`: what it has comes
+    out of the control plane's machine; where that is a node of the grid, it is the `host`, which lends it what it has.
+    `warning` says where it has less than was asked for.
 
     `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call to create it began, `unanswered` how
     many of these had no answer, `tries` how many calls in a row were not the last one needed; the next is not before
     `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
     then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
-    heard (0: it is).
+    heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     """
 
     kind: ClassVar[str] = "worker"
@@ -57,6 +59,9 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     zone: str = ""
     market: str = ""
+    on_this_machine: bool = False
+    host: str = ""
+    warning: str = ""
     unanswered: int = 0
     called_at_ms: int = 0
     tries: int = 0
@@ -65,6 +70,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     missing: int = 0
     listed_at_ms: int = 0
     unheard_since_ms: int = 0
+    used_at_ms: int = 0
+    spare: bool = False
 
     @property
     def key(self) -> str:

@@ -73,17 +73,19 @@ class _Curve:
 class _FeatureModels:
     """All models over one feature: their residuals on runs they had not seen, scales and likelihoods."""
 
-    def __init__(self, feature: Values, used: Values) -> None:
+    def __init__(self, feature: Values, used: Values, is_local: bool) -> None:
         self._feature, self._log = feature, np.log1p(feature)
         self._lowest, self._highest = float(used.min()), float(used.max())
         count = len(used)
         self._tolerance = 1e-6 * float(self._log.std()) + 1e-12
-        distances = np.abs(self._log[:, None] - self._log[None])
-        np.fill_diagonal(distances, np.inf)
         shares = (min(max(MIN_NEIGHBOURS, round(share * count)), count - 1) for share in NEIGHBOUR_SHARES)
-        self._neighbours = sorted(set(shares), reverse=True)
-        near = np.partition(distances, [k - 1 for k in self._neighbours], axis=1)
-        kernels = [_tricube(distances, near[:, k - 1 : k], self._tolerance) for k in self._neighbours]
+        self._neighbours = sorted(set(shares), reverse=True) if is_local else []
+        kernels: list[Values] = []
+        if is_local:
+            distances = np.abs(self._log[:, None] - self._log[None])
+            np.fill_diagonal(distances, np.inf)
+            near = np.partition(distances, [k - 1 for k in self._neighbours], axis=1)
+            kernels = [_tricube(distances, near[:, k - 1 : k], self._tolerance) for k in self._neighbours]
         self._curves, self._residuals = _fit_curves(feature, self._log, used)
         moved = [self._residuals - _local_mean(kernel, self._residuals) for kernel in kernels]
         residuals = np.concatenate([self._residuals, *moved], axis=1)
@@ -100,7 +102,7 @@ class _FeatureModels:
         """Logarithm of the memory and spread of every model, in the order of the columns."""
         log_feature = math.log1p(feature)
         distances = np.abs(self._log - log_feature)
-        near = np.partition(distances, [k - 1 for k in self._neighbours])
+        near = np.partition(distances, [k - 1 for k in self._neighbours]) if self._neighbours else distances
         kernels = [_tricube(distances, near[k - 1 : k], self._tolerance) for k in self._neighbours]
         # Beyond what was seen, no curve is trusted to fall or rise faster than the feature does.
         lowest = self._lowest - max(float(self._log.min()) - log_feature, 0)
@@ -114,10 +116,13 @@ class _FeatureModels:
 class MemoryModels:
     """Mixture of all models over all features, weighted by likelihood."""
 
-    def __init__(self, features: Values, used_bytes: Values) -> None:
-        """From the runs: a row of features each, no value missing or negative, and the memory, above 0."""
+    def __init__(self, features: Values, used_bytes: Values, *, is_local: bool = True) -> None:
+        """From the runs: a row of features each, no value missing or negative, and the memory, above 0.
+
+        Without `is_local` the curves are neither moved nor widened near some runs: few parameters for few runs.
+        """
         count, self._largest = len(used_bytes), float(np.log(used_bytes.max()))
-        self._features = [_FeatureModels(column, np.log(used_bytes)) for column in features.T]
+        self._features = [_FeatureModels(column, np.log(used_bytes), is_local) for column in features.T]
         likelihoods = np.concatenate([models.log_likelihood for models in self._features])
         owners = np.repeat(np.arange(len(self._features)), [len(m.log_likelihood) for m in self._features])
         columns = np.concatenate([np.arange(len(m.log_likelihood)) for m in self._features])

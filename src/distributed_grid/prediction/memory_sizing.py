@@ -29,6 +29,8 @@ RETRY_GROWTH: Final = 2.0
 MIN_RETRY_GROWTH: Final = 1.02
 """A limit that was too small is raised by this at least."""
 MAX_BYTES: Final = 2**60
+MAX_COLUMNS: Final = 2
+"""The features that models are fitted over: those by which the memory is ordered most, so that time is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,29 @@ class Run:
     """Of the task: a run that ends well replaces the lower bounds of the attempts before it."""
 
 
-class MemorySizer:
-    """Allocations of memory for one type of task."""
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """Models, the features they are over, and what stands for a feature that is not known."""
 
-    def __init__(self, feature_count: int = 1) -> None:
+    models: MemoryModels
+    defaults: Values
+    columns: list[int]
+
+
+class MemorySizer:
+    """Allocations of memory for one type of task.
+
+    One thread at a time may learn. Others may ask meanwhile: what they ask is replaced as a whole, never changed.
+    """
+
+    def __init__(self, feature_count: int = 1, *, min_runs: int = MIN_RUNS, is_local: bool = True) -> None:
+        """With `is_local=False`, few parameters: for a few runs (see `MemoryModels`)."""
         self._feature_count = feature_count
+        self._min_runs = min_runs
+        self._is_local = is_local
         self._runs: deque[Run] = deque(maxlen=WINDOW)
         self._unfitted = 0
-        self._defaults: Values = np.zeros(feature_count)
-        self._models: MemoryModels | None = None
+        self._fitted: _Fitted | None = None
 
     def learn(self, run: Run) -> None:
         """Learn from a run that ended or was cut short; one whose memory was not measured says nothing."""
@@ -79,25 +95,30 @@ class MemorySizer:
 
     def allocation(self, features: Sequence[float]) -> int | None:
         """Bytes for the first attempt of a run; None: too little is known to set a limit."""
-        distribution = self.distribution(features)
-        return None if distribution is None else min(math.ceil(distribution.least_waste_bytes()), MAX_BYTES)
+        limits = self.allocations(features, 0)
+        return None if limits is None else limits[0]
 
     def retry_allocation(self, features: Sequence[float], limits: Sequence[int]) -> int:
         """Bytes for the next attempt of a run that ran over each of these limits."""
-        limit = max(limits)
-        grown = math.ceil(limit * (RETRY_GROWTH if len(limits) > 1 else MIN_RETRY_GROWTH)) + 1
+        return _next_limit(self.distribution(features), limits)
+
+    def allocations(self, features: Sequence[float], reruns: int) -> tuple[int, ...] | None:
+        """Bytes for the first attempt, and for so many more should each run over; None: too little is known."""
         distribution = self.distribution(features)
-        rest = distribution.above(limit) if distribution else None
-        if rest is None:
-            return math.ceil(limit * RETRY_GROWTH) + 1
-        return max(grown, math.ceil(rest.least_waste_bytes()))
+        if distribution is None:
+            return None
+        limits = [min(math.ceil(distribution.least_waste_bytes()), MAX_BYTES)]
+        for _ in range(reruns):
+            limits.append(_next_limit(distribution, limits))
+        return tuple(limits)
 
     def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
         """What a run with these features may need; None: too little is known."""
-        if self._models is None:
+        fitted = self._fitted
+        if fitted is None:
             return None
         row = self._row(features)
-        return self._models.distribution(np.where(np.isnan(row), self._defaults, row))
+        return fitted.models.distribution(np.where(np.isnan(row), fitted.defaults, row)[fitted.columns])
 
     def _estimate(self, run: Run) -> float | None:
         """Memory to assume for a run that was cut short; None: that it used so much is no news."""
@@ -119,13 +140,15 @@ class MemorySizer:
 
     def _fit(self) -> None:
         """Fit the models to the runs that are remembered."""
-        if len(self._runs) < MIN_RUNS:
+        if len(self._runs) < self._min_runs:
             return
         rows = np.stack([self._row(run.features) for run in self._runs])
         known = ~np.isnan(rows)
-        self._defaults = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(rows.T, known.T, strict=True)])
+        defaults = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(rows.T, known.T, strict=True)])
+        rows = np.where(known, rows, defaults)
         used = np.array([float(run.used_bytes) for run in self._runs])
-        self._models = MemoryModels(np.where(known, rows, self._defaults), used)
+        columns = _ordering_columns(rows, used)
+        self._fitted = _Fitted(MemoryModels(rows[:, columns], used, is_local=self._is_local), defaults, columns)
         self._unfitted = 0
 
     def _row(self, features: Sequence[float]) -> Values:
@@ -135,3 +158,31 @@ class MemorySizer:
             if math.isfinite(value) and value >= 0:
                 row[i] = min(value, MAX_BYTES)
         return row
+
+
+def _next_limit(distribution: MemoryDistribution | None, limits: Sequence[int]) -> int:
+    """Bytes for an attempt after those that ran over these limits."""
+    limit = max(limits)
+    grown = math.ceil(limit * (RETRY_GROWTH if len(limits) > 1 else MIN_RETRY_GROWTH)) + 1
+    rest = distribution.above(limit) if distribution else None
+    if rest is None:
+        return math.ceil(limit * RETRY_GROWTH) + 1
+    return max(grown, math.ceil(rest.least_waste_bytes()))
+
+
+def _ordering_columns(rows: Values, used: Values) -> list[int]:
+    """The columns by which the memory is ordered most, by rank correlation; one that never varies only if none does."""
+    varying = [i for i in range(rows.shape[1]) if np.ptp(rows[:, i]) > 0]
+    if len(varying) <= MAX_COLUMNS or np.ptp(used) == 0:
+        return varying[:MAX_COLUMNS] or [0]
+    ranks = _ranks(used)
+    order = sorted(varying, key=lambda i: -abs(float(np.corrcoef(_ranks(rows[:, i]), ranks)[0, 1])))
+    return sorted(order[:MAX_COLUMNS])
+
+
+def _ranks(values: Values) -> Values:
+    """Ranks, with their mean for values that are equal."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Values = (ends - (counts - 1) / 2)[inverse]
+    return ranks

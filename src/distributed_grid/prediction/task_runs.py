@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from distributed_grid.prediction.tiers import Tier
+
 MAX_QUANTITY = 2**60
 Quantity = Annotated[int, Meta(ge=0, le=MAX_QUANTITY)]
-
-
-class Tier(enum.StrEnum):
-    """How a prediction was made: by all models, by few parameters, or not at all."""
-
-    ML = "ml"
-    STATISTICS = "statistics"
-    DEFAULTS = "defaults"
 
 
 class TaskRun(Struct, frozen=True):

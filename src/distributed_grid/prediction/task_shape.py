@@ -12,7 +12,7 @@ import hashlib
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,13 +24,15 @@ MAX_WORDS: Final = 200
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _VERSION = re.compile(r"[-.]?[0-9][0-9.]*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{1,19}")
-_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
+_OPTION = re.compile(r"--?[A-Za-z@][A-Za-z0-9_.-]*")
+_WRAPPER_WORD = re.compile(r"-|[0-9]|[A-Za-z_][A-Za-z0-9_]*=")
+"""Options, numbers and variables of a program that only runs another one."""
 _SHORT_WITH_NUMBER = re.compile(r"(-[A-Za-z])([0-9]+)")
 _UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SCRIPT_RUNNERS: Final = frozenset(
     {"bash", "dash", "julia", "node", "perl", "php", "python", "pypy", "r", "rscript", "ruby", "sh", "zsh"}
 )
-_WRAPPERS: Final = frozenset({"env", "nice", "nohup", "stdbuf", "time"})
+_WRAPPERS: Final = frozenset({"env", "nice", "nohup", "stdbuf", "time", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,31 @@ def task_shape(argv: Sequence[str]) -> TaskShape:
     """The shape of a command; an empty one has an empty key."""
     words = list(argv[:MAX_WORDS])
     return _ShapeReader(words).read() if words else TaskShape("")
+
+
+BATCH_SIZE: Final = "batch_size"
+_KINDS: Final = (
+    "model",
+    "model_name",
+    "model_type",
+    "model_family",
+    "precision",
+    "dtype",
+    "device",
+    "hardware",
+    "backend",
+)
+"""Parameters whose words make a type of its own; of other words only the names count."""
+
+
+def typed_task_shape(task_type: str, parameters: Mapping[str, float | str]) -> TaskShape:
+    """The shape of a task that is a type with parameters instead of a command; the batch size is the first number."""
+    numbers = {name: float(value) for name, value in parameters.items() if not isinstance(value, str)}
+    numbers = {name: value for name, value in numbers.items() if math.isfinite(value) and value >= 0}
+    order = sorted(numbers, key=lambda name: (name != BATCH_SIZE, name))[:MAX_FEATURES]
+    kinds = [f"{name}={parameters[name]}" for name in _KINDS if isinstance(parameters.get(name), str)]
+    key = " ".join([f"type:{task_type}", *kinds, *(f"{name}=#" for name in order)])
+    return TaskShape(_shortened(key), tuple(numbers[name] for name in order))
 
 
 class _ShapeReader:
@@ -73,7 +100,7 @@ class _ShapeReader:
         words = self._words
         while self._at < len(words) - 1 and _name_of(words[self._at]) in _WRAPPERS:
             self._at += 1
-            while self._at < len(words) - 1 and (words[self._at].startswith("-") or "=" in words[self._at]):
+            while self._at < len(words) - 1 and _WRAPPER_WORD.match(words[self._at]):
                 self._at += 1
         program = _name_of(words[self._at])
         self._at += 1

@@ -67,7 +67,8 @@ def _borrower(ledger: Ledger, block: Block) -> frozenset[str]:
     if block.home:
         return frozenset({block.home})
     here = {node.name for node in ledger.nodes.values() if node.host == "local"}
-    return frozenset(here) if len(here) < len(ledger.nodes) else frozenset()
+    lenders = len(ledger.nodes) - len(ledger.pull_nodes)
+    return frozenset(here) if len(here) < lenders else frozenset()
 
 
 def spot_for(

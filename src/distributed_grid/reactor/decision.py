@@ -12,6 +12,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
+from distributed_grid.domain.scaling import ScalingPlan
 from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.placement.explanation import Choice
 
@@ -24,7 +25,7 @@ RecordType = Literal[
     "rebalanced", "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost",
     "block-released", "block-expired", "block-named", "worker-wanted", "worker-booting", "worker-joined",
     "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
-    "offer-closed", "budget-exceeded",
+    "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 
@@ -72,7 +73,13 @@ class WorkerAnswer(Struct, frozen=True):
     worker: Worker
 
 
-Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | None
+class ScalingAnswer(Struct, frozen=True):
+    """What scaling does."""
+
+    plan: ScalingPlan
+
+
+Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | ScalingAnswer | None
 
 
 class Decision(Struct):

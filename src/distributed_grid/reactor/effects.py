@@ -17,6 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.domain.workers import Worker
+from distributed_grid.reactor.worker_hosts import has_host
 
 
 class StartAttempt(Struct, frozen=True):
@@ -86,6 +87,12 @@ class TerminateWorker(Struct, frozen=True):
     worker: Worker
 
 
+class BringHome(Struct, frozen=True):
+    """Copy what jobs left on a worker that drains, so that it can be terminated."""
+
+    worker: Worker
+
+
 WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
@@ -129,7 +136,7 @@ def _job_of(ledger: Ledger, binding: Binding) -> str:
 
 def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     attempt = job.attempt
-    if attempt is None:
+    if attempt is None or attempt.node in ledger.pull_nodes:  # a pull worker asks, and hears of a stop when it does
         return None
     if job.state is JobState.STOPPING:
         return StopAttempt(attempt.node, job)
@@ -220,23 +227,29 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
 
 
+def pending_homecomings(ledger: Ledger) -> list[BringHome]:
+    """The workers that drain and on which nothing is lent any more: what is left there are files."""
+    draining = (worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING)
+    return [BringHome(one) for one in draining if one.node in ledger.nodes and not ledger.leases_on.get(one.node)]
+
+
 def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:
     """Every effect that workers call for from their providers by now; performing one twice is harmless."""
-    return _worker_effects(ledger.workers.values(), now)
+    return _worker_effects(ledger, ledger.workers.values(), now)
 
 
 def pending_workers_for(ledger: Ledger, changed: Iterable[Row], now: int) -> list[WorkerEffect]:
     """The effects that these changed rows may have called for from providers."""
     ids = dict.fromkeys(row.id for row in changed if isinstance(row, Worker))
-    return _worker_effects((ledger.workers[one] for one in ids if one in ledger.workers), now)
+    return _worker_effects(ledger, (ledger.workers[one] for one in ids if one in ledger.workers), now)
 
 
-def _worker_effects(workers: Iterable[Worker], now: int) -> list[WorkerEffect]:
+def _worker_effects(ledger: Ledger, workers: Iterable[Worker], now: int) -> list[WorkerEffect]:
     effects: list[WorkerEffect] = []
     for worker in workers:
         if worker.next_call_at_ms > now:
             continue
-        if worker.state in (WorkerState.WANTED, WorkerState.ASKED):
+        if worker.state in (WorkerState.WANTED, WorkerState.ASKED) and has_host(ledger, worker):
             effects.append(CreateWorker(worker))
         elif worker.state is WorkerState.TERMINATING:
             effects.append(TerminateWorker(worker))

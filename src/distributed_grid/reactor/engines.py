@@ -32,7 +32,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausible
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, is_automatic, resource_of
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
@@ -119,7 +119,7 @@ def on_observed(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
 def match_nodes(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineNode]:
     """The grid's nodes among an engine's: by the engine's own name of it, by address, by the machine's name."""
     found: dict[str, EngineNode] = {}
-    by_host = {node.host: node.name for node in ledger.nodes.values() if node.host not in ("local", "ray")}
+    by_host = {node.host: node.name for node in ledger.nodes.values() if node.host not in ("local", "ray", PULL_HOST)}
     by_id = {node.engine_node: node.name for node in ledger.nodes.values() if node.engine_node}
     left = list(places)
     for name_of in (
@@ -131,7 +131,7 @@ def match_nodes(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, Eng
         unknown, left = left, []
         for place in unknown:
             name = name_of(place)
-            if name in ledger.nodes and name not in found:
+            if name in ledger.nodes and name not in found and name not in ledger.pull_nodes:
                 found[name] = place
             else:
                 left.append(place)

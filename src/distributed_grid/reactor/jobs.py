@@ -20,7 +20,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -30,6 +30,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step,
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
+from distributed_grid.reactor.job_limits import BiggerLimit, next_limit, possible_estimate
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.offers.reclaim_backoff import count_reclaim, rest_left_ms
 from distributed_grid.scheduling.placement import machine_memory
@@ -64,24 +65,37 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         ):
             raise Conflict(f"request {uid} was used before for something else")
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
-    if not event.command.argv:
+    if not event.command.argv and not event.command.payload:
         raise BadInput("there is no command to run")
+    if not event.command.argv and event.request.runs_on is not WorkerKind.PULL:
+        raise BadInput("a task without a command can only run on a pull worker")
     if event.request.gang > 1:
         raise BadInput("a command runs on one node: a gang can only be asked for without one")
     if event.retries < 0:
         raise BadInput("retries must not be negative")
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
-    lease = _next_lease(uid, 1, event.request, now)
+    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, estimate=event.estimate)
     if event.request.within:
-        return _submit_within_lease(ledger, lease, event, now)
-    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
-    return leases.admit(ledger, lease, now, job=job)
+        return _submit_within_lease(ledger, job, now)
+    try:
+        return _admit(ledger, job, now)
+    except Refused:
+        estimate = possible_estimate(ledger, job)
+        if estimate == job.estimate:
+            raise
+        return _admit(ledger, replace(job, estimate=estimate), now)
 
 
-def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
+def _admit(ledger: Ledger, job: Job, now: int) -> Decision:
+    lease = _next_lease(job.uid, 1, job.sized_request, now)
+    return leases.admit(ledger, lease, now, job=replace(job, lease_id=lease.id))
+
+
+def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     """Run a command under a lease that its user holds already; one at a time, as it uses all of it."""
-    request = event.request
+    request = job.request
+    lease = _next_lease(job.uid, 1, request, now)
     held = ledger.leases.get(request.within)
     if request.problem() is not None:
         raise BadInput(str(request.problem()))
@@ -101,7 +115,7 @@ def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now:
     lacking = machine_memory.shortage(ledger, ledger.nodes[held.node], held.claim.memory_bytes if held.claim else 0)
     if lacking is not None:
         raise Refused(f"{held.node}: {lacking}")
-    job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
+    job = replace(job, lease_id=lease.id, retries_left=0)
     decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
     assert placed is not None
     decision.answer = JobAnswer(placed, lease, choice=decision.choice)
@@ -126,6 +140,9 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease.request.block:
         block = lease.request.block
         raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
+    if lease.request.worker in ledger.workers:
+        worker = lease.request.worker
+        raise Refused(f"{lease.id} is what worker {worker} runs on; to end it type: grid workers terminate {worker}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"
@@ -141,6 +158,10 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     outcome = Outcome(ending, detail=detail)
     if job.state is JobState.QUEUED or lease.awaits:
         return _end_unstarted(ledger, job, lease, outcome, now)
+    if is_untaken(ledger, job):
+        if ending in DISPLACED:
+            return requeue_unstarted(ledger, job, _LEASE_ENDS[ending], detail, now)
+        return _end_unstarted(ledger, job, lease, outcome, now)
     stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
@@ -149,6 +170,11 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
     stopping = replace(job, state=advance_job(job.state, Step.STOP))
     return _order_stop(stopping, stop, [lease])
+
+
+def is_untaken(ledger: Ledger, job: Job) -> bool:
+    """Whether the job waits for a pull worker to take it: nothing of it runs, whatever became of the worker."""
+    return job.state is JobState.ASSIGNED and job.attempt is not None and job.attempt.node in ledger.pull_nodes
 
 
 def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
@@ -254,16 +280,36 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         decision.changes.append(seen)
     if outcome.ending is Ending.RECLAIMED or (displaced and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
+    if outcome.ending is Ending.OVER_LIMIT and job.given_limit_bytes:
+        bigger = next_limit(ledger, job)
+        if bigger.limits:
+            return _run_bigger(decision, job, bigger, now)
+        outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
     if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
         decision.changes += _requeue(job, now, counts=not displaced)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
         decision.follow = [QueueScanned()]
+        decision.answer = JobAnswer(job)
         return decision
-    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
+    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
+    decision.answer = JobAnswer(ended)
+    return decision
+
+
+def _run_bigger(decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
+    """Requeue a job that ran over a limit that the grid gave it, with the next one; that costs none of its retries."""
+    assert job.estimate is not None
+    over = job.attempts[-1]
+    job = replace(job, overruns=job.overruns + 1, estimate=replace(job.estimate, memory_limits=bigger.limits))
+    decision.changes += _requeue(job, now, counts=False)
+    why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
+    data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
+    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
+    decision.follow = [QueueScanned()]
     return decision
 
 
@@ -298,7 +344,7 @@ def requeue_unstarted(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now:
 
 def _requeue(job: Job, now: int, *, counts: bool) -> list[Row]:
     """The requeued job with a new lease to ask for; it keeps its age and does not give up."""
-    request = replace(job.request, wait_ms=FOREVER_MS, deadline_ms=0)
+    request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0)
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left

@@ -34,9 +34,10 @@ from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.engines import expire_lost_nodes
-from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, requeue_unstarted, stop_job
+from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, is_untaken, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
 from distributed_grid.reactor.nodes import check_liveness
+from distributed_grid.reactor.worker_hosts import give_host_back
 from distributed_grid.scheduling.queue import reasons
 
 
@@ -47,6 +48,8 @@ def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
         return Decision()
     if lease.request.block:
         return Decision(follow=[CopyUnwanted(lease.request.block, lease.id, event.detail)])
+    if lease.request.worker in ledger.workers:
+        return give_host_back(lease, event.detail)
     job = ledger.jobs.get(lease.job)
     if job is None:
         return end_lease(ledger, lease, LeaseEnd.RECLAIMED, event.detail, now)
@@ -67,7 +70,7 @@ def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
     job = ledger.jobs.get(lease.job)
     if job is None:
         return end_lease(ledger, lease, LeaseEnd.LOST, event.detail, now)
-    if lease.awaits:
+    if lease.awaits or is_untaken(ledger, job):
         return requeue_unstarted(ledger, job, LeaseEnd.LOST, event.detail, now)
     attempt = job.attempt
     assert attempt is not None

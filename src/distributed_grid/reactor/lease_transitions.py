@@ -75,8 +75,20 @@ def grant(
         return decision, granted, None
     seen = ledger.observations.get(place.node)
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
-    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot, machine=machine)
+    used = ledger.leases.get(lease.request.within, granted).claim
+    attempt = Attempt(
+        len(job.attempts) + 1,
+        lease.id,
+        place.node,
+        granted.fence,
+        now,
+        boot=boot,
+        machine=machine,
+        memory_limit_bytes=used.memory_bytes if used is not None else 0,
+    )
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
+    if seen is not None and seen.asking_since_ms:  # one task for each time that it asks
+        decision.changes.append(replace(seen, asking_since_ms=0))
     decision.changes.append(assigned)
     return decision, granted, assigned
 
@@ -166,6 +178,7 @@ def preempt_victims(
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(plan.victims))
             decision.changes += _settle_account(ledger, victim.request.user, now)
+            decision.changes += _used_workers(ledger, decision.changes, now)
             ended.add(lease_id)
             continue
         job = ledger.jobs[victim.job]
@@ -189,11 +202,21 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
         decision.changes += _unblock_preemptors(ledger, lease)
         decision.changes += _gang_ended(ledger, lease, end, detail, now)
         decision.changes += _settle_account(ledger, lease.request.user, now, over=over)
+        decision.changes += _used_workers(ledger, decision.changes, now)
     decision.follow = [QueueScanned()] if ledger.waiting else []
     decision.follow += cancel_dependents(ledger, lease.id)
     if lease.request.block:
         decision.follow.append(CopyLost(lease.request.block, lease.id, detail))
     return decision
+
+
+def _used_workers(ledger: Ledger, changes: Collection[Row], now: int) -> list[Row]:
+    """The workers on which one of these leases has ended, which are idle from now on at the earliest."""
+    if not ledger.workers:
+        return []
+    over = (row for row in changes if isinstance(row, Lease) and row.is_over and not row.request.block)
+    nodes = dict.fromkeys(lease.node for lease in over if lease.node in ledger.workers)
+    return [replace(ledger.workers[node], used_at_ms=now) for node in nodes]
 
 
 def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:

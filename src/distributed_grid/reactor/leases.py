@@ -32,6 +32,7 @@ from distributed_grid.scheduling.queue.queue import (
     place_newcomer,
     reserved_nodes,
 )
+from distributed_grid.scheduling.scaling.demand import worker_could_serve
 
 MAX_GRANTS_PER_STEP = 64
 """Grants of one scan of the queue, so that no step takes long."""
@@ -127,7 +128,7 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
     if beyond is not None:
         raise Refused(beyond, (beyond,))
     never = reasons.never_fits(ledger, request)
-    if never is not None:
+    if never is not None and not worker_could_serve(ledger, request):
         start = "No resource offers available" if not ledger.nodes else "No node can ever lend"
         raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(never)}", never)
 

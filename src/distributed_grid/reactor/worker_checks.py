@@ -15,6 +15,7 @@ from distributed_grid.domain.rows import Counter
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.worker_hosts import lost_host
 from distributed_grid.reactor.workers import MAX_WORKERS_PER_STEP, end_worker, terminate, worker_record
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state, cost_micro, settle, usd
 
@@ -51,6 +52,10 @@ def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
 def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision | None:
     """What is due for one worker; None where that is nothing."""
     rules = ledger.worker_rules
+    if worker.state is not WorkerState.TERMINATING and (lost := lost_host(ledger, worker)):
+        if worker.state is WorkerState.WANTED:
+            return end_worker(ledger, worker, lost, now, wall_ms)
+        return terminate(ledger, worker, lost, now)
     if worker.state is WorkerState.WANTED and now - worker.created_at_ms > rules.launch_ms:
         return end_worker(ledger, worker, f"not asked for within {rules.launch_ms / 1000:g} s", now, wall_ms)
     if worker.state is WorkerState.ASKED and now - worker.asked_at_ms > rules.launch_ms:

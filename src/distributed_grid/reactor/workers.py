@@ -35,12 +35,16 @@ from distributed_grid.domain.events import (
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import Row
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import NodeState, Step, WorkerState, advance_worker
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
+from distributed_grid.reactor.worker_hosts import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.host_machine import with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
 MAX_WORKERS_PER_STEP = 100
@@ -71,7 +75,8 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
     worker = event.worker
     known = ledger.workers.get(worker.id)
     if known is not None:
-        if (known.provider, known.offer, known.resources) != (worker.provider, worker.offer, worker.resources):
+        is_same = known.resources == worker.resources or known.warning  # it was given less than was asked for
+        if (known.provider, known.offer) != (worker.provider, worker.offer) or not is_same:
             raise Conflict(f"worker {worker.id} is another one already")
         return Decision(answer=WorkerAnswer(known))
     if worker.id in ledger.nodes:
@@ -79,9 +84,12 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
     refusal = budget_state(ledger, now, event.wall_ms).refusal(_name(worker), worker.price_micro)
     if refusal is not None:
         raise Refused(refusal)
-    wanted = replace(worker, state=WorkerState.WANTED, created_at_ms=now)
-    spending = settle(ledger, worker.provider, now, event.wall_ms)
-    return Decision([spending, wanted], [worker_record("worker-wanted", wanted, wanted.why)], WorkerAnswer(wanted))
+    wanted = replace(with_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
+    decision = lease_host(ledger, wanted, now)
+    decision.changes += [settle(ledger, worker.provider, now, event.wall_ms), wanted]
+    decision.records.append(worker_record("worker-wanted", wanted, wanted.why or wanted.warning))
+    decision.answer = WorkerAnswer(wanted)
+    return decision
 
 
 def _name(worker: Worker) -> str:
@@ -104,7 +112,8 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None:
         return Decision()
-    booted = replace(worker, instance=event.instance or worker.instance)
+    warning = event.warning or worker.warning
+    booted = replace(worker, instance=event.instance or worker.instance, warning=warning)
     if worker.state is not WorkerState.TERMINATING:
         booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
     records = []
@@ -132,7 +141,8 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         tries=0,
         next_call_at_ms=0,
     )
-    return Decision([joined], [worker_record("worker-joined", joined)])
+    scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
+    return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
 
 
 def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decision:
@@ -180,6 +190,8 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
 
 def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decision, now: int, wall_ms: int) -> None:
     """Want another offer in place of one that cannot be had, under an id of its own, if the budget allows."""
+    if other.on_this_machine:
+        return  # it would run on the same machine
     is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
     state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")
     refusal = state.refusal(_name(other), other.price_micro)
@@ -221,9 +233,11 @@ def end_worker(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int)
     """A worker that is proven gone: its cost ends, and its node is forgotten."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
     changes: list[Row] = [settle(ledger, worker.provider, now, wall_ms), gone]
-    follow: list[Event] = []
+    if worker.spare:
+        changes.append(Counter(SCALED_DOWN, now))
+    follow: list[Event] = release_host(ledger, worker)
     if worker.node in ledger.nodes:
-        follow = [NodeStopped(worker.node), NodeForgotten(worker.node)]
+        follow += [NodeStopped(worker.node), NodeForgotten(worker.node)]
     return Decision(changes, [worker_record("worker-gone", gone, why)], WorkerAnswer(gone), follow)
 
 
@@ -321,6 +335,8 @@ def _compare(
     rules = ledger.worker_rules
     if found is not None and found.state == "gone":
         return _proven(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
+    if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
+        return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
     if found is not None:
         if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
             return on_booted(ledger, WorkerBooted(worker.id, found.instance), now)

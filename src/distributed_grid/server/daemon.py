@@ -28,6 +28,7 @@ from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
@@ -35,7 +36,13 @@ from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import rebalance_rules, simulated_nodes, worker_rules
+from distributed_grid.config_mapping import (
+    rebalance_rules,
+    scaling_rules,
+    simulated_nodes,
+    tier_settings,
+    worker_rules,
+)
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
@@ -44,7 +51,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -74,20 +81,30 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.run_recording import RunRecorder
+from distributed_grid.server.services.scaling import ScalingService
+from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.workers.autoscaler import Autoscaler
+from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.output_collector import OutputCollector
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.reconciler import WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
+PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
 """The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
 RESOURCE_FIELDS = (
@@ -162,6 +179,13 @@ class Daemon:
             ResourceBoostPersistence(state_dir=state_dir.root),
             offset_ms=self._clock.wall_offset_ms,
         )
+        self._prediction = PredictionService(
+            TaskHistory(state_dir.host_dir / "predictions.db"),
+            tier_settings(config),
+            update_interval_seconds=config.prediction.update_interval_seconds,
+            now_ms=self._clock.now_ms,
+            viewer=self._viewer,
+        )
         self._compose_services()
 
     def _compose_services(self) -> None:
@@ -173,7 +197,8 @@ class Daemon:
         files = AttemptFiles(self._state_dir.jobs, self._agents.files, self._is_local)
         nodes = NodeService(grid, viewer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
-        jobs = JobService(grid, viewer, converter, files)
+        self._sizer = JobSizer(self._prediction)
+        jobs = JobService(grid, viewer, converter, files, self._sizer)
         reports = ReportService(grid, viewer, self._monitor)
         boosts = BoostService(
             grid,
@@ -183,6 +208,9 @@ class Daemon:
             sharing_enabled=sharing_enabled,
             ray_environment=self._ray_environment,
             is_stopping=self._is_stopping,
+        )
+        pull_workers = self._pull_workers = PullWorkerService(
+            grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
         self._listener = RestListener(
@@ -199,6 +227,16 @@ class Daemon:
             grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id
         )
         workers = WorkerService(grid, viewer, catalog, tokens)
+        predictive = config.resource_sharing.policy == PREDICTIVE
+        load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=ROW_BYTES)
+        self._autoscaler = Autoscaler(
+            grid,
+            catalog,
+            scaling_rules(config),
+            check_reachable=workers.check_reachable,
+            expected=ExpectedLoad(grid, load) if predictive else None,
+        )
+        self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
             answer_table(
@@ -209,14 +247,19 @@ class Daemon:
                 jobs=jobs,
                 reports=reports,
                 memory=memory,
+                prediction=self._prediction,
+                pull_workers=pull_workers,
+                tasks=TaskService(grid, viewer, pull_workers, self._sizer),
                 admission=self._listener.admission,
                 workers=workers,
+                scaling=ScalingService(grid, self._autoscaler),
             ),
             {
                 requests.DrainNode: nodes.drain,
                 requests.ManageCluster: self._manage_cluster,
                 requests.AttachRay: lambda op, caller, report: self._attachment.attach(op, report),
                 requests.DetachRay: lambda op, caller, report: self._attachment.detach(op, report),
+                requests.TrainPredictor: self._prediction.train,
             },
             jobs=jobs,
             reports=reports,
@@ -240,6 +283,9 @@ class Daemon:
             self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
+            await self._prediction.start()
+            recorder = RunRecorder(self._grid, self._prediction)
+            recorder.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
@@ -269,9 +315,17 @@ class Daemon:
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
                 "the file of boosts": self._boost_file.run,
+                "scaling": self._autoscaler.run,
+                "the files of workers that drain": self._outputs.run,
+                "learning from runs": self._prediction.learn_forever,
+                "training of the predictor": self._prediction.train_forever,
+                "reassessment of workers": partial(
+                    self._pull_workers.reassess_forever, self._config.scaling.worker_reassessment_interval_seconds
+                ),
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
+            background.append(start_logged(recorder.catch_up(), "the last runs of jobs"))
             await self._idle_timer.wait(self._is_idle)
             for task in background:
                 task.cancel()
@@ -314,6 +368,8 @@ class Daemon:
         await self._ray.stop()
         await self._boost_file.stop()
         await self._grid.stop()
+        await self._prediction.stop()
+        self._sizer.stop()
         self._grid.store.close()
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
@@ -345,7 +401,7 @@ class Daemon:
     def _is_local(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
         node = self._grid.ledger.nodes.get(name)
-        return node is None or node.host == "local"
+        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files: none are found here
 
     async def _is_idle(self) -> bool:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):

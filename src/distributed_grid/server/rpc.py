@@ -35,7 +35,11 @@ from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.scaling import ScalingService
+from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.supervision import start_logged
 
@@ -176,8 +180,12 @@ def answer_table(
     jobs: JobService,
     reports: ReportService,
     memory: MemoryService,
+    prediction: PredictionService,
+    pull_workers: PullWorkerService,
+    tasks: TaskService,
     admission: Admission,
     workers: WorkerService,
+    scaling: ScalingService,
 ) -> AnswerTable:
     """Which method answers which request."""
     return {
@@ -205,8 +213,17 @@ def answer_table(
         requests.GetLendingReport: lambda op, caller: reports.lending(op),
         requests.GetMetrics: lambda op, caller: reports.metrics(op),
         **_memory_table(memory),
+        **_task_table(pull_workers, tasks),
         **_worker_table(workers),
+        requests.GetScaling: lambda op, caller: scaling.status(),
+        requests.PlanScaling: lambda op, caller: scaling.plan(),
+        requests.RunScaling: lambda op, caller: scaling.run(caller),
+        requests.PredictTask: prediction.predict,
+        requests.RecordExecution: prediction.record_execution,
+        requests.ListTaskTypes: prediction.list_types,
+        requests.GetBatchScaling: prediction.batch_scaling,
         requests.CreateToken: lambda op, caller: admission.create_token(op),
+        requests.IdentifyToken: lambda op, caller: admission.identify_token(op),
         requests.ListTokens: lambda op, caller: admission.list_tokens(),
         requests.RevokeToken: lambda op, caller: admission.revoke_token(op.token_id),
         requests.CreateJoinToken: lambda op, caller: admission.create_join_token(op),
@@ -234,6 +251,22 @@ def _memory_table(memory: MemoryService) -> AnswerTable:
         requests.RenewBlocks: memory.renew,
         requests.ListBlocks: lambda op, caller: memory.list(op),
         requests.GetMemoryStats: lambda op, caller: memory.stats(),
+    }
+
+
+def _task_table(workers: PullWorkerService, tasks: TaskService) -> AnswerTable:
+    return {
+        requests.RegisterPullWorker: lambda op, caller: workers.register(op),
+        requests.ReportPullWorker: lambda op, caller: workers.heard(op),
+        requests.RemovePullWorker: lambda op, caller: workers.remove(op),
+        requests.ReassessWorkers: lambda op, caller: workers.reassess(),
+        requests.ReserveOnWorker: workers.reserve,
+        requests.CheckWorkerFit: lambda op, caller: workers.check(op),
+        requests.ListWorkerResources: lambda op, caller: workers.resources(),
+        requests.SubmitTask: tasks.submit,
+        requests.ListTasks: lambda op, caller: tasks.list(op),
+        requests.TakeTask: lambda op, caller: tasks.take(op),
+        requests.ReportTask: lambda op, caller: tasks.report(op),
     }
 
 

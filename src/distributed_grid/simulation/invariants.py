@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
 from distributed_grid.domain.fences import epoch_of
-from distributed_grid.domain.jobs import Ending, Job
+from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
@@ -381,6 +381,20 @@ def a_mark_is_of_its_attempt_and_only_moves_on(watch: LedgerWatch, moment: Obser
                 assert before.marked_at_ms <= attempt.marked_at_ms
 
 
+def who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times(
+    watch: LedgerWatch, moment: ObservedStep
+) -> None:
+    for row in moment.changes:
+        if not isinstance(row, Job):
+            continue
+        limits = row.estimate.memory_limits if row.estimate is not None else ()
+        ends = [(one.memory_limit_bytes, one.outcome.ending) for one in row.attempts if one.outcome is not None]
+        overrun = [limit for limit, ending in ends if ending is Ending.OVER_LIMIT]
+        assert len(limits) <= 1 + MAX_RERUNS
+        assert overrun == sorted(set(overrun))
+        assert row.overruns <= len(overrun) <= row.overruns + row.is_over
+
+
 def the_indexes_say_what_the_rows_say(watch: LedgerWatch, moment: ObservedStep) -> None:
     watch.ledger.check()
 
@@ -404,6 +418,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     a_node_that_gives_way_or_is_silent_gets_nothing_new,
     whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often,
     a_mark_is_of_its_attempt_and_only_moves_on,
+    who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times,
 )
 
 REBUILDING_INVARIANTS: frozenset[Invariant] = frozenset(

@@ -36,7 +36,7 @@ class SentQueries(list[MemoryQuery]):
 @asynccontextmanager
 async def a_proxy(folder: Path) -> AsyncIterator[tuple[MemoryQueryProxy, SentQueries]]:
     queries = SentQueries()
-    made = MemoryQueryProxy(folder / "memory" / "query.sock", queries.send)
+    made = MemoryQueryProxy(folder / "memory" / "query.sock", queries.send, check_seconds=0.1)
     await made.start()
     try:
         yield made, queries

@@ -27,7 +27,14 @@ from distributed_grid.agent.owner.ray_usage import RayWorkers
 from distributed_grid.agent.owner.simulated_usage import SimulatedUsageMeter
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
-from distributed_grid.config_mapping import nodes_from, owner_rules, rebalance_rules, scheduling_policy, simulated_nodes
+from distributed_grid.config_mapping import (
+    nodes_from,
+    owner_rules,
+    rebalance_rules,
+    scheduling_policy,
+    simulated_nodes,
+    tier_settings,
+)
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
@@ -47,6 +54,8 @@ from distributed_grid.domain.rebalancing import PressureReading, is_automatic
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.errors import GridError
 from distributed_grid.monitoring.alerts import AlertRules, alert_thresholds
+from distributed_grid.prediction.task_predictor import TaskPredictor
+from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.server.active_config import ConfigRegistry
@@ -367,6 +376,18 @@ def certificate(config: ClusterConfig) -> Observed:
     return [bool(part) for part in ConfigRegistry(config, Path("unused")).memory_certificate("a")]
 
 
+def predicted(runs: int, *, growth: float = 1.0) -> Callable[[ClusterConfig], Observed]:
+    """The tier that predicts after so many runs, of which each used so much more than the one before."""
+
+    def observe(config: ClusterConfig) -> Observed:
+        predictor = TaskPredictor(tier_settings(config))
+        memory = [round(10**8 * growth**i) + i for i in range(runs)]
+        predictor.learn_all(TaskRun(f"t{i}", 1, "ana", "x", memory_bytes=used) for i, used in enumerate(memory))
+        return predictor.tier()[0]
+
+    return observe
+
+
 @dataclass
 class Behaviour:
     """Two values of a key, in a file that otherwise stays the same, and what has to differ."""
@@ -516,6 +537,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "alerts.cpu": Behaviour(0.5, 0.99, alerted, ONE),
     "alerts.memory": Behaviour(0.5, 0.99, alerted, ONE),
     "alerts.gpu": Behaviour(0.5, 0.99, alerted, ONE),
+    "prediction.confidence_threshold": Behaviour(0.0, 1.0, predicted(40, growth=1.1), ONE),
+    "prediction.min_samples_for_ml": Behaviour(20, 60, predicted(40), ONE),
+    "prediction.min_samples_for_stats": Behaviour(5, 20, predicted(10), ONE),
     "ray.python": Behaviour("/p1", "/p2", reached_by, ONE),
     "ray.port": Behaviour(6379, 6380, ray_started, ONE),
     "ray.client_port": Behaviour(10001, 10002, ray_started, ONE),
@@ -540,6 +564,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 E2E = "tests/e2e"
 SHOWN_BY = {
+    "prediction.update_interval_seconds": (
+        f"{E2E}/test_predict.py::test_the_predictor_is_trained_as_often_as_the_config_says"
+    ),
     "alerts.command": f"{E2E}/test_metrics.py::test_an_alert_reaches_its_command_and_the_log",
     "alerts.webhook": "tests/unit/monitoring/test_alert_delivery.py::test_a_webhook_is_called_with_the_alert",
     "name": f"{E2E}/test_config_keys.py::test_the_name_of_the_cluster_is_shown",

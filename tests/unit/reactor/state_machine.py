@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.events import Event
-from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.domain.leases import Request
-from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
+from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError
@@ -24,6 +24,8 @@ from distributed_grid.simulation.invariants import Invariant, LedgerWatch, Obser
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 
 NAMES = ("ash", "birch", "cedar")
+PULLERS = ("larch", "maple")
+TASK = Command((), payload='{"type": "test"}')
 MIXED = (GpuDevice(0, 24 * GB), GpuDevice(1, 8 * GB, exclusive=True))
 TURNED = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 8 * GB))
 NODES: tuple[Callable[[str], Node], ...] = (
@@ -140,6 +142,12 @@ class World(LedgerWatch):
     def submit(self, request: Request, retries: int) -> None:
         self.handle(a_submission(self._named(request), retries=retries))
 
+    def submit_sized(self, request: Request, first_gb: int, retries: int) -> None:
+        """A job that states no memory, and is given some by the grid: twice as much after each overrun."""
+        asked = self._named(replace(request, ask=replace(request.ask, memory_bytes=0), limits_memory=True))
+        estimate = JobEstimate(tuple(first_gb * GB << at for at in range(1 + MAX_RERUNS)), run_ms=60_000)
+        self.handle(replace(a_submission(asked, retries=retries), estimate=estimate))
+
     def urge(self, request: Request) -> None:
         """Every other time a job is in a hurry, every other time a plain lease."""
         if self.asked % 2:
@@ -247,6 +255,28 @@ class World(LedgerWatch):
             self.submit(request, 0)
         self.work(0, stops=False)
         self.wait(2_000, heard=True)
+
+    def register(self, which: int, incarnation: str) -> None:
+        """A worker without an agent says what it has: the same process again, or another one."""
+        node = replace(a_node(PULLERS[which], cores=2, hold_s=20), host=PULL_HOST, incarnation=incarnation)
+        self.handle(events.PullWorkerRegistered(node, USAGES[0]))
+
+    def submit_task(self, request: Request, retries: int, runs_on: WorkerKind) -> None:
+        """A task that a pull worker can run, or only such a one."""
+        command = TASK if runs_on is WorkerKind.PULL else Command(("true",), payload=TASK.payload)
+        task = replace(self._named(request), runs_on=runs_on, require=(), prefer=())
+        self.handle(a_submission(task, retries=retries, command=command))
+
+    def take(self, which: int, incarnation: str, keeps: bool) -> None:
+        """A pull worker asks for its next task; it has those that it was given, or says that it has none."""
+        name = PULLERS[which]
+        mine = tuple(job.id for job in self.ledger.jobs_of(name) if job.state is JobState.RUNNING) if keeps else ()
+        self.handle(events.TaskAsked(name, incarnation, mine))
+
+    def reserve(self, which: int, cores: int) -> None:
+        """Somebody reserves some of a pull worker for a task."""
+        request = replace(self._named(a_request(cores=cores, wait_s=0, duration_s=60)), require=(PULLERS[which],))
+        self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=WorkerKind.ANY)))
 
     def look(self) -> None:
         self.handle(events.QueueScanned())

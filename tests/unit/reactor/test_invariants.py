@@ -8,15 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
+from distributed_grid.domain.leases import WorkerKind
 from distributed_grid.domain.resources import Priority
 from distributed_grid.simulation.invariants import INVARIANTS, Invariant
 from tests.support.builders import a_request
-from tests.unit.reactor.state_machine import NAMES, NODES, OUTCOMES, USAGES, World
+from tests.unit.reactor.state_machine import NAMES, NODES, OUTCOMES, PULLERS, USAGES, World
 
 some_nodes = st.sampled_from([(), (), (), (), NAMES[:1], NAMES[1:2], NAMES[:2], NAMES[2:], ("nowhere",)])
 whichever = st.integers(0, 7)
 names = st.integers(0, len(NAMES) - 1)
 kinds = st.integers(0, len(NODES) - 1)
+pullers = st.integers(0, len(PULLERS) - 1)
+incarnations = st.sampled_from(["one", "one", "two"])
 usages = st.sampled_from([0, 0, 0, *range(len(USAGES))])
 offs = st.sampled_from([0, 0, 0, 0, -1, 1, 1 << 32])
 outcomes = st.integers(0, len(OUTCOMES) - 1)
@@ -80,6 +83,7 @@ ACTIONS = {
     "ask": (requests(),),
     "urge": (urgent_requests,),
     "submit": (requests(), st.sampled_from([0, 0, 1, 3])),
+    "submit_sized": (requests(), st.sampled_from([1, 4, 20]), st.sampled_from([0, 1])),
     "ask_again": (whichever, st.booleans()),
     "release": (whichever, st.booleans()),
     "extend": (whichever, extras),
@@ -99,14 +103,34 @@ ACTIONS = {
     "mark": (whichever, offs, ages),
     "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
     "look": (),
+    "register": (pullers, incarnations),
+    "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([WorkerKind.PULL, WorkerKind.ANY])),
+    "take": (pullers, incarnations, st.booleans()),
+    "reserve": (pullers, st.integers(1, 3)),
     "fill": (modest_requests, st.integers(2, 5)),
     "work": (st.sampled_from([0, 0, 1]),),
     "wait": (moments, st.sampled_from([True, True, True, False])),
     "jump": (moments,),
     "restart": (),
 }
-OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
+OFTEN = (
+    "register",
+    "submit_task",
+    "take",
+    "take",
+    "ask",
+    "submit",
+    "submit",
+    "submit_sized",
+    "urge",
+    "urge",
+    "fill",
+    "work",
+    "wait",
+    "wait",
+)
 SELDOM = (
+    *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
     *(
         "yield_to_owner",
@@ -159,6 +183,10 @@ class AnythingMayHappen(RuleBasedStateMachine):
     @rule(request=requests(), retries=st.sampled_from([0, 1, 3]))
     def a_job_is_submitted(self, request, retries):
         self.world.submit(request, retries)
+
+    @rule(request=requests(), first_gb=st.sampled_from([1, 4, 20]))
+    def a_job_without_stated_needs_is_submitted(self, request, first_gb):
+        self.world.submit_sized(request, first_gb, 1)
 
     @rule(request=modest_requests, jobs=st.integers(2, 5))
     def the_grid_fills_up(self, request, jobs):

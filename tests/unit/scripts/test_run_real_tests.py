@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,11 @@ def test_never(number):
 def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(text)
     words = [sys.executable, str(SCRIPT), "-q", "test_it.py"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    plain = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # these tests need none, and loading them takes seconds
+    return subprocess.run(words, cwd=folder, env=plain, capture_output=True, text=True, check=False)
 
 
 def test_what_passes_alone_is_listed_and_passes(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.explanation import explain
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
+from distributed_grid.server.services.prediction import PredictionService
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -43,8 +45,9 @@ class Clock:
 class InProcessGrid:
     """A grid and the services that the daemon would have."""
 
-    def __init__(self, *, sharing_enabled: bool = True) -> None:
+    def __init__(self, *, sharing_enabled: bool = True, prediction: PredictionService | None = None) -> None:
         self.clock = Clock()
+        self.sizer = JobSizer(prediction) if prediction is not None else None
         self.store = InMemoryStore()
         self.grid = Grid(self.store, self.clock)
         self.viewer = Viewer(0)
@@ -58,7 +61,7 @@ class InProcessGrid:
         converter = RequestConverter(self.grid, sharing_enabled=self.sharing_enabled, custom_resources=custom)
         files = AttemptFiles(Path("unused"), RemoteFiles({}), lambda name: True)
         self.leases = LeaseService(self.grid, self.get_viewer, converter, is_stopping=self.stopping)
-        self.jobs = JobService(self.grid, self.get_viewer, converter, files)
+        self.jobs = JobService(self.grid, self.get_viewer, converter, files, self.sizer)
 
     def get_viewer(self) -> Viewer:
         return self.viewer
@@ -79,6 +82,8 @@ class InProcessGrid:
             await asyncio.wait_for(scenario(self), 30)
             (await self.grid.read(lambda ledger, now: ledger)).check()
         finally:
+            if self.sizer is not None:
+                self.sizer.stop()
             await self.grid.stop()
 
     async def later(self, seconds: float) -> None:
@@ -101,11 +106,12 @@ class InProcessGrid:
         number, fence = await self._attempt(uid)
         await self.grid.handle(AttemptStarted(uid, number, fence, 4242))
 
-    async def ends(self, uid: str, ending: Ending = Ending.EXITED, detail: str = "") -> None:
-        """The agent proves the current attempt over."""
+    async def ends(self, uid: str, ending: Ending = Ending.EXITED, detail: str = "", **used: int) -> None:
+        """The agent proves the current attempt over, and says what it used."""
         number, fence = await self._attempt(uid)
         code = 0 if ending is Ending.EXITED else None
-        await self.grid.handle(AttemptEnded(uid, number, fence, Outcome(ending, exit_code=code, detail=detail)))
+        outcome = Outcome(ending, exit_code=code, detail=detail, **used)
+        await self.grid.handle(AttemptEnded(uid, number, fence, outcome))
 
     async def _attempt(self, uid: str) -> tuple[int, int]:
         job = await self.grid.read(lambda ledger, now: ledger.jobs[uid])

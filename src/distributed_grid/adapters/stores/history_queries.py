@@ -73,6 +73,7 @@ def select_ended(db: sqlite3.Connection, kind: str, filters: EndedFilters, limit
         where.add("key < ?", end_of_prefix(prefix))
     where.add("request_id = ?", filters.get("request_id"))
     where.add("user = ?", filters.get("user"))
+    where.add("node = ?", filters.get("node"))
     where.add("ended_at_ms >= ?", filters.get("since_ms"))
     sql = (
         f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} ORDER BY ended_at_ms DESC, id DESC LIMIT ?"

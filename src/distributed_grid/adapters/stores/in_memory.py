@@ -68,6 +68,7 @@ class InMemoryStore:
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
         key, request_id, user = filters.get("key"), filters.get("request_id"), filters.get("user")
+        node = filters.get("node")
         prefix, since_ms = filters.get("key_prefix") or "", filters.get("since_ms")
 
         def matches(row: EndedRow) -> bool:
@@ -77,6 +78,7 @@ class InMemoryStore:
                 and row.key.startswith(prefix)
                 and request_id in (None, row.request_id)
                 and user in (None, row.user)
+                and node in (None, row.node)
                 and (since_ms is None or row.ended_at_ms >= since_ms)
             )
 

@@ -561,15 +561,18 @@ def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:
     ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
     if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
         ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
-    if attempt.meter.peak_bytes > ended.max_memory_bytes:
-        ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
+    if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
+        ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
     return ended
 
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:
     """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
-    if attempt.stop is not None:
-        return attempt.stop.record
-    if began:
-        return ExitRecord("lost", detail="its supervisor died; nothing of it is left")
-    return ExitRecord("never_started", detail="could not be started: its supervisor died first")
+    if attempt.stop is None and not began:
+        return ExitRecord("never_started", detail="could not be started: its supervisor died first")
+    lost = ExitRecord("lost", detail="its supervisor died; nothing of it is left")
+    record = lost if attempt.stop is None else attempt.stop.record
+    if attempt.started is None:
+        return record
+    wall_ms = max(boot_ms() - attempt.started.at_boot_ms, 0)
+    return msgspec.structs.replace(record, cpu_ms=attempt.meter.cpu_ms, wall_ms=wall_ms)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from typing import Any, Final
@@ -27,6 +28,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
 from distributed_grid.agent.limits.memory_limit import CgroupMemoryLimit, PolledMemoryLimit, over_limit_message
+from distributed_grid.agent.limits.memory_usage import FIRST_MS, TreeMemory, next_reading_ms
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
@@ -68,7 +70,9 @@ class Shim:
         self.began = self.ended = 0
         self.beyond: set[int] = set()
         self.used_s = 0.0
-        self.peak_bytes = 0
+        self.usage = TreeMemory()
+        self.next_reading_ms = 0
+        self.largest_bytes = 0  # of one process, by the kernel's mark
         self.nonce = ""
         self.held_until = 0  # it never gets earlier, whatever becomes of the file
 
@@ -115,6 +119,7 @@ class Shim:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
             os.setpriority(os.PRIO_PROCESS, self.main, max(niceness(self.spec["cpu_milli"]), own))
         self._report_started(cores)
+        self.next_reading_ms = self.began + FIRST_MS
         while self.main_status is None:
             self._check_limits()
             self._reap()
@@ -130,7 +135,7 @@ class Shim:
         limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
         weight = cgroup_weight(milli, cores)
         if limit and not self.controllers.memory:
-            self.memory = PolledMemoryLimit(limit)
+            self.memory = PolledMemoryLimit(limit, self.usage)
         name = group_name(self.job.attempt_id, os.getpid())
         by_path: dict[str, Cgroup] = {}
         memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
@@ -145,7 +150,7 @@ class Shim:
             group.make()
         if memory:
             by_path[f"{memory.base}/{name}"].limit_memory(limit)
-            self.memory = CgroupMemoryLimit(limit, by_path[f"{memory.base}/{name}"])
+            self.memory = CgroupMemoryLimit(limit, by_path[f"{memory.base}/{name}"], self.usage)
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
 
@@ -180,6 +185,10 @@ class Shim:
             elif overrun is not None:
                 self._begin_stop("over_limit", overrun, now)
             self._release_exempt()
+        elif now >= self.next_reading_ms:
+            self.usage.read(process_tree.listed_descendants(os.getpid(), self._is_exempt), now)
+        if now >= self.next_reading_ms:
+            self.next_reading_ms = now + next_reading_ms(now - self.began, boot_ms() - now)
         if self.stop is None and signal.SIGTERM in self.timer.received:
             self._begin_stop("cancelled", "its shim was asked to stop", now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
@@ -233,7 +242,7 @@ class Shim:
     def _next_check_ms(self) -> int:
         """When, in boot milliseconds, to check the limits unasked; 0 is never."""
         now = boot_ms()
-        times = []
+        times = [max(self.next_reading_ms, now + 1)]
         if self.memory:
             times.append(now + self.memory.next_check_ms)
         if self.stop is not None:
@@ -265,7 +274,7 @@ class Shim:
             if pid == 0:
                 return True
             self.used_s += usage.ru_utime + usage.ru_stime
-            self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
+            self.largest_bytes = max(self.largest_bytes, usage.ru_maxrss * 1024)
             if pid == self.main:
                 self.main_status = status
 
@@ -336,6 +345,11 @@ class Shim:
             if not ours or not self._reap():
                 return
 
+    def _peak_bytes(self) -> int:
+        """The most that the tree has held at one moment."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self.usage.peak_with_mark(self.largest_bytes, own)
+
     def _exit_reason(self) -> tuple[str, str]:
         """Kind and detail of the end."""
         assert self.main_status is not None
@@ -349,7 +363,8 @@ class Shim:
             if overrun is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
                 # It grew faster than we poll, and the machine ran out: the kernel killed the one we would have.
                 limit = self.memory.limit_bytes
-                overrun = over_limit_message(self.peak_bytes, limit) if self.peak_bytes > limit else None
+                peak = self._peak_bytes()
+                overrun = over_limit_message(peak, limit) if peak > limit else None
             if overrun is not None:
                 return "over_limit", overrun
         if self.stop is not None:
@@ -358,7 +373,7 @@ class Shim:
 
     def _conclude(self, kind: str, detail: str) -> None:
         status = self.main_status
-        peak = self.memory.peak_bytes if self.memory else 0
+        peak = self._peak_bytes()
         for group in self.groups:
             for _ in range(REMOVE_TRIES):  # what is taken out may have forked meanwhile
                 self._release_exempt(orphans=True)
@@ -370,7 +385,7 @@ class Shim:
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
             "detail": detail,
             "cpu_ms": round(self.used_s * 1000),
-            "max_memory_bytes": max(peak, self.peak_bytes),
+            "max_memory_bytes": peak,
             "wall_ms": self.ended - self.began,
         }
         self._record_end(record)

@@ -20,6 +20,7 @@ Below the root, mode 0700 (files 0600):
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
+            home              it ran on another machine, and its files were brought here
     <attempt id>/             the job's: whatever is found here is not believed
         notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
@@ -63,7 +64,7 @@ SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
 MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, STOP, EXIT = "started", "stop.json", "exit.json"
+STARTED, STOP, EXIT, HOME = "started", "stop.json", "exit.json", "home"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
 MAX_FILE_BYTES = 1 << 20
@@ -255,6 +256,25 @@ def open_job_folder(root: str, attempt_id: str) -> int:
     if not is_safe_name(attempt_id):
         raise ValueError(f"not a safe attempt id: {attempt_id!r}")
     return os.open(f"{root}/{attempt_id}", _DIRECTORY)
+
+
+def mark_home(root: str, attempt_id: str) -> None:
+    """Note that the files of an attempt of another machine are all here; they are kept as long as those of an own."""
+    if not is_safe_name(attempt_id):
+        raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+    path = f"{root}/{CONTROL}/{attempt_id}"
+    _make_directory(path)
+    folder = os.open(path, _DIRECTORY)
+    try:
+        for name in (EXIT, HOME):  # in this order: what has the second is complete
+            replace_file(name, b"{}", folder, durable=True)
+    finally:
+        os.close(folder)
+
+
+def is_home(root: str, attempt_id: str) -> bool:
+    """Whether the files of an attempt of another machine were brought here."""
+    return is_safe_name(attempt_id) and os.path.exists(f"{root}/{CONTROL}/{attempt_id}/{HOME}")
 
 
 def machine_name(root: str, machine: str) -> str:

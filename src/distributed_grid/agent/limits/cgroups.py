@@ -179,12 +179,16 @@ class Cgroup:
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return _field(_read(f"{self.path}/{name}"), "oom_kill")
 
-    def held_bytes(self) -> int:
-        """Memory its processes hold that could not simply be dropped, as file contents could."""
+    def held_and_file_bytes(self) -> tuple[int, int]:
+        """Memory its processes hold that could not simply be dropped, and the mapped contents of files, which could."""
         text = _read(f"{self.path}/memory.stat")
         if self.version == 1:
-            return _field(text, "total_rss") + _field(text, "total_shmem")
-        return _field(text, "anon") + _field(text, "shmem")
+            held = _field(text, "total_rss") + _field(text, "total_shmem")
+            mapped, shared = _field(text, "total_mapped_file"), _field(text, "total_shmem")
+        else:
+            held = _field(text, "anon") + _field(text, "shmem")
+            mapped, shared = _field(text, "file_mapped"), _field(text, "shmem")
+        return held, max(mapped - shared, 0)
 
     def remove(self) -> bool:
         """Remove it once it is empty; dead processes take a moment to leave. False when it is still in use."""

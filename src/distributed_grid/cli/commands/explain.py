@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, command
-from distributed_grid.cli.output import format_outcome, format_span, format_time, print_answer, printable
+from distributed_grid.cli.output import format_outcome, format_sizing, format_span, format_time, print_answer, printable
 from distributed_grid.cli.session import CliSession
 
 View = dict[str, Any]
@@ -30,6 +30,10 @@ def _lines(found: View) -> Iterator[str]:
         return
     asked = found["asked"] or "what its boost holds"
     yield _row("asked", f"{asked}, {found['priority']}, by {found['user']} at {format_time(found['requested_at'])}")
+    if found["kind"] == "job" and found["job"]["sizing"] is not None:
+        yield _row("memory", format_sizing(found["job"]["sizing"]))
+    if found["kind"] == "job" and found["end"] is None and found["job"]["expected_seconds"] is not None:
+        yield _row("takes", f"about {format_span(found['job']['expected_seconds'], '.3g')}, by earlier runs")
     if found["waiting"] is not None:
         yield from _waiting(found["waiting"])
     if found["stopping"]:
@@ -111,7 +115,12 @@ def _scores(decision: View) -> Iterator[str]:
         yield f"{one['node_id']:{wide}}  {first}{what} {one['room']:g} + priority {one['priority']:g}"
 
 
-_SCORED = {"best_fit": "left over", "cost_optimized": "left over", "fragmentation_aware": "GPUs lost"}
+_SCORED = {
+    "best_fit": "left over",
+    "cost_optimized": "left over",
+    "fragmentation_aware": "GPUs lost",
+    "fittest": "fitness",
+}
 """What counts below the criterion of a strategy, where that is not the room left; the less, the better."""
 
 

@@ -12,6 +12,8 @@ from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
 from distributed_grid.cli.output import (
     format_amount,
     format_outcome,
+    format_sizing,
+    format_span,
     format_time,
     print_answer,
     printable,
@@ -69,6 +71,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("directory", job["cwd"] or "its own"),
         ("user", job["user"]),
         ("asked", format_amount(job["resource_type"], job["amount"])),
+        ("memory", format_sizing(job["sizing"]) if job["sizing"] is not None else None),
+        ("takes", _expected(job)),
         ("priority", job["priority"]),
         ("submitted", format_time(job["submitted_at"])),
         ("ended", format_time(job["ended_at"])),
@@ -87,10 +91,18 @@ def _lines(job: dict[str, Any]) -> list[str]:
             parts.append(f"since {since}")
         if attempt.get("checkpoint_at"):
             parts.append(f"last checkpoint {format_time(attempt['checkpoint_at'])}")
+        if attempt["memory_limit_gb"]:
+            parts.append(f"limit {format_amount('memory', attempt['memory_limit_gb'])}")
         if attempt["outcome"]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
+
+
+def _expected(job: dict[str, Any]) -> str | None:
+    """How long a job that is not over takes by earlier runs; None where there were none."""
+    expected = job["expected_seconds"]
+    return None if expected is None or job["ended_at"] else f"about {format_span(expected, '.3g')}, by earlier runs"
 
 
 @jobs.command(

@@ -14,7 +14,14 @@ from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
-from distributed_grid.cli.output import echo, format_amount, print_answer, printable, write_output
+from distributed_grid.cli.output import (
+    echo,
+    format_amount,
+    format_sizing,
+    print_answer,
+    printable,
+    write_output,
+)
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
@@ -33,8 +40,8 @@ CANCEL_SECONDS = 3.0
 
 
 @command(
-    Option("-r", "--resource-type", default="cpu", show_default=True, help="cpu, gpu, memory or a declared name."),
-    Option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB."),
+    Option("-r", "--resource-type", help="cpu, gpu, memory or a declared name; without -r and -a the grid sizes it."),
+    Option("-a", "--amount", type=float, help="Cores, GPUs or GB; 1 with -r alone."),
     Option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent."),
     Option("-n", "--node", multiple=True, help="Preferred node; may be given several times."),
     Option("--for", "for_node", default="", metavar="NODE", help="The node whose work it is, wherever it runs."),
@@ -73,13 +80,13 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
 
 def _submission(options: dict[str, Any]) -> dict[str, Any]:
     words = list(options["command"])
-    if not all(math.isfinite(options[name]) for name in ("amount", "wait", "timeout", "grace")):
+    if not all(math.isfinite(options[name] or 0) for name in ("amount", "wait", "timeout", "grace")):
         raise BadInput("an amount or a time must be a number, not nan or inf")
     if options["shell"]:
         if len(words) != 1:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
-    require_utf8(options["resource_type"], options["priority"])
+    require_utf8(options["resource_type"] or "", options["priority"])
     return {
         **placement_fields(options),
         **job_fields(words, options),
@@ -216,12 +223,19 @@ def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
 def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
     job = accepted["job"]
     asked = format_amount(job["resource_type"], job["amount"])
+    sized = f" ({format_sizing(job['sizing'])})" if job["sizing"] is not None else ""
     if job["state"] == "queued":
-        text = f"would wait for {asked}: " + "; ".join(accepted["reasons"])
+        text = f"would wait for {asked}{sized}: " + "; ".join(accepted["reasons"])
     else:
-        text = f"would run on {job['node_id']} with {asked}"
+        text = f"would run on {job['node_id']} with {asked}{sized}"
     print_answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
     return 0
+
+
+def _overrun_limits(job: dict[str, Any]) -> list[float]:
+    """The limits after which a job was run again with more."""
+    limits: list[float] = job["sizing"]["limits_gb"]
+    return limits[: job["sizing"]["overruns"]]
 
 
 class _Interrupted(Exception):
@@ -304,6 +318,9 @@ class JobFollower:
     def _finish(self, job: dict[str, Any]) -> int:
         if self._output_closed:
             return 141
+        if job["sizing"] is not None and job["sizing"]["overruns"]:
+            limits = ", ".join(format_amount("memory", limit) for limit in _overrun_limits(job))
+            echo(f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more", err=True)
         if job["outcome"] == "waited_too_long":
             raise TimedOut(f"No resource offers available: {job['detail']}")
         if job["outcome"] == "lost":

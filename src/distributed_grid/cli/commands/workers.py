@@ -142,7 +142,7 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
             age_text(one["age_seconds"]),
             one["state"],
             one["reason"],
-            one["problem"],
+            one["problem"] or one["warning"],
         )
         for one in rows
     ]

@@ -6,7 +6,6 @@ Both are derived in `Ledger.apply`; nothing is known only here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,8 @@ _FREE_COLUMNS = (
     "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
     "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
 )  # fmt: skip
-_FLAG_COLUMNS = ("open", "local", "home", "simulated")
+_FLAG_COLUMNS = ("open", "local", "home", "simulated", "pull", "asking")
+_MODEL = _FREE_COLUMNS.index("model")
 
 WHOLE = 1_000_000
 """All that a node offers of a resource, where parts are compared."""
@@ -37,7 +37,8 @@ class FreeColumns:
     """Parallel arrays over the nodes.
 
     `open` where a node takes new leases, `local` where it is on this machine, `home` where it is the head on it,
-    `simulated` where it stands there for a machine of its own; `slack` is how free it is, 0 to `WHOLE` for CPU and for
+    `simulated` where it stands there for a machine of its own, `pull` where it has no agent, `asking` where such a one
+    waits for a task; `slack` is how free it is, 0 to `WHOLE` for CPU and for
     memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what is left of
     each GPU.
     """
@@ -51,29 +52,27 @@ class FreeColumns:
         """How often what is free on any row was written."""
         self.terms = 0
         """How often what a node lends at most was written, with its rank, speed, cost and models."""
+        self._table: Column = np.zeros((len(_FREE_COLUMNS), 16), dtype=np.int64)
+        self._flags: NDArray[np.bool_] = np.zeros((len(_FLAG_COLUMNS), 16), dtype=np.bool_)
         self._devices: Column = np.full((16, 1), NO_DEVICE, dtype=np.int64)
         self._changed: Column = np.zeros(16, dtype=np.int64)
         self.layout = 0
-        """Grows when arrays are replaced by larger ones."""
-        self._grow(16)
-
-    def _grow(self, room: int) -> None:
-        for name in (*_FREE_COLUMNS, *_FLAG_COLUMNS):
-            fresh: NDArray[Any] = np.zeros(room, dtype=np.bool_ if name in _FLAG_COLUMNS else np.int64)
-            if self._size:
-                fresh[: self._size] = getattr(self, "_" + name)[: self._size]
-            setattr(self, "_" + name, fresh)
-        if room > len(self._changed):
-            more = room - len(self._changed)
-            self._changed = np.concatenate((self._changed, np.zeros(more, dtype=np.int64)))
-            self._devices = np.pad(self._devices, ((0, more), (0, 0)), constant_values=NO_DEVICE)
+        """Grows when the arrays are replaced."""
         self._cut()
+
+    def _grow(self) -> None:
+        """Twice the room."""
+        self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        self._flags = np.concatenate((self._flags, np.zeros_like(self._flags)), axis=1)
+        self._changed = np.concatenate((self._changed, np.zeros_like(self._changed)))
+        self._devices = np.concatenate((self._devices, np.full_like(self._devices, NO_DEVICE)))
 
     def _cut(self) -> None:
         """Views over the rows in use."""
-        for name in (*_FREE_COLUMNS, *_FLAG_COLUMNS):
-            setattr(self, name, getattr(self, "_" + name)[: self._size])
-        self.changed, self.devices = self._changed[: self._size], self._devices[: self._size]
+        size = self._size
+        self.__dict__.update(zip(_FREE_COLUMNS, self._table[:, :size], strict=True))
+        self.__dict__.update(zip(_FLAG_COLUMNS, self._flags[:, :size], strict=True))
+        self.changed, self.devices = self._changed[:size], self._devices[:size]
         self.layout += 1
 
     cpu: Column
@@ -98,14 +97,16 @@ class FreeColumns:
     local: NDArray[np.bool_]
     home: NDArray[np.bool_]
     simulated: NDArray[np.bool_]
+    pull: NDArray[np.bool_]
+    asking: NDArray[np.bool_]
 
     def row_of(self, node: str) -> int:
         """The row of a node, made on first use; rows are never given to another node."""
         row = self.rows.get(node)
         if row is None:
             row = self._size
-            if row == len(self._open):  # type: ignore[attr-defined]
-                self._grow(2 * row)
+            if row == len(self._changed):
+                self._grow()
             self.rows[node] = row
             self.names.append(node)
             self._size += 1
@@ -155,24 +156,19 @@ class FreeColumns:
         """Whether both say the same of every node, whatever the order of the rows."""
         if set(self.rows) != set(other.rows):
             return False
-        width = max(self.devices.shape[1], other.devices.shape[1])
-        if any(
-            not np.array_equal(_padded(self.devices[row], width), _padded(other.devices[other.rows[node]], width))
-            for node, row in self.rows.items()
-        ):
-            return False
-        return all(
-            getattr(self, name)[row] == getattr(other, name)[other.rows[node]]
-            for node, row in self.rows.items()
-            for name in (*_FREE_COLUMNS, *_FLAG_COLUMNS)
-            if name != "model"  # a number of its own in each
+        mine, its = [*self.rows.values()], [other.rows[node] for node in self.rows]
+        width = max(self._devices.shape[1], other._devices.shape[1])
+        return (
+            np.array_equal(self._table[:_MODEL, mine], other._table[:_MODEL, its])  # a model has a number in each
+            and np.array_equal(self._flags[:, mine], other._flags[:, its])
+            and np.array_equal(_padded(self._devices[mine], width), _padded(other._devices[its], width))
         )
 
 
 def _padded(devices: Column, width: int) -> Column:
-    if len(devices) == width:
+    if devices.shape[1] == width:
         return devices
-    return np.pad(devices, (0, width - len(devices)), constant_values=NO_DEVICE)
+    return np.pad(devices, ((0, 0), (0, width - devices.shape[1])), constant_values=NO_DEVICE)
 
 
 _RUNNING_COLUMNS = ("node", "priority", "started", "since", "preemptions", "cpu", "memory", "gpu", "devices", "share")
@@ -206,7 +202,8 @@ class RunningColumns:
         """Take a lease in as it now is: `job` is what runs under it, `row` its node's."""
         if lease.state is LeaseState.RELEASING:
             self.leaving.setdefault(lease.node, {})[lease.id] = None
-        if lease.state is not LeaseState.ACTIVE or lease.claim is None or lease.request.block:
+        is_preemptible = not (lease.request.block or lease.request.worker)
+        if lease.state is not LeaseState.ACTIVE or lease.claim is None or not is_preemptible:
             self._drop(lease.id)
             return
         claim = lease.claim

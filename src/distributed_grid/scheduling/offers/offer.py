@@ -131,10 +131,16 @@ def _lendable_without_thresholds(node: Node, usage: Usage) -> tuple[Capacity, tu
     if not node.caps.can_share:
         return most, ("does not share",)
     cpu, memory = most.cpu_milli, available_memory(node, usage)
+    gpus = most.gpus
     if node.simulated:
         cpu = min(cpu, node.capacity.cpu_milli * max(1000 - usage.cpu_outside_milli, 0) // 1000)
+    elif node.is_pull:  # nobody but itself can take its machine back: what it says that others use is theirs
+        used = usage.cpu_outside_milli if usage.cpu_outside_milli > BACKGROUND_BUSY_MILLI else 0
+        cpu = min(cpu, node.capacity.cpu_milli * max(1000 - used, 0) // 1000)
+        busy = {gpu.index for gpu in usage.gpus if gpu.busy_milli}
+        gpus = tuple(device for device in gpus if device.index not in busy)
     withheld = ("all of its memory is in use",) if most.memory_bytes and not memory else ()
-    return replace(most, cpu_milli=cpu, memory_bytes=min(memory, most.memory_bytes)), withheld
+    return replace(most, cpu_milli=cpu, memory_bytes=min(memory, most.memory_bytes), gpus=gpus), withheld
 
 
 def available_memory(node: Node, usage: Usage) -> int:

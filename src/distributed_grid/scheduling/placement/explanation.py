@@ -200,11 +200,13 @@ _ROOM = {
     Strategy.BEST_FIT: "is left with least",
     Strategy.COST_OPTIMIZED: "is left with least",
     Strategy.FRAGMENTATION_AWARE: "keeps most GPU usable",
+    Strategy.FITTEST: "is fittest",
 }
 _LESS = {
     Strategy.BEST_FIT: "more would be left over",
     Strategy.COST_OPTIMIZED: "more would be left over",
     Strategy.FRAGMENTATION_AWARE: "more GPU would become useless",
+    Strategy.FITTEST: "less fit",
 }
 
 

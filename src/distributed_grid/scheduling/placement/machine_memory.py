@@ -34,6 +34,13 @@ def never_has(ledger: Ledger, request: Request, node: Node) -> str | None:
     return f"simulated on a machine with {gigabytes(room)} for jobs and blocks, {_asked(request.ask.memory_bytes)}"
 
 
+def most_bytes(ledger: Ledger, node: Node) -> int:
+    """The most memory that a job could ever have on a node."""
+    room = _room(ledger, [node]) if node.simulated else None
+    lends = node.lendable.memory_bytes
+    return lends if room is None else min(lends, room)
+
+
 def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
     """Why the machine of a simulated node has not so much memory left for a job or a block; None where it has."""
     nodes = simulated_nodes(ledger) if node.simulated and memory_bytes else []

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distributed_grid.domain.leases import Request
+from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
@@ -43,9 +43,9 @@ def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
 
 def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
     """The rows that meet the constraints of a request; None is all."""
+    mask = _rows_of_kind(ledger, request)
     if not (request.require or request.labels or request.affinity or request.anti_affinity):
-        return None
-    mask = None
+        return mask
     for names in (request.require, *(ledger.labelled(*label) for label in request.labels)):
         if names or names is not request.require:
             mask = _intersect(mask, ledger.columns.mask_of(names))
@@ -56,12 +56,41 @@ def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
     return mask
 
 
+def _rows_of_kind(ledger: Ledger, request: Request) -> Mask | None:
+    """The rows of the kind of node that can serve a request; None is all. A task goes to a pull worker that is asking
+    for one, a reservation to any."""
+    columns = ledger.columns
+    if not ledger.pull_nodes and request.runs_on is not WorkerKind.PULL:
+        return None
+    if request.runs_on is WorkerKind.AGENT:
+        return ~columns.pull
+    if request.task:
+        return columns.pull.copy() if request.runs_on is WorkerKind.PULL else None
+    able = columns.pull & columns.asking
+    return able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
+
+
+def unmet_kind(ledger: Ledger, request: Request, node: str) -> str | None:
+    """Why a node is not of the kind that a request needs, or None."""
+    is_pull = node in ledger.pull_nodes
+    if is_pull and request.runs_on is WorkerKind.AGENT:
+        return "a pull worker, which only runs tasks"
+    if not is_pull and request.runs_on is WorkerKind.PULL:
+        return "not a pull worker, and the task has no command"
+    if is_pull and not request.task and not ledger.columns.asking[ledger.columns.rows[node]]:
+        return "does not ask for a task now"
+    return None
+
+
 def _intersect(one: Mask | None, other: Mask) -> Mask:
     return other if one is None else one & other
 
 
 def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     """The constraint that a node does not meet, as text, or None."""
+    unmet = unmet_kind(ledger, request, node)
+    if unmet is not None:
+        return unmet
     if request.require and node not in request.require:
         return f"not one of the required nodes ({', '.join(request.require)})"
     for key, value in request.labels:

@@ -18,6 +18,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.scheduling.placement.fitness import fitness_rows
 from distributed_grid.scheduling.placement.fragmentation import TOTAL_WEIGHT, fragmentation_index, shape_of
 
 Scores = NDArray[np.int64]
@@ -119,6 +120,11 @@ def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
     return weight - ledger.columns.gpu_left * (GPU_LOSS // 1000)
 
 
+def _fittest(ledger: Ledger, request: Request) -> Scores:
+    """The highest fitness (`fitness`), with the priority as a weight."""
+    return _score_terms(ledger).base + fitness_rows(ledger, request.ask)
+
+
 @dataclass(frozen=True, slots=True)
 class _ScoreTerms:
     """Score terms that depend on the nodes' own rows: what their priorities weigh, maxima, and the part of each node
@@ -177,4 +183,5 @@ _SCORERS: dict[Strategy, Callable[[Ledger, Request], Scores]] = {
     Strategy.COST_OPTIMIZED: _cheapest,
     Strategy.NODE_SPECIFIC: _balanced,
     Strategy.FRAGMENTATION_AWARE: _least_fragmentation,
+    Strategy.FITTEST: _fittest,
 }

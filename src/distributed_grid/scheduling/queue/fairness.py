@@ -202,6 +202,26 @@ class Quotas:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._held: dict[str, tuple[NodeClaims, int]] = {}
+        self._admitted: dict[str, tuple[int, int, int, int]] = {}
+
+    def admit(self, request: Request, count: int) -> int:
+        """How many of so many equal requests the quotas have room for; those count as held from now on."""
+        covering = [quota for quota in self._ledger.policy.quotas if quota.covers(request.user, request.team)]
+        ask, times = request.ask, request.gang
+        each = (times * ask.cpu_milli, times * ask.memory_bytes, times * ask.gpu_milli, times)
+        for quota in covering:
+            claims, leases = self._held_under(quota)
+            held = (claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values()), leases)
+            limits = (quota.cpu_milli, quota.memory_bytes, quota.gpu_milli, quota.leases)
+            admitted = self._admitted.get(quota.name, (0, 0, 0, 0))
+            for limit, before, more, one in zip(limits, held, admitted, each, strict=True):
+                if limit is not None and one:
+                    count = min(count, max(limit - before - more, 0) // one)
+        for quota in covering:
+            admitted = self._admitted.get(quota.name, (0, 0, 0, 0))
+            cpu, memory, gpu, leases = (more + count * one for more, one in zip(admitted, each, strict=True))
+            self._admitted[quota.name] = cpu, memory, gpu, leases
+        return count
 
     def exceeded(self, request: Request) -> str | None:
         """The quota that a request exceeds now, with numbers, or None."""

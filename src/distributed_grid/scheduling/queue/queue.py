@@ -214,7 +214,7 @@ class QueueGrant(Struct, frozen=True):
 def fit_key(request: Request) -> object:
     """What decides whether there is room: two requests of one key fit or fail together."""
     uses_memory = request.limits_memory or bool(request.block)
-    where = (request.require, request.labels, request.affinity, request.anti_affinity)
+    where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
     return (request.ask, request.gang, *where, uses_memory)
 
 

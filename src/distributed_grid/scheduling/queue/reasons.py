@@ -7,7 +7,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
@@ -39,7 +39,10 @@ def describe_amounts(ask: Amounts) -> str:
 
 
 def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
-    """Each node's limit where no node could ever serve the request; None where one could."""
+    """Each node's limit where no node could ever serve the request; None where one could. A pull worker that could may
+    be registered at any time."""
+    if request.runs_on is not WorkerKind.AGENT:
+        return None
     ask = request.ask
     refusals, possible = [], 0
     for node in _candidates(ledger, request):
@@ -59,6 +62,14 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     known = ledger.nodes
     refusals += [f"{name}: no such node" for name in request.require if name not in known]
     return _truncated(refusals, len(refusals))
+
+
+def most_memory_bytes(ledger: Ledger, request: Request) -> int:
+    """The most memory that a node which could ever serve the rest of a request could lend with it."""
+    rest = replace(request.ask, memory_bytes=0)
+    nodes = (node for node in _candidates(ledger, request) if NodeClaims().claim_for(rest, node.lendable) is not None)
+    allowed = (node for node in nodes if _lasting_constraint(ledger, request, node.name) is None)
+    return max((machine_memory.most_bytes(ledger, node) for node in allowed), default=0)
 
 
 def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:

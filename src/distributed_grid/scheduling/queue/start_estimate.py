@@ -3,6 +3,9 @@
 Everybody before it in the queue is planned first, each where it could start soonest, and counts as holding that from
 now until its expected end. Later arrivals and backfill are not foreseen. Where the start depends on something of
 unknown length the estimate is None, with the reason.
+
+A length is known from a term, from what its user said, or from earlier runs of the same command; what has taken twice
+as long is not known any more. Unlike backfill, which has to decide, this does not guess from other commands of a user.
 """
 
 from __future__ import annotations
@@ -20,7 +23,14 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.scheduling.placement.placement import find_placement
-from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, expected_ms, readiness
+from distributed_grid.scheduling.queue.backfill import (
+    NEVER,
+    UNKNOWN,
+    could_serve,
+    projected_end_ms,
+    readiness,
+    stated_ms,
+)
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.queue.queue import fit_key, queue_order
 
@@ -38,6 +48,27 @@ class StartEstimate(Struct, frozen=True):
     position: int
     starts_at_ms: int | None
     reason: str
+
+
+def known_length_ms(ledger: Ledger, lease: Lease) -> int:
+    """How long a lease takes, by its term, its user or earlier runs of its command; 0 where nobody knows."""
+    return stated_ms(lease) or _run_ms(ledger, lease)
+
+
+def known_end_ms(ledger: Ledger, lease: Lease, now: int) -> int:
+    """When a lease that is held will be over, always after now; 0 where nobody knows."""
+    end = projected_end_ms(ledger, lease, now, estimates=False)
+    length = lease.request.expects_ms or _run_ms(ledger, lease)
+    if end or not length:
+        return end
+    began = lease.granted_at_ms
+    return next((at for at in (began + length, began + 2 * length) if at > now), UNKNOWN)
+
+
+def _run_ms(ledger: Ledger, lease: Lease) -> int:
+    """The run time of a job by earlier runs of its command; 0 where there were none."""
+    job = ledger.jobs.get(lease.job)
+    return job.estimate.run_ms if job is not None and job.estimate is not None else UNKNOWN
 
 
 def estimate_newcomer_start(ledger: Ledger, lease: Lease, now: int) -> int | None:
@@ -119,7 +150,6 @@ class _StartPlan:
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger = ledger
         self._now = now
-        self._forecast = StartForecast(ledger, now)
         self._quotas = Quotas(ledger)
         self._nodes: dict[str, _Releases] = {}
         self._candidates: dict[object, list[tuple[int, str]]] = {}
@@ -131,7 +161,7 @@ class _StartPlan:
         found = self._soonest(lease.request)
         if not found:
             return
-        start, length = found[-1][0], expected_ms(self._ledger, lease)
+        start, length = found[-1][0], known_length_ms(self._ledger, lease)
         end = start + length if start != NEVER and length else NEVER
         for _, _, node in found:
             releases, lendable = self._releases(node), self._ledger.nodes[node].lendable
@@ -165,7 +195,9 @@ class _StartPlan:
     def _releases(self, node: str) -> _Releases:
         found = self._nodes.get(node)
         if found is None:
-            found = self._nodes[node] = _Releases(self._forecast.releases(node).ends, self._ledger.lends(node))
+            leases = self._ledger.leases_of(node)
+            ends = [(known_end_ms(self._ledger, lease, self._now) or NEVER, lease) for lease in leases]
+            found = self._nodes[node] = _Releases(sorted(ends, key=_end_of), self._ledger.lends(node))
         return found
 
     def _waits_for(self, request: Request, node: str) -> str:

@@ -88,7 +88,7 @@ class PressureScan(Struct, frozen=True):
     def reading(self, node: str) -> PressureReading:
         """What was read of a node; nothing where it is not alive any more."""
         known = self.ledger.nodes.get(node)
-        if known is None or known.state is not NodeState.ALIVE:
+        if known is None or known.state is not NodeState.ALIVE or known.is_pull:  # it neither lends nor borrows
             return _UNKNOWN
         return self.readings.get(node, _UNKNOWN)
 

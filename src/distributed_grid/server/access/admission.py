@@ -68,6 +68,13 @@ class Admission:
         token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
+    async def identify_token(self, op: requests.IdentifyToken) -> dict[str, Any]:
+        """The user of a token that is valid, for whoever was shown it."""
+        token = self.tokens.user_by_hash(op.token_id, op.secret_hash)
+        if token is None:
+            raise Refused("the token is not valid")
+        return {"user": token.user, "admin": token.admin}
+
     async def create_join_token(self, op: requests.CreateJoinToken) -> dict[str, Any]:
         """Everything the caller needs to print the token; only the caller knows the secret."""
         if op.node:

@@ -163,6 +163,13 @@ class TokenStore:
             return None
         return token
 
+    def user_by_hash(self, token_id: str, secret_hash: str) -> UserToken | None:
+        """The valid token of this id whose secret has this hash."""
+        token = self._file.tokens.get(token_id)
+        if token is None or not hmac.compare_digest(secret_hash, token.hash) or token.problem(self.now_ms()):
+            return None
+        return token
+
     def node_of(self, name: str, key: str) -> str | None:
         """The node's name, where this is the key it joined with."""
         holders = [grant for grant in self._file.grants.values() if grant.holds_a_key and grant.used_by == name]

@@ -24,7 +24,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.ray.attached_nodes import RAY_HOST, AttachedNodeSync
@@ -322,11 +322,20 @@ def _ray_state(node: Node) -> str:
     return "" if node.engine != NAME else "running" if node.engine_node else "lost"
 
 
+def _brought_by(node: Node) -> str:
+    """How a node came that the config does not name."""
+    if node.is_pull:
+        return PULL_HOST
+    if node.joined:
+        return "joined"
+    return f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST
+
+
 def _brought_row(node: Node, ledger: Ledger, now: int) -> View:
     seen = ledger.observations.get(node.name)
     return {
         "node_id": node.name,
-        "address": "joined" if node.joined else f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST,
+        "address": _brought_by(node),
         "state": str(node.state),
         "cooling": node.cooling,
         "wanted": node.wanted,

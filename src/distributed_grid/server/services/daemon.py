@@ -20,6 +20,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import PULL_HOST
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.errors import ProtocolError, Refused
 from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, save_selection
@@ -208,5 +209,5 @@ class DaemonService:
 
 def _node_names(ledger: Ledger, now: int) -> View:
     """All nodes, and those on other machines: whoever submits has to know what to ship."""
-    remote = [node.name for node in ledger.nodes.values() if node.host != "local"]
+    remote = [node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST)]
     return {"nodes": list(ledger.nodes), "far_nodes": remote}

@@ -26,6 +26,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_job
 
@@ -141,7 +142,7 @@ async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], s
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or not (attempt.started_at_ms or attempt.outcome is not None):
         raise Refused(f"{job.id} has not run yet")
-    if files.is_here(attempt) and job.command.cwd:
+    if files.is_here(attempt) and job.command.cwd and not files.was_brought_home(attempt):
         return {"files": 0, "bytes": 0, "in_place": True, "skipped": []}
     found = await files.find(attempt, patterns)
     total = 0
@@ -166,15 +167,21 @@ async def _send_file(files: AttemptFiles, attempt: Attempt, entry: ManifestEntry
 
 
 class JobService:
-    """Answers the requests about jobs."""
+    """Answers the requests about jobs; without a sizer nothing is known of them beforehand."""
 
     def __init__(
-        self, grid: Grid, viewer: Callable[[], Viewer], converter: RequestConverter, files: AttemptFiles
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        converter: RequestConverter,
+        files: AttemptFiles,
+        sizer: JobSizer | None = None,
     ) -> None:
         self._grid = grid
         self._viewer = viewer
         self._converter = converter
         self._files = files
+        self._sizer = sizer
 
     async def submit(self, op: requests.SubmitJob, caller: Caller) -> View:
         command = Command(
@@ -188,7 +195,8 @@ class JobService:
         )
         job_id = op.job_id or f"job-{op.request_id[:12]}"
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
-        event = JobSubmitted(job_id, command, request, op.retries)
+        estimate = await self._sizer.estimate(op, caller.user) if self._sizer is not None else None
+        event = JobSubmitted(job_id, command, request, op.retries, estimate)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer()

@@ -140,7 +140,8 @@ def request_of(
 
 
 def _ask(op: requests.RequestLease | requests.SubmitJob, custom: Collection[str]) -> Amounts:
-    named = amounts_of(op.resource_type, op.amount, custom)
+    kind = "cpu" if op.resource_type is None else op.resource_type
+    named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)
     others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
     memory = round(op.gpu_memory_gb * GB)
     return combine_amounts(named, *others, Amounts(gpu_memory_bytes=memory, gpu_models=op.gpu_models))

@@ -23,7 +23,7 @@ def created(worker: Worker, made: WorkerInstance, wall_ms: int) -> Event:
     """A creation was answered."""
     if made.state == "gone":
         return WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms)
-    return WorkerBooted(worker.id, made.instance)
+    return WorkerBooted(worker.id, made.instance, made.detail)
 
 
 def not_created(worker: Worker, failure: Exception, wall_ms: int, instead: Worker | None = None) -> Event:
@@ -43,9 +43,12 @@ def closed_scope(worker: Worker, failure: NoCapacity) -> str:
     return failure.scope or worker.offer or worker.worker_type
 
 
-def terminated(worker: Worker, found: WorkerInstance | None, wall_ms: int, *, problem: str = "") -> Event:
-    """A termination was accepted, and this is what the provider knows of the machine now."""
-    if found is not None and found.state == "gone":
+def terminated(
+    worker: Worker, found: WorkerInstance | None, wall_ms: int, *, is_gone: bool = False, problem: str = ""
+) -> Event:
+    """A termination was accepted, and this is what the provider knows of the machine now; `is_gone`: knowing nothing
+    proves that there is nothing."""
+    if is_gone or (found is not None and found.state == "gone"):
         return WorkerGone(worker.id, worker.why or "it was terminated", wall_ms)
     return WorkerTerminationAccepted(worker.id, problem)
 

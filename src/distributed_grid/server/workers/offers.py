@@ -102,6 +102,7 @@ def worker_of(
         state=WorkerState.WANTED,
         zone=offer.zone,
         market=offer.market,
+        on_this_machine=offer.on_this_machine,
         by=by,
         why=why,
     )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from importlib.metadata import entry_points
 
+from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
+from distributed_grid.config.providers import PLUG_IN_GROUP, DockerLocalSettings, plugged_in_names
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import CloudProviderBase
 
@@ -51,6 +52,9 @@ class ProviderRegistry:
             raise BadInput(f"no provider {name!r} in the config (there: {known}); add it under providers")
         if name in plugged_in_names():
             return self._plugged_in(name)
+        settings = self._config.provider(name)
+        if isinstance(settings, DockerLocalSettings):
+            return DockerLocalProvider(settings)
         raise GridError(f"no workers of {name} can be started by this version")
 
     def _plugged_in(self, name: str) -> CloudProviderBase:

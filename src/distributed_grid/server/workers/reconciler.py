@@ -162,7 +162,8 @@ class WorkerReconciler:
         problem = f"it is still {found.state} long after its termination" if is_late and found is not None else ""
         if problem:
             log.error("worker %s: %s; it goes on costing money", worker.id, problem)
-        await self._handle(call_outcomes.terminated(worker, found, wall_ms(), problem=problem))
+        is_gone = found is None and provider.is_consistent
+        await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
 
     async def _keep(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
@@ -208,7 +209,7 @@ class WorkerReconciler:
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
         ours = [one for one in listed if one.grid_id == grid_id]
-        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state) for one in ours)
+        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
         await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         old_enough = self._rules.consistency_ms / 1000

@@ -20,10 +20,23 @@ from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.errors import BadInput, GridError
 from tests.unit.adapters.workdir.trees import Tree, read_tree, trees, write_tree
 
+OLD_TREES: dict[str, Tree] = {
+    "unchanged": {"a": b"one", "b": b"two", "sub/c": b"three"},
+    "trimmed": {"a": b"one"},
+    "damaged": {"a": b"one"},
+}
 
-def settle() -> None:
-    """Wait until files are old enough to be remembered: the change time is the kernel's, and cannot be set."""
-    time.sleep(2.05)
+
+@pytest.fixture(scope="module")
+def old_trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trees old enough to be remembered: the change time is the kernel's, and cannot be set."""
+    place = tmp_path_factory.mktemp("old")
+    for name, tree in OLD_TREES.items():
+        write_tree(place / name, tree)
+    made_at_ns = max(path.stat().st_ctime_ns for path in place.rglob("*"))
+    while time.time_ns() < made_at_ns + 2_050_000_000:
+        time.sleep(0.05)
+    return place
 
 
 def names(result: ScanResult) -> list[str]:
@@ -56,9 +69,8 @@ def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -
     assert (tmp_path / "to/read").stat().st_mode & 0o7777 == 0o600
 
 
-def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(tmp_path: Path, store: ContentStore) -> None:
-    root = write_tree(tmp_path / "tree", {"a": b"one", "b": b"two", "sub/c": b"three"})
-    settle()
+def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(old_trees: Path, store: ContentStore) -> None:
+    root = old_trees / "unchanged"
     first = scan_directory(root, store)
     second = scan_directory(root, store)
     assert (first.read_files, second.read_files) == (3, 0)
@@ -70,9 +82,8 @@ def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(tmp_path: Pat
     assert (third.read_files, third.manifest.digest != first.manifest.digest) == (1, True)
 
 
-def test_a_blob_that_was_trimmed_is_put_back_by_the_next_scan(tmp_path: Path, store: ContentStore) -> None:
-    root = write_tree(tmp_path / "tree", {"a": b"one"})
-    settle()
+def test_a_blob_that_was_trimmed_is_put_back_by_the_next_scan(old_trees: Path, store: ContentStore) -> None:
+    root = old_trees / "trimmed"
     manifest = scan_directory(root, store).manifest
     store.trim(0, grace_seconds=0)
     assert scan_directory(root, store).manifest == manifest
@@ -84,9 +95,10 @@ def test_what_has_only_just_changed_is_not_trusted(tmp_path: Path, store: Conten
     assert [scan_directory(root, store).read_files for _ in range(2)] == [1, 1]
 
 
-def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(tmp_path: Path, store: ContentStore) -> None:
-    root = write_tree(tmp_path / "tree", {"a": b"one"})
-    settle()
+def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(
+    old_trees: Path, store: ContentStore
+) -> None:
+    root = old_trees / "damaged"
     scans = Path(store.root) / "scans"
     scans.mkdir()
     for n in range(MAX_TREES + 10):

@@ -43,13 +43,13 @@ def test_version_2_is_written_and_read_in_its_own_words(tmp_path: Path) -> None:
     group.weigh_cpu(512)
     group.join()
     (tmp_path / "grid-a/memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    (tmp_path / "grid-a/memory.stat").write_text("anon 100\nfile 900\nshmem 11\n")
+    (tmp_path / "grid-a/memory.stat").write_text("anon 100\nfile 900\nshmem 11\nfile_mapped 31\n")
     texts = {path.name: path.read_text() for path in (tmp_path / "grid-a").iterdir()}
     assert (texts["memory.max"], texts["memory.swap.max"], texts["cpu.weight"]) == (str(1 << 30), "0", "50")
-    assert (group.kills(), group.held_bytes()) == (2, 111)
+    assert (group.kills(), group.held_and_file_bytes()) == (2, (111, 20))
 
 
 def test_removing_what_is_gone_is_not_an_error(tmp_path: Path) -> None:
     group = Cgroup(1, str(tmp_path / "grid-a"))
     assert group.remove()
-    assert (group.kills(), group.members(), group.held_bytes()) == (0, [], 0)
+    assert (group.kills(), group.members(), group.held_and_file_bytes()) == (0, [], (0, 0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.domain.events import PolicySet
+from distributed_grid.domain.events import JobSubmitted, PolicySet
+from distributed_grid.domain.jobs import JobEstimate
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
 from distributed_grid.scheduling.queue.start_estimate import (
     MAX_PLANNED,
@@ -13,7 +14,7 @@ from distributed_grid.scheduling.queue.start_estimate import (
     estimate_newcomer_start,
     estimate_start,
 )
-from tests.support.builders import Scenario, a_node, a_request
+from tests.support.builders import Scenario, a_command, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
 FOREVER_S = 10**7
@@ -113,3 +114,58 @@ def test_if_nobody_else_comes_and_all_words_are_true_the_estimate_is_right(sizes
     traffic.run(10 * HOUR_MS)
     final = f"x{len(sizes) - 1}"
     assert expected[final] == traffic.starts[final][0]
+
+
+def run_job(scenario: Scenario, name: str, *, cores: int = 4, run_ms: int = 0) -> None:
+    """A job that holds its cores, of whose command earlier runs took that long."""
+    request = a_request(name, cores=cores, wait_s=FOREVER_S)
+    scenario.handle(JobSubmitted(f"job-{name}", a_command("sleep", "400"), request, 0, JobEstimate(run_ms=run_ms)))
+
+
+def test_what_others_of_its_user_took_says_nothing_about_a_command():
+    scenario = a_scenario()
+    for name in ("short1", "short2"):
+        run_job(scenario, name)
+        scenario.advance(1)
+        scenario.start(name)
+        scenario.end(name)
+    assert len(scenario.ledger.accounts["ada"].runs) == 2
+    run_job(scenario, "long")
+    wait(scenario, "x", 4)
+    assert outlook_of(scenario, "x") == StartEstimate(1, None, "nobody knows how long long.1 takes, which holds n1")
+
+
+def test_earlier_runs_of_a_command_say_when_it_is_over():
+    scenario = a_scenario()
+    run_job(scenario, "long", run_ms=400_000)
+    wait(scenario, "x", 4)
+    began = scenario.ledger.leases["long.1"].granted_at_ms
+    assert outlook_of(scenario, "x") == StartEstimate(1, began + 400_000, "when long.1 is over on n1")
+
+
+def test_those_who_wait_count_by_earlier_runs_of_their_command():
+    scenario = a_scenario()
+    run_job(scenario, "first", run_ms=100_000)
+    run_job(scenario, "second", run_ms=50_000)
+    wait(scenario, "x", 4)
+    began = scenario.ledger.leases["first.1"].granted_at_ms
+    assert outlook_of(scenario, "x").starts_at_ms == began + 150_000
+
+
+def test_what_takes_twice_as_long_as_earlier_runs_is_not_known_any_more():
+    scenario = a_scenario()
+    run_job(scenario, "long", run_ms=60_000)
+    began = scenario.ledger.leases["long.1"].granted_at_ms
+    wait(scenario, "x", 4)
+    scenario.advance(90)
+    assert outlook_of(scenario, "x").starts_at_ms == began + 120_000
+    scenario.advance(60)
+    assert outlook_of(scenario, "x").starts_at_ms is None
+
+
+def test_what_the_user_said_counts_before_earlier_runs():
+    scenario = a_scenario()
+    request = a_request("said", cores=4, wait_s=FOREVER_S, expects_ms=30_000)
+    scenario.handle(JobSubmitted("said", a_command(), request, 0, JobEstimate(run_ms=500_000)))
+    wait(scenario, "x", 4)
+    assert outlook_of(scenario, "x").starts_at_ms == scenario.ledger.leases["said.1"].granted_at_ms + 30_000

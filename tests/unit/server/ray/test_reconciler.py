@@ -35,14 +35,14 @@ async def ignore(view: EngineView) -> None:
 class RayGrid:
     """A grid with one node, which an engine in memory has, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine_seconds: float) -> None:
         self.engine = LocalEngine({"ash": ROOM})
         self.reconciler = EngineReconciler(self.engine, hold_seconds=3600)
         self.clock = Clock()
         self.grid = Grid(InMemoryStore(), self.clock, EffectRouter(None, self.reconciler.perform, None))
         converter = RequestConverter(self.grid, sharing_enabled=True, custom_resources=frozenset())
         self.leases = LeaseService(
-            self.grid, lambda: Viewer(0), converter, is_stopping=lambda: False, engine_seconds=5.0
+            self.grid, lambda: Viewer(0), converter, is_stopping=lambda: False, engine_seconds=engine_seconds
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -63,9 +63,11 @@ class RayGrid:
         return str((await self.leases.extend(op, ADA))["allocation"]["expires_at"])
 
 
-def run(scenario: Callable[[RayGrid], Awaitable[None]]) -> None:
+def run(scenario: Callable[[RayGrid], Awaitable[None]], engine_seconds: float = 5.0) -> None:
+    """Run it on a grid that waits so long for the engine's word."""
+
     async def run_whole() -> None:
-        made = RayGrid()
+        made = RayGrid(engine_seconds)
         await made.grid.start()
         await made.grid.handle(NodeDeclared(a_node("ash", cores=4)))
         await made.grid.handle(HeartbeatReceived("ash", Usage()))
@@ -140,4 +142,4 @@ def test_without_an_answer_the_error_says_that_it_is_extended_all_the_same() -> 
             await ray.extend("e1", 30)
         assert len(ray.grid.ledger.leases["r1"].extensions) == 1
 
-    run(scenario)
+    run(scenario, engine_seconds=0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.unit.server.in_process_grid import InProcessGrid
 Scenario = Callable[[InProcessGrid], Awaitable[None]]
 
 
-def run_scenario(scenario: Scenario, **cluster: bool) -> None:
+def run_scenario(scenario: Scenario, **cluster: Any) -> None:
     async def run() -> None:
         opened = InProcessGrid(**cluster)
         try:

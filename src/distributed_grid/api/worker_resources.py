@@ -1,0 +1,184 @@
+"""Resources of workers and requirements of tasks: from the dictionaries of the guides to integers, and back.
+
+What a worker has comes nested: `{"cpu": {"cores", "available_cores"}, "memory": {"total_mb", "available_mb"}, "gpu":
+{"devices", …}}`. What a task needs comes nested or flat (`cpu_cores`, `memory_mb`, `gpu_memory_mb`, `gpu_devices`). A
+number that cannot be one (negative, not finite, larger than any machine) is refused with one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from distributed_grid.domain.nodes import MAX_GPUS
+from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, Capacity, GpuDevice
+from distributed_grid.errors import BadInput
+
+MIB = 1024**2
+Group = Mapping[str, Any]
+
+
+class ReportedResources(Struct, frozen=True):
+    """What a worker says that it has, and what of it is free."""
+
+    has: Capacity
+    free: Capacity
+    physical_cores: int = 0
+
+
+def reported_resources(resources: Mapping[str, Any]) -> ReportedResources:
+    """What a worker reports; BadInput says what is wrong with it. What is not said to be taken is free."""
+    _known(resources, ("cpu", "memory", "gpu"), "resources")
+    cpu, memory, gpu = (_group(resources, name) for name in ("cpu", "memory", "gpu"))
+    cores = _number(cpu, "cpu.cores", least=0.001)
+    total_mb = _number(memory, "memory.total_mb", default=0.0)
+    devices = _count(gpu, "gpu.devices")
+    gpu_mb = _number(gpu, "gpu.total_memory_mb", default=0.0)
+    each = _bytes(gpu_mb / devices, "gpu.total_memory_mb") if devices else 0
+    gpus = tuple(GpuDevice(index, each) for index in range(devices))
+    free_gpus = gpus[: _count(gpu, "gpu.available_devices", default=devices, most=devices)]
+    has = Capacity(_milli(cores, "cpu.cores"), _bytes(total_mb, "memory.total_mb"), gpus)
+    free = Capacity(
+        _milli(_number(cpu, "cpu.available_cores", default=cores, most=cores), "cpu.available_cores"),
+        _bytes(_number(memory, "memory.available_mb", default=total_mb, most=total_mb), "memory.available_mb"),
+        free_gpus,
+    )
+    _number(gpu, "gpu.available_memory_mb", default=0.0, most=gpu_mb)
+    return ReportedResources(has, free, _count(cpu, "cpu.physical_cores", most=2**20))
+
+
+_FLAT = ("cpu_cores", "memory_mb", "gpu_memory_mb", "gpu_devices")
+
+
+def required_amounts(requirements: Mapping[str, Any]) -> Amounts:
+    """What a task needs: nested, flat or both; one core where nothing is said. GPU memory without a number of devices
+    means one device."""
+    _known(requirements, ("cpu", "memory", "gpu", *_FLAT), "requirements")
+    cpu, memory, gpu = (_group(requirements, name) for name in ("cpu", "memory", "gpu"))
+    cores = _either(requirements, "cpu_cores", cpu, ("cpu.cores",))
+    memory_mb = _either(requirements, "memory_mb", memory, ("memory.memory_mb", "memory.total_mb"))
+    gpu_mb = _either(requirements, "gpu_memory_mb", gpu, ("gpu.memory_mb", "gpu.total_memory_mb"))
+    devices = _either(requirements, "gpu_devices", gpu, ("gpu.devices",)) or (1.0 if gpu_mb else 0.0)
+    asked = Amounts(
+        cpu_milli=_milli(cores, "cpu_cores"),
+        memory_bytes=_bytes(memory_mb, "memory_mb"),
+        gpu_milli=round(devices * WHOLE_GPU),
+        gpu_memory_bytes=_bytes(gpu_mb / max(devices, 1), "gpu_memory_mb"),
+    )
+    if asked == Amounts():
+        return Amounts(cpu_milli=1000)
+    problem = asked.problem()
+    if problem is not None:
+        raise BadInput(f"invalid requirements: {problem}")
+    return asked
+
+
+def resources_view(has: Capacity, free: Capacity, free_gpu_bytes: int, physical_cores: int = 0) -> dict[str, Any]:
+    """What a worker has and has free, in the nested form."""
+    return {
+        "cpu": {
+            "cores": has.cpu_milli / 1000,
+            "physical_cores": physical_cores or None,
+            "available_cores": free.cpu_milli / 1000,
+        },
+        "memory": {"total_mb": has.memory_bytes // MIB, "available_mb": free.memory_bytes // MIB},
+        "gpu": {
+            "devices": len(has.gpus),
+            "available_devices": len(free.gpus),
+            "total_memory_mb": sum(device.memory_bytes for device in has.gpus) // MIB,
+            "available_memory_mb": free_gpu_bytes // MIB,
+        },
+    }
+
+
+def requirements_view(ask: Amounts) -> dict[str, float]:
+    """What a task needs, in the flat form; what it does not need is left out."""
+    flat = {
+        "cpu_cores": ask.cpu_milli / 1000,
+        "memory_mb": ask.memory_bytes / MIB,
+        "gpu_devices": ask.gpu_milli / WHOLE_GPU,
+        "gpu_memory_mb": ask.gpu_memory_bytes / MIB,
+    }
+    return {name: amount for name, amount in flat.items() if amount}
+
+
+def _known(values: Mapping[str, Any], names: Iterable[str], what: str) -> None:
+    unknown = [str(name) for name in values if name not in names]
+    if unknown:
+        raise BadInput(f"{what} have no {unknown[0]!r}; they have: {', '.join(names)}")
+
+
+def _group(values: Mapping[str, Any], name: str) -> Group:
+    group = values.get(name, {})
+    if not isinstance(group, Mapping):
+        raise BadInput(f"{name} must be a mapping, not {_shown(group)}")
+    return group
+
+
+def _either(flat: Mapping[str, Any], name: str, group: Group, nested: tuple[str, ...]) -> float:
+    """The flat number, or the nested one; saying both is refused unless they are the same."""
+    said = [_number(group, path) for path in nested if path.partition(".")[2] in group]
+    if name in flat:
+        said.append(_checked(flat[name], name))
+    if len(set(said)) > 1:
+        raise BadInput(f"{name} is said twice: {said[0]:g} and {said[-1]:g}")
+    return said[0] if said else 0.0
+
+
+def _number(
+    group: Group, path: str, *, default: float | None = None, least: float = 0.0, most: float | None = None
+) -> float:
+    key = path.partition(".")[2]
+    if key not in group and default is not None:
+        return default
+    if key not in group:
+        raise BadInput(f"{path} is missing")
+    return _checked(group[key], path, least=least, most=most)
+
+
+def _count(group: Group, path: str, *, default: int = 0, most: int = MAX_GPUS) -> int:
+    key = path.partition(".")[2]
+    if group.get(key) is None:
+        return default
+    number = _checked(group[key], path, most=most)
+    if number != int(number):
+        raise BadInput(f"{path} must be a whole number, not {_shown(group[key])}")
+    return int(number)
+
+
+def _checked(value: Any, path: str, *, least: float = 0.0, most: float | None = None) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(f"{path} must be a number, not {_shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadInput(f"{path} must be a finite number, not {_shown(value)}")
+    if number < least:
+        raise BadInput(f"{path} must be {'more than 0' if least else 'at least 0'}, not {_shown(value)}")
+    if most is not None and number > most:
+        raise BadInput(f"{path} must be at most {most:g}, not {_shown(value)}")
+    return number
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:40] + "…"
+
+
+def _milli(amount: float, path: str) -> int:
+    return _bounded(amount * 1000, path)
+
+
+def _bytes(mebibytes: float, path: str) -> int:
+    return _bounded(mebibytes * MIB, path)
+
+
+def _bounded(amount: float, path: str) -> int:
+    if amount > MAX_AMOUNT:
+        raise BadInput(f"{path} is larger than any machine")
+    return round(amount)

@@ -1,0 +1,239 @@
+"""`grid predict`: record what runs have used, show what the next one needs, and learn everything anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
+from distributed_grid.cli.output import (
+    ProgressLine,
+    format_size,
+    format_span,
+    format_time,
+    parse_size,
+    print_answer,
+    printable,
+    progress_bar,
+    table,
+)
+from distributed_grid.cli.session import CliSession
+from distributed_grid.client.task_descriptions import execution_fields, task_fields
+from distributed_grid.errors import BadInput
+
+MAX_FILE_BYTES = 64 << 20
+MB = 1024**2
+SECONDS = FloatRange(0, 1e9)
+_task_options = (
+    Option("--type", "task_type", default="", help="A type of task, instead of a command."),
+    Option("--param", "parameters", multiple=True, metavar="NAME=VALUE", help="Of the type, such as batch_size=8."),
+    Option("--input", "input_size", default="", metavar="SIZE", help="Bytes that the task reads: 4096, 512MB, 1.5GB."),
+)
+
+
+@group()
+def predict() -> None:
+    """What work needs, learned from earlier runs: of jobs of the grid, and of what is recorded here."""
+
+
+@predict.command(
+    *_task_options,
+    Option("--task-id", default="", help="The run's name; the same one is recorded once (default: a new one)."),
+    Option("--attempt", type=IntRange(0, 1_000_000), default=1, show_default=True),
+    Option("--memory", default="", metavar="SIZE", help="The most memory it used at a time: 512MB, 1.5GB."),
+    Option("--gpu-memory", default="", metavar="SIZE", help="The same of GPU memory."),
+    Option("--time", "run_seconds", type=SECONDS, default=0.0, metavar="SECONDS", help="How long it ran."),
+    Option("--cpu-time", "cpu_seconds", type=SECONDS, default=0.0, metavar="SECONDS", help="CPU time, all cores."),
+    Option("--cut-short", is_flag=True, help="It was stopped before its end: it would have used at least this."),
+    Option("--from", "file", default="", metavar="FILE", help="Executions as JSON instead, - for standard input."),
+    Argument("command", nargs=-1),
+    interspersed=False,
+)
+def record(session: CliSession, /, **options: Any) -> None:
+    """Record what a run of COMMAND, or of a task type, has used.
+
+    A file holds one execution, a list of them, or one a line: objects with task_id, task_type or command, parameters,
+    and what was measured, such as memory_mb and duration_seconds.
+    """
+    if options["file"]:
+        given = [name for name in ("task_type", "memory", "command") if options[name]]
+        if given:
+            raise BadInput("with --from everything is in the file: give no task and no amounts")
+        found = _record_all(session, _executions(options["file"]))
+        new = sum(not one["known"] for one in found)
+        text = f"{new} recorded, {len(found) - new} known already"
+        print_answer(session, {"executions": found}, text)
+        return
+    fields = {
+        **_task_fields(options),
+        "task_id": options["task_id"] or f"manual-{os.urandom(8).hex()}",
+        "attempt": options["attempt"],
+        "memory_bytes": _size(options["memory"]),
+        "gpu_memory_bytes": _size(options["gpu_memory"]),
+        "run_ms": round(1000 * options["run_seconds"]),
+        "cpu_ms": round(1000 * options["cpu_seconds"]),
+        "cut_short": options["cut_short"],
+    }
+    execution = session.call("record_execution", **fields)["execution"]
+    known = "known already" if execution["known"] else "recorded"
+    text = f"{execution['task_id']} {known}: {execution['key']}, {_count(execution['samples'], 'run')}"
+    print_answer(session, execution, printable(text))
+
+
+@predict.command(
+    *_task_options,
+    Option("-l", "--limit", type=IntRange(1, 10_000), default=100, show_default=True, help="Of known types."),
+    Argument("command", nargs=-1),
+    interspersed=False,
+)
+def show(session: CliSession, /, **options: Any) -> None:
+    """What the next run of COMMAND, or of a task type, needs; without either, what is known at all."""
+    if not options["command"] and not options["task_type"]:
+        types = session.query("list_task_types", limit=options["limit"])["task_types"]
+        print_answer(session, {"task_types": types}, _types_text(types))
+        return
+    found = session.query("predict_task", **_task_fields(options))["prediction"]
+    print_answer(session, found, _prediction_text(found))
+
+
+@predict.command()
+def train(session: CliSession) -> None:
+    """Learn every type of task anew from its history, and fold runs of more than 90 days ago into summaries."""
+    line = ProgressLine()
+    training: dict[str, Any] = {}
+    with session.client() as client:
+        for _, message in client.stream("train_predictor"):
+            assert isinstance(message, dict)
+            if "training" in message:
+                training = message["training"]
+            else:
+                line.draw(partial(_progress_text, message["trained"], message["total"]))
+    line.clear()
+    print_answer(session, training, _training_text(training))
+
+
+def _progress_text(done: int, total: int) -> str:
+    return f"{progress_bar(done, total)} {done} of {_count(total, 'type')}"
+
+
+def _task_fields(options: dict[str, Any]) -> dict[str, Any]:
+    words = list(options["command"])
+    if words and options["task_type"]:
+        raise BadInput("give a command or --type, not both")
+    if words and options["parameters"]:
+        raise BadInput("--param goes with --type; the parameters of a command are its words")
+    if not words and not options["task_type"]:
+        raise BadInput("give a command or --type")
+    task: dict[str, Any] = {"command": words} if words else {"task_type": options["task_type"]}
+    parameters = dict(map(_parameter, options["parameters"]))
+    return {**task_fields({**task, "parameters": parameters}), "input_bytes": _size(options["input_size"])}
+
+
+def _parameter(text: str) -> tuple[str, float | str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise BadInput(f"a parameter is written as NAME=VALUE, not {text!r}")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
+
+
+def _size(text: str) -> int:
+    return parse_size(text) if text else 0
+
+
+def _executions(file: str) -> list[dict[str, Any]]:
+    """The executions in a file: one object, a list, or one object a line."""
+    try:
+        if file == "-":
+            content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with open(file, "rb") as opened:
+                content = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as failure:
+        raise BadInput(f"cannot read {file}: {failure.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise BadInput(f"{file} is larger than {format_size(MAX_FILE_BYTES)}")
+    try:
+        text = content.decode()
+        try:
+            parsed = json.loads(text)
+        except json.JSONDecodeError:
+            parsed = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as failure:
+        raise BadInput(f"{file} is no JSON: {failure}") from None
+    found = parsed if isinstance(parsed, list) else [parsed]
+    for number, one in enumerate(found, 1):
+        if not isinstance(one, dict) or not one.get("task_id"):
+            raise BadInput(f"execution {number} of {file}: needs an object with a task_id")
+    return found
+
+
+def _record_all(session: CliSession, executions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Record executions; what is wrong with one is found before the first is recorded."""
+    messages = []
+    for number, one in enumerate(executions, 1):
+        try:
+            messages.append(execution_fields(one["task_id"], one))
+        except BadInput as problem:
+            raise BadInput(f"execution {number}: {problem}") from None
+    with session.client() as client:
+        return [client.call("record_execution", **message)["execution"] for message in messages]
+
+
+def _types_text(types: Sequence[dict[str, Any]]) -> str:
+    headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
+    rows = [
+        (
+            one["samples"],
+            one["tier"] or "-",
+            "-" if one["confidence"] is None else f"{one['confidence']:.2f}",
+            format_time(one["last_run_at"]),
+            one["key"],
+        )
+        for one in types
+    ]
+    return table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")
+
+
+def _prediction_text(found: dict[str, Any]) -> str:
+    rows = [("memory", "no limit: not known" if found["memory_mb"] is None else _memory_text(found))]
+    rows += [("run time", "not known" if found["run_seconds"] is None else format_span(found["run_seconds"], ".3g"))]
+    rows += [("cores", f"{found['cpu_cores']:.2f}")] if found["cpu_cores"] is not None else []
+    rows += [("GPU memory", _mb(found["gpu_memory_mb"]))] if found["gpu_memory_mb"] is not None else []
+    rows += [("tier", f"{found['tier']}, confidence {found['confidence']:.2f}, {_count(found['samples'], 'run')}")]
+    rows += [("why", line) for line in found["why"]]
+    return "\n".join(map(printable, [found["key"], *(f"  {name:<11}{value}" for name, value in rows)]))
+
+
+def _memory_text(found: dict[str, Any]) -> str:
+    reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
+    return f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
+
+
+def _mb(value: float) -> str:
+    return format_size(round(value * MB))
+
+
+def _training_text(training: dict[str, Any]) -> str:
+    rows = [
+        (
+            one["samples"],
+            "-" if one["tier_before"] is None else f"{one['tier_before']} {one['confidence_before']:.2f}",
+            f"{one['tier']} {one['confidence']:.2f}",
+            one["key"],
+        )
+        for one in training["trained"]
+    ]
+    done = f"{_count(len(rows), 'type')} trained in {training['seconds']:.1f} s"
+    folded = f", {_count(training['folded_runs'], 'old run')} folded" if training["folded_runs"] else ""
+    return "\n".join([*([table(("RUNS", "BEFORE", "AFTER", "KEY"), rows, empty="")] if rows else []), done + folded])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,265 @@
+"""`CoordinatorServer`: the messages of workers over WebSockets, in a thread of its own, and the scaling loop.
+
+- Every connection shows a token of the grid (`Authorization: Bearer …`), and a browser's is refused.
+- A message is bounded, and answered before the next one of its connection is read.
+- A client that does not read its answers is cut off.
+- Nothing is kept here but which process a connection has registered: all else is in the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http
+import ipaddress
+import json
+import logging
+import ssl
+import threading
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Self
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from distributed_grid.client.async_client import AsyncClient
+from distributed_grid.errors import BadInput, GridError, Refused, TimedOut, Unreachable
+from distributed_grid.orchestration.coordinator_messages import Reply, error_reply, parse_message
+
+if TYPE_CHECKING:
+    from distributed_grid.orchestration.coordinator import Coordinator
+    from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+    from distributed_grid.orchestration.scaling_decision import ScalingDecision
+
+MAX_MESSAGE_BYTES = 256 * 1024
+MAX_CONNECTIONS = 1_000
+SEND_SECONDS = 10.0
+START_SECONDS = 60.0
+BEARER = "grid_"
+"""What every token begins with."""
+SCALING_SECONDS = 60.0
+log = logging.getLogger(__name__)
+
+
+class CoordinatorServer:
+    """Serves a coordinator's messages at an address of this machine; `start` and `stop` are safe to call twice."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        force_plain: bool = False,
+        scaling_seconds: float = SCALING_SECONDS,
+        send_seconds: float = SEND_SECONDS,
+    ) -> None:
+        """Port 0 is any that is free. An address that other machines reach needs TLS, unless `force_plain`.
+
+        With a `cloud_provider_manager` scaling is evaluated every `scaling_seconds`. A client that has not taken an
+        answer after `send_seconds` is cut off.
+        """
+        if ssl_context is None and not force_plain and not _is_loopback(host):
+            raise BadInput(f"{host} is reached from other machines: give an ssl_context, or force_plain=True")
+        self.coordinator = coordinator
+        self._ssl = ssl_context
+        self._host = host
+        self._port = port
+        self._scaling_seconds = scaling_seconds
+        self._send_seconds = send_seconds
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._address: tuple[str, int] | None = None
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where workers connect to."""
+        if self._address is None:
+            raise Refused("the coordinator's server was not started")
+        host, port = self._address
+        return f"{'ws' if self._ssl is None else 'wss'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def start(self) -> str:
+        """Begin to serve; the address. Raises where that cannot be had."""
+        if self._thread is None:
+            self._failure = None
+            ready = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(ready,), name="coordinator", daemon=True)
+            self._thread.start()
+            if not ready.wait(START_SECONDS):
+                raise TimedOut(f"the coordinator's server did not start within {START_SECONDS:g} s")
+            failure = self._problem()
+            if failure is not None:
+                self.stop()
+                raise Refused(f"the coordinator cannot serve at {self._host}:{self._port}: {failure}")
+        return self.url
+
+    def _problem(self) -> BaseException | None:
+        return self._failure
+
+    def stop(self) -> None:
+        """End all connections, and the server; workers connect again, and nothing that was acknowledged is lost."""
+        thread, loop, stopping = self._thread, self._loop, self._stopping
+        if thread is None:
+            return
+        if loop is not None and stopping is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stopping.set)
+        thread.join()
+        self._thread = self._loop = self._stopping = self._address = None
+
+    def _run(self, ready: threading.Event) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except Exception as failure:  # told to whoever started it
+            self._failure = failure
+        finally:
+            ready.set()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        client = self.coordinator.session.async_client()
+        await client.start()
+        sessions = WorkerSessions(client, self._send_seconds)
+        async with serve(
+            sessions.serve,
+            self._host,
+            self._port,
+            process_request=sessions.authenticate,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=4,
+            compression=None,
+            ssl=self._ssl,
+            logger=log.getChild("websocket"),
+        ) as server:
+            self._address = _address_of(server)
+            ready.set()
+            background = [asyncio.create_task(one) for one in self._background()]
+            await self._stopping.wait()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+
+    @property
+    def dynamic_resource_manager(self) -> DynamicResourceManager:
+        return self.coordinator.dynamic_resource_manager
+
+    @property
+    def cloud_provider_manager(self) -> Any:
+        return self.coordinator.cloud_provider_manager
+
+    def _background(self) -> list[Coroutine[Any, Any, None]]:
+        """The loops that run beside the connections; without providers there is nothing to scale."""
+        return [self._scaling_evaluation_loop()] if self.cloud_provider_manager is not None else []
+
+    async def _scaling_evaluation_loop(self) -> None:
+        """Evaluate scaling, and act on it, every so many seconds until cancelled."""
+        while True:
+            await asyncio.sleep(self._scaling_seconds)
+            try:
+                await asyncio.to_thread(self.evaluate_and_scale)
+            except GridError as failure:  # the next round may well succeed
+                log.warning("scaling: %s", failure)
+
+    def evaluate_and_scale(self) -> ScalingDecision:
+        """Evaluate once: create the workers that are missing, terminate those that are too many; the decision."""
+        scaling_decision = self.dynamic_resource_manager.evaluate_scaling()
+        provider_name = scaling_decision.provider
+        if scaling_decision.action == "scale_up":
+            for _ in range(scaling_decision.count):
+                self.cloud_provider_manager.create_worker(
+                    provider=provider_name,
+                    resources=scaling_decision.resource_requirements,
+                    worker_type=scaling_decision.worker_type,
+                )
+        elif scaling_decision.action == "scale_down":
+            for worker_id in scaling_decision.worker_ids:
+                self.cloud_provider_manager.terminate_worker(provider=provider_name, worker_id=worker_id)
+        return scaling_decision
+
+
+class WorkerSessions:
+    """The connections of workers."""
+
+    def __init__(self, client: AsyncClient, send_seconds: float) -> None:
+        self._client = client
+        self._send_seconds = send_seconds
+        self._open = 0
+
+    async def authenticate(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Refuse whoever shows no valid token before anything else is read of it."""
+        if request.headers.get("Origin") is not None:
+            return connection.respond(http.HTTPStatus.FORBIDDEN, "not for browsers\n")
+        if self._open >= MAX_CONNECTIONS:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token_id, _, secret = token.strip().removeprefix(BEARER).partition("_")
+        if scheme.lower() != "bearer" or not token.strip().startswith(BEARER) or not secret:
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "a token of the grid is needed\n")
+        try:
+            hashed = hashlib.sha256(secret.encode()).hexdigest()
+            await self._client.call("identify_token", token_id=token_id, secret_hash=hashed)
+        except Unreachable:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the control plane does not answer\n")
+        except GridError:
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "the token is not valid\n")
+        return None
+
+    async def serve(self, connection: ServerConnection) -> None:
+        """Answer the messages of one connection, one after the other, until it ends."""
+        self._open += 1
+        registered: dict[str, str] = {}
+        try:
+            async for body in connection:
+                reply = await self._answer(body, str(connection.id), registered)
+                async with asyncio.timeout(self._send_seconds):
+                    await connection.send(json.dumps(reply))
+        except ConnectionClosed:
+            pass
+        except TimeoutError:
+            log.warning("a worker does not read its answers: it is cut off")
+            connection.transport.abort()
+        finally:
+            self._open -= 1
+
+    async def _answer(self, body: str | bytes, connection: str, registered: dict[str, str]) -> Reply:
+        """The reply to one message. A worker that this connection has registered is the process that it said it is."""
+        try:
+            message = json.loads(body)
+            worker = message.get("worker_id") if isinstance(message, dict) else None
+            named = registered.get(worker, connection) if isinstance(worker, str) else connection
+            if isinstance(message, dict) and message.get("type") == "register":
+                named = connection
+            call = parse_message(message, connection=named)
+            reply = call.reply(await self._client.call(call.op, **call.arguments))
+        except GridError as error:
+            return error_reply(error)
+        except (ValueError, RecursionError) as error:
+            return {"type": "error", "error": "BadInput", "message": f"a message must be JSON: {error}"}
+        if reply["type"] == "registered":
+            registered[reply["worker_id"]] = reply["incarnation"]
+        if isinstance(message, dict) and "request_id" in message:
+            reply["request_id"] = message["request_id"]
+        return reply
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address_of(server: Server) -> tuple[str, int]:
+    host, port, *_ = next(iter(server.sockets)).getsockname()
+    return str(host), int(port)

@@ -1,0 +1,128 @@
+"""Deciders of pull workers: nodes without an agent, which report what they have and ask for their tasks.
+
+A task is assigned to a worker that is asking for one, and waits until the worker takes it: only then does it run. Asked
+again, the same attempt is handed out again. Another registration of the same worker is another process: what the
+earlier one had taken is lost, for nobody can know how it ended, and its fence is stale.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    Event,
+    HeartbeatReceived,
+    LeaseLost,
+    NodeDeclared,
+    PullWorkerRegistered,
+    QueueScanned,
+    ReassessmentRequested,
+    TaskAsked,
+)
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.jobs import Job, Outcome
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import GpuUsage, Node, NodeObservation, Usage
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import JobState, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.errors import NotFound, Refused
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, Record
+from distributed_grid.reactor.nodes import on_declared
+
+
+def on_registered(ledger: Ledger, event: PullWorkerRegistered, now: int) -> Decision:
+    """Take a pull worker in, or take in anew what it has; it counts as heard."""
+    node = event.node
+    old = ledger.nodes.get(node.name)
+    if old is not None and not old.is_pull:
+        raise Refused(f"{node.name} is a node with an agent, and cannot be registered as a pull worker")
+    decision = on_declared(ledger, NodeDeclared(node), now)
+    taken = [job.attempt for job in ledger.jobs_of(node.name) if job.attempt is not None]
+    stale = [one.lease_id for one in taken if one.started_at_ms and one.machine != node.incarnation]
+    why = f"{node.name} was registered anew, by another process than the one that ran it"
+    lost: list[Event] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
+    decision.follow = [*lost, HeartbeatReceived(node.name, event.usage), *decision.follow]
+    if stale[MAX_LEASES_PER_STEP:]:
+        decision.later = [event]
+    return decision
+
+
+def registered_worker(ledger: Ledger, name: str, incarnation: str) -> Node:
+    """The pull worker of that name; Refused where somebody else is registered under it. No incarnation is any."""
+    node = ledger.nodes.get(name)
+    if node is None or not node.is_pull:
+        raise NotFound(f"no pull worker is called {name}: register it first")
+    if incarnation and incarnation != node.incarnation:
+        raise Refused(f"{name} was registered by another process since: this one does not count any more")
+    return node
+
+
+def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
+    """Hand out the attempt that waits for a worker, or that it was given and does not have; else remember that it asks.
+
+    What is to be stopped, and what it says it does not have, is over.
+    """
+    node = registered_worker(ledger, event.worker, event.incarnation)
+    running, over = frozenset(event.running), Decision()
+    attempts = [(job.attempt.assigned_at_ms, job.uid, job) for job in ledger.jobs_of(node.name) if job.attempt]
+    for _, _, job in sorted(attempts, key=lambda entry: entry[:2]):
+        attempt = job.attempt
+        assert attempt is not None
+        if job.id in running or ledger.leases[attempt.lease_id].awaits:
+            continue
+        if job.state is JobState.STOPPING:
+            assert job.stop is not None
+            outcome = Outcome(job.stop.ending, detail=job.stop.detail)
+            over.follow.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+            continue
+        decision = _handed_out(ledger, job, node, now)
+        decision.follow = over.follow
+        return decision
+    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    over.changes.append(replace(seen, asking_since_ms=now))
+    if ledger.waiting and not seen.asking_since_ms:
+        over.follow.append(QueueScanned())
+    return over
+
+
+def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
+    """The answer with the attempt; one that was assigned only runs from now on."""
+    attempt, lease = job.attempt, ledger.leases[job.lease_id]
+    assert attempt is not None
+    if job.state is not JobState.ASSIGNED:
+        return Decision(answer=JobAnswer(job, lease))
+    attempt = replace(attempt, started_at_ms=now, machine=node.incarnation)
+    job = replace(job, state=advance_job(job.state, Step.START), attempts=(*job.attempts[:-1], attempt))
+    changes: list[Row] = [job]
+    if lease.state is LeaseState.RESERVING:
+        lease = replace(lease, state=advance_lease(lease.state, Step.BIND))
+        changes.append(lease)
+    data = {"job_id": job.id, "attempt": attempt.number}
+    record = Record("started", job.request.user, job.uid, node.name, "taken by the worker", data)
+    return Decision(changes, [record], JobAnswer(job, lease))
+
+
+def on_reassessment_requested(ledger: Ledger, event: ReassessmentRequested, now: int) -> Decision:
+    """Have every pull worker say anew what it has; it hears so with the answer to its next heartbeat."""
+    seen = [ledger.observations.get(name) for name in ledger.pull_nodes]
+    return Decision([replace(one, report_wanted=True) for one in seen if one is not None and not one.report_wanted])
+
+
+def reported_usage(has: Capacity, free: Capacity, claims: NodeClaims) -> Usage:
+    """The usage of a pull worker that has so much and says that so much is free. Its own tasks use no more than they
+    hold; the rest is others'."""
+    cpu_used = max(has.cpu_milli - free.cpu_milli, 0)
+    memory_used = max(has.memory_bytes - free.memory_bytes, 0)
+    memory_outside = max(memory_used - claims.memory_bytes, 0)
+    idle = [device.index for device in has.gpus if device.index not in claims.gpu_milli]
+    taken = max(len(has.gpus) - len(free.gpus) - len(claims.gpu_milli), 0)
+    whole = max(has.cpu_milli, 1)
+    return Usage(
+        cpu_busy_milli=1000 * cpu_used // whole,
+        cpu_outside_milli=1000 * max(cpu_used - claims.cpu_milli, 0) // whole,
+        memory_bytes=memory_used,
+        memory_outside_bytes=memory_outside,
+        gpus=tuple(GpuUsage(index, busy_milli=1000) for index in idle[len(idle) - taken :]) if taken else (),
+    )

@@ -1,0 +1,116 @@
+"""Deciders of scaling: its rules, an evaluation and what it calls for, and the end of a worker that was drained.
+
+The evaluation is a step of its own and records its sample of the utilization. What it calls for is done one worker
+after the other, some in that step and the others in later ones: each checks the leases and the budget of its moment.
+What is refused then is a record in the audit trail, never an error.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    OutputsBroughtHome,
+    ScalingEvaluated,
+    ScalingRulesSet,
+    WorkerDrainRequested,
+    WorkerRequested,
+    WorkerResumed,
+    WorkerTerminationRequested,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.scaling import ScalingPlan
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Worker
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import workers
+from distributed_grid.reactor.decision import Decision, Record, ScalingAnswer
+from distributed_grid.scheduling.scaling.evaluation import evaluate
+
+MAX_ACTIONS_PER_STEP = 8
+MAX_LOST_LISTED = 20
+
+
+def on_rules_set(ledger: Ledger, event: ScalingRulesSet, now: int) -> Decision:
+    """Set the rules of scaling."""
+    return Decision([event.rules] if event.rules != ledger.scaling else [])
+
+
+def on_evaluated(ledger: Ledger, event: ScalingEvaluated, now: int) -> Decision:
+    """Evaluate, or carry out the next part of a plan."""
+    if event.plan is not None:
+        return _carry_out(ledger, event, event.plan, now)
+    evaluation = evaluate(ledger, now, event.wall_ms, warm=event.warm, limit=len(event.ids))
+    plan = evaluation.plan
+    decision = Decision([evaluation.window], answer=ScalingAnswer(plan))
+    if plan.action != "none":
+        decision.follow = [replace(event, plan=plan)]
+    return decision
+
+
+def _carry_out(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now: int) -> Decision:
+    """Do one thing of a plan; the rest follows, so much of it in this step."""
+    decision, rest = _next_action(ledger, event, plan, now)
+    decision.answer = None
+    if not rest.worker_ids and not (rest.action == "scale_up" and rest.count):
+        return decision
+    ids = event.ids if rest.count == plan.count or plan.action == "scale_down" else event.ids[1:]
+    following = replace(event, plan=rest, ids=ids)
+    left = len(rest.worker_ids) + (rest.count if rest.action == "scale_up" else 0)
+    if left % MAX_ACTIONS_PER_STEP:
+        decision.follow.append(following)
+    else:
+        decision.later.append(following)
+    return decision
+
+
+def _next_action(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now: int) -> tuple[Decision, ScalingPlan]:
+    """The first thing that a plan calls for, and what is left of it."""
+    try:
+        if plan.worker_ids:
+            worker_id, *others = plan.worker_ids
+            rest = replace(plan, worker_ids=tuple(others))
+            return _resume_or_drain(ledger, plan, worker_id, now), rest
+        assert plan.worker is not None, "workers are started of some type"
+        rest = replace(plan, count=plan.count - 1)
+        wanted = replace(plan.worker, id=event.ids[0], by=GRID_USER, why=plan.reason)
+        return workers.on_requested(ledger, WorkerRequested(wanted, event.wall_ms), now), rest
+    except GridError as refusal:
+        record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), {"action": plan.action})
+        return Decision(records=[record]), replace(plan, worker_ids=(), count=0)
+
+
+def _resume_or_drain(ledger: Ledger, plan: ScalingPlan, worker_id: str, now: int) -> Decision:
+    if plan.action == "scale_up":
+        decision = workers.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
+        return _marked(decision, spare=False)
+    order = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
+    return _marked(workers.on_drain_requested(ledger, order, now), spare=True)
+
+
+def _marked(decision: Decision, *, spare: bool) -> Decision:
+    """With the worker marked as one that nobody needs, or not any more."""
+    rows: list[Row] = [replace(row, spare=spare) if isinstance(row, Worker) else row for row in decision.changes]
+    decision.changes = rows
+    return decision
+
+
+def on_outputs_brought_home(ledger: Ledger, event: OutputsBroughtHome, now: int) -> Decision:
+    """Terminate a worker that drains, if nothing is lent there; what could not be copied is recorded."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None or worker.state is not WorkerState.DRAINING or ledger.leases_on.get(worker.node):
+        return Decision()
+    order = WorkerTerminationRequested(worker.id, GRID_USER, worker.why, event.wall_ms)
+    decision = workers.on_termination_requested(ledger, order, now)
+    decision.answer = None
+    decision.records.insert(0, _kept(worker, event))
+    return decision
+
+
+def _kept(worker: Worker, event: OutputsBroughtHome) -> Record:
+    files = f"{event.files:,} file{'' if event.files == 1 else 's'} of ended jobs brought home"
+    lost = f", {len(event.lost):,} lost: {'; '.join(event.lost[:MAX_LOST_LISTED])}" if event.lost else ""
+    data = {"files": event.files, "bytes": event.bytes, "lost": list(event.lost[:MAX_LOST_LISTED])}
+    return Record("outputs-kept", GRID_USER, worker.id, worker.node, files + lost, data)

@@ -1,0 +1,184 @@
+"""Evaluation: whether workers are to be started or given back, how many, of which type, and why. It only reads.
+
+Up: where requests wait that only new workers would serve, and the bottleneck (the fullest resource that they ask for,
+over the window) is at its threshold. A busy grid in which nobody waits starts nothing. Down: workers that are idle
+(`idle_workers`). Each direction rests for its cooldown after a success: after a worker has joined, or is gone. The
+minimum and the maximum hold whatever the levels and cooldowns are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP, ScalingPlan, UtilizationWindow
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Worker
+from distributed_grid.scheduling.scaling.budget import budget_state, is_closed
+from distributed_grid.scheduling.scaling.demand import Demand, read_demand
+from distributed_grid.scheduling.scaling.host_machine import has_room
+from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
+from distributed_grid.scheduling.scaling.unmet import UnmetDemand, lendable, pack
+from distributed_grid.scheduling.scaling.utilization import sample_utilization
+from distributed_grid.scheduling.scaling.worker_choice import OfferedType, choose_type
+
+MAX_STARTS = 100
+"""Workers that one evaluation starts; the next one comes soon."""
+_ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
+"""Which resource is the bottleneck among equally full ones: the scarcest first."""
+_SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING, WorkerState.JOINED})
+
+
+class ScalingEvaluation(Struct, frozen=True):
+    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not)."""
+
+    plan: ScalingPlan
+    demand: Demand
+    unmet: UnmetDemand
+    window: UtilizationWindow
+    idle: tuple[IdleWorker, ...]
+    up_at_ms: int
+    down_at_ms: int
+
+
+def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
+    """What scaling would do now, starting at most so many workers; `wall_ms` says which day it is (UTC), `warm` how
+    many workers are to be kept because of the load that is expected."""
+    return Evaluator(ledger, now, wall_ms, warm, min(limit, MAX_STARTS)).evaluate()
+
+
+class Evaluator:
+    """One evaluation; what it is made from is read once."""
+
+    def __init__(self, ledger: Ledger, now: int, wall_ms: int, warm: int, limit: int) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._wall_ms = wall_ms
+        self._limit = limit
+        self._rules = rules = ledger.scaling
+        self._workers = [worker for worker in ledger.workers.values() if worker.provider == rules.provider]
+        self._serving = [worker for worker in self._workers if worker.state in _SERVING]
+        self._room = max(rules.max_workers - len(self._workers), 0)
+        self._types: Sequence[OfferedType] = [
+            (one, lendable(ledger, one))
+            for one in rules.types
+            if not is_closed_type(ledger, one) and has_room(ledger, one)
+        ]
+        self._floor = max(rules.min_workers, min(warm, rules.max_workers))
+        self._demand = read_demand(ledger, [resources for _, resources in self._types])
+        self._unmet = pack(ledger, self._demand, self._room)
+        self._window = ledger.utilization.added(sample_utilization(ledger, self._unmet, now), rules.window_ms)
+        self._bottleneck = self._fullest()
+        self._level = self._window.mean(self._bottleneck, now - rules.window_ms)
+        self._up_at_ms = self._rests_until(SCALED_UP, rules.up_cooldown_ms)
+        self._down_at_ms = self._rests_until(SCALED_DOWN, rules.down_cooldown_ms)
+
+    def evaluate(self) -> ScalingEvaluation:
+        idle = idle_workers(self._ledger, self._serving, self._now)
+        plan = self._plan(idle) if self._rules.provider else self._nothing("scaling.provider is not set")
+        return ScalingEvaluation(
+            plan, self._demand, self._unmet, self._window, tuple(idle), self._up_at_ms, self._down_at_ms
+        )
+
+    def _rests_until(self, counter: str, cooldown_ms: int) -> int:
+        succeeded = self._ledger.counters.get(counter)
+        return succeeded + cooldown_ms if succeeded is not None and succeeded + cooldown_ms > self._now else 0
+
+    def _fullest(self) -> ResourceType:
+        """The fullest resource over the window, among those that unmet requests ask for where there are any."""
+        asked = [resource for resource in _ORDER if self._unmet.total(resource)] or _ORDER
+        return max(asked, key=lambda resource: self._window.mean(resource, self._now - self._rules.window_ms))
+
+    def _plan(self, idle: Sequence[IdleWorker]) -> ScalingPlan:
+        missing = min(max(self._floor - len(self._serving), 0), self._room, self._limit)
+        wanted, why_not = self._wanted()
+        kept = self._unmet.kept
+        if wanted is not None and wanted[1] >= missing:
+            return self._up(wanted[0], wanted[1], f"{_requests(self._unmet.requests)} for {self._fullness()}")
+        if missing and self._types:
+            chosen = wanted[0] if wanted is not None else self._types[0][0]
+            return self._up(chosen, missing, self._why_floor())
+        if kept:
+            return self._up(None, 0, f"{_requests(self._demand.requests)}")
+        excess = max(len(self._workers) - self._rules.max_workers, 0)
+        giving = GiveBack(self._ledger, self._serving, idle, self._floor)
+        leaving, why_stays = giving.choose(excess, resting=bool(self._down_at_ms))
+        if leaving:
+            reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
+            ids = tuple(one.worker.id for one in leaving)
+            return ScalingPlan("scale_down", reason, len(ids), ids, self._level, self._bottleneck)
+        nothing = (
+            "what waits is served by what there is or comes" if self._demand.shapes else "nothing waits for a worker"
+        )
+        return self._nothing("; ".join(part for part in (why_not or nothing, why_stays) if part))
+
+    def _wanted(self) -> tuple[tuple[Worker, int] | None, str]:
+        """The type and number of workers that the unmet requests call for, or why none are started."""
+        if not self._unmet.shapes:
+            return None, ""
+        waiting = _requests(self._unmet.requests)
+        if self._level < self._rules.up_milli:
+            return None, f"{waiting}, {self._fullness()}, which is below {_percent(self._rules.up_milli)}"
+        if self._up_at_ms:
+            rest = _seconds(self._up_at_ms - self._now)
+            return None, f"{waiting}, a worker joined a short while ago: the next is started in {rest}"
+        if not self._room:
+            return None, f"{waiting}, and there are {len(self._workers)} of at most {self._rules.max_workers} workers"
+        chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
+        return chosen, "" if chosen is not None else f"{waiting}, and no type of worker serves them"
+
+    def _up(self, worker: Worker | None, count: int, reason: str) -> ScalingPlan:
+        kept = self._unmet.kept
+        if worker is not None:
+            paid, refusal = self._affordable(worker, count)
+            if not paid and not kept:
+                return self._nothing(f"{reason}; {refusal}")
+            count, reason = paid, f"{reason}; {paid} of {count} are within the budget: {refusal}" if refusal else reason
+        why = f"{reason}; {_workers(len(kept))} that drain{'s' if len(kept) == 1 else ''} kept" if kept else reason
+        return ScalingPlan("scale_up", why, count, kept, self._level, self._bottleneck, worker)
+
+    def _affordable(self, worker: Worker, count: int) -> tuple[int, str]:
+        """How many of so many workers the budget allows, and why not more."""
+        state = budget_state(self._ledger, self._now, self._wall_ms)
+        for number in range(count):
+            refusal = state.refusal(f"a {worker.worker_type} worker of {worker.provider}", worker.price_micro)
+            if refusal is not None:
+                return number, refusal
+            state = state.with_one_more(worker.price_micro)
+        return count, ""
+
+    def _nothing(self, reason: str) -> ScalingPlan:
+        return ScalingPlan("none", reason, 0, (), self._level, self._bottleneck)
+
+    def _fullness(self) -> str:
+        return f"{self._bottleneck} at {_percent(self._level)} over the window"
+
+    def _why_floor(self) -> str:
+        if self._floor > self._rules.min_workers:
+            return f"{_workers(self._floor)} are kept warm for the load that is expected"
+        return f"at least {_workers(self._floor)} must be there"
+
+
+def is_closed_type(ledger: Ledger, worker: Worker) -> bool:
+    """Whether a type is not to be tried at present."""
+    scopes = {"zone": worker.zone, "market": worker.market, "kind": worker.worker_type}
+    return bool(is_closed(ledger, worker.provider, worker.offer, **scopes))
+
+
+def _percent(milli: int) -> str:
+    return f"{milli / 10:.0f} %"
+
+
+def _seconds(duration_ms: int) -> str:
+    return f"{-(-duration_ms // 1000)} s"
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{' waits' if count == 1 else 's wait'}"
+
+
+def _workers(count: int) -> str:
+    return f"{count:,} worker{'' if count == 1 else 's'}"

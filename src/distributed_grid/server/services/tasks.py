@@ -1,0 +1,241 @@
+"""Tasks: submitted as jobs, handed out to the pull workers that ask, reported by them. Used by the socket.
+
+An answer that a task was handed out, or a report taken in, comes after that is durable. A report counts once, for the
+attempt of its fence, and only from the worker that was given it; any other changes nothing, and hears why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from distributed_grid.api import requests
+from distributed_grid.api.worker_resources import required_amounts, requirements_view
+from distributed_grid.control.grid import Grid, tasks_key
+from distributed_grid.control.views import View, Viewer
+from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked
+from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
+from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Priority
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.errors import BadInput
+from distributed_grid.ports import Store
+from distributed_grid.reactor import JobAnswer
+from distributed_grid.reactor.jobs import FOREVER_MS
+from distributed_grid.reactor.pull_workers import registered_worker
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.services.job_sizing import JobSizer
+from distributed_grid.server.services.pull_workers import PullWorkerService
+from distributed_grid.server.services.records import ended_job
+from distributed_grid.server.services.run_recording import command_shape
+
+ASK_SECONDS = 5.0
+"""A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""
+MIB = 1024**2
+
+
+class TaskService:
+    """Answers the requests about tasks."""
+
+    def __init__(
+        self, grid: Grid, viewer: Callable[[], Viewer], workers: PullWorkerService, sizer: JobSizer | None = None
+    ) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._workers = workers
+        self._sizer = sizer
+
+    async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
+        """Queue a task; the same request id again gets the same one."""
+        command = Command(
+            op.argv,
+            tuple(sorted(op.env.items())),
+            timeout_ms=round(1000 * op.timeout_seconds),
+            given=tuple(sorted(op.env)),
+            payload=_json(op.payload, "the task") if op.payload is not None else "{}",
+        )
+        request = Request(
+            op.request_id,
+            caller.user,
+            required_amounts(op.requirements),
+            Priority.parse(op.priority),
+            wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
+            team=caller.team,
+            strategy=Strategy.FITTEST,
+            labels=tuple(_label(word) for word in op.labels),
+            expects_ms=command.timeout_ms,
+            limits_memory=True,
+            runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
+        )
+        task_id = op.task_id or f"task-{op.request_id[:12]}"
+        estimate = await self._estimate(op, command, caller.user)
+        answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
+        assert isinstance(answer, JobAnswer)
+        return {"job": self._viewer().job(answer.job), "reasons": list(answer.reasons)}
+
+    async def _estimate(self, op: requests.SubmitTask, command: Command, user: str) -> JobEstimate | None:
+        """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
+        if op.requirements or self._sizer is None:
+            return None
+        shape = command_shape(command.argv, command.payload)
+        estimate = await self._sizer.estimate_shape(shape, user)
+
+        def largest(ledger: Ledger, now: int) -> int:
+            return max((node.lendable.memory_bytes for node in ledger.nodes.values()), default=0)
+
+        if estimate is None or estimate.memory_limits[0] > await self._grid.read(largest):
+            return None
+        return estimate
+
+    async def list(self, op: requests.ListTasks) -> View:
+        """The waiting tasks, the oldest first."""
+
+        def waiting(ledger: Ledger, now: int) -> list[Job]:
+            queued = (
+                ledger.jobs[ledger.leases[lease_id].job] for *_, lease_id in ledger.waiting if _is_job(ledger, lease_id)
+            )
+            tasks = (job for job in queued if job.request.runs_on is not WorkerKind.AGENT)
+            return list(itertools.islice(tasks, op.limit))
+
+        return {"tasks": [_described(job) for job in await self._grid.read(waiting)]}
+
+    async def take(self, op: requests.TakeTask) -> View:
+        """The task that a worker is to run now, or None; the same one again until it is reported."""
+        changed = self._grid.watch(tasks_key(op.worker_id))
+        try:
+            async with asyncio.timeout(op.wait_seconds or None) as limit:
+                while (job := await self._ask(op)) is None and op.wait_seconds:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), ASK_SECONDS)
+                    changed.clear()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            job = None
+        finally:
+            self._grid.unwatch(tasks_key(op.worker_id), changed)
+        return {"task": task_view(job) if job is not None else None}
+
+    async def _ask(self, op: requests.TakeTask) -> Job | None:
+        """Ask once, and again where asking has brought something. It is a sign of life, too."""
+        asked = TaskAsked(op.worker_id, op.incarnation, op.running)
+        registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
+        self._workers.hear_again(op.worker_id)
+        _, answer = await asyncio.gather(self._grid.handle(NodeHeard(op.worker_id)), self._grid.handle(asked))
+        if answer is None and self._is_assigned(op):
+            answer = await self._grid.handle(asked)
+        return answer.job if isinstance(answer, JobAnswer) else None
+
+    def _is_assigned(self, op: requests.TakeTask) -> bool:
+        return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
+
+    async def report(self, op: requests.ReportTask) -> View:
+        """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
+        so. The same report again is accepted again."""
+        job = await self._find(op.task_id)
+        attempt = next((one for one in job.attempts if one.fence == op.fence), None) if job is not None else None
+        if job is None or attempt is None or attempt.node != op.worker_id:
+            return _not_accepted(_why_not(op, job))
+        result = _json(op.result, "the result") if op.result is not None else ""
+        if attempt.outcome is None:
+            outcome = _outcome(op, attempt, self._grid.now_ms())
+            event = AttemptEnded(job.uid, attempt.number, op.fence, outcome, (op.worker_id,), result=result)
+            answer = await self._grid.handle(event)
+            if isinstance(answer, JobAnswer):
+                return _accepted(answer.job, repeated=False)
+            job = await self._find(op.task_id)
+            attempt = next((one for one in job.attempts if one.fence == op.fence), None) if job is not None else None
+        if job is None or attempt is None or attempt.outcome is None or attempt.outcome.ending is Ending.LOST:
+            why = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
+            return _not_accepted(f"this attempt of {op.task_id} was given up: {why}")
+        return _accepted(job, repeated=True)
+
+    async def _find(self, task_id: str) -> Job | None:
+        """The task of exactly this id, alive or ended."""
+
+        def alive(ledger: Ledger, now: int) -> Job | None:
+            return ledger.jobs.get(ledger.job_uids.get(task_id, "")) or self._grid.recently_ended(task_id)
+
+        def ended(store: Store) -> list[Job]:
+            return [ended_job(row) for row in store.ended("job", request_id=task_id, limit=1)]
+
+        found = await self._grid.read(alive)
+        return found if found is not None else next(iter(await self._grid.query(ended)), None)
+
+
+def task_view(job: Job) -> View:
+    """A task as its worker gets it: what it is about, its fence, and the reservation that it runs under."""
+    attempt = job.attempts[-1]
+    return {
+        **_described(job),
+        "worker_id": attempt.node,
+        "attempt": attempt.number,
+        "fence": attempt.fence,
+        "resource_reservation_id": attempt.lease_id,
+    }
+
+
+def _is_job(ledger: Ledger, lease_id: str) -> bool:
+    return bool(ledger.leases[lease_id].job)
+
+
+def _described(job: Job) -> View:
+    command = job.command
+    return {
+        "task_id": job.id,
+        "payload": msgspec.json.decode(command.payload or "{}"),
+        "command": list(command.argv),
+        "env": dict(command.env),
+        "timeout_seconds": command.timeout_ms / 1000,
+        "requirements": requirements_view(job.sized_request.ask),
+        "priority": job.request.priority.name.lower(),
+        "retries_left": job.retries_left,
+    }
+
+
+def _accepted(job: Job, *, repeated: bool) -> View:
+    return {"accepted": True, "repeated": repeated, "reason": None, "state": str(job.state)}
+
+
+def _not_accepted(reason: str) -> View:
+    return {"accepted": False, "repeated": False, "reason": reason, "state": None}
+
+
+def _why_not(op: requests.ReportTask, job: Job | None) -> str:
+    if job is None:
+        return f"there is no task {op.task_id}"
+    if any(one.fence == op.fence for one in job.attempts):
+        return f"{op.task_id} was given to another worker, not to {op.worker_id}"
+    return f"the fence {op.fence} is stale: it is of no attempt of {op.task_id}"
+
+
+def _outcome(op: requests.ReportTask, attempt: Attempt, now: int) -> Outcome:
+    over = op.over_limit and not op.succeeded
+    return Outcome(
+        Ending.OVER_LIMIT if over else Ending.EXITED,
+        exit_code=None if over else 0 if op.succeeded else 1,
+        detail=op.error[:MAX_DETAIL_CHARS],
+        cpu_ms=round(1000 * op.cpu_seconds),
+        max_memory_bytes=round(op.peak_memory_mb * MIB),
+        wall_ms=max(now - attempt.started_at_ms, 0),
+    )
+
+
+def _json(value: Any, what: str) -> str:
+    text = msgspec.json.encode(value)
+    if len(text) > requests.MAX_PAYLOAD_BYTES:
+        raise BadInput(f"{what} has {len(text):,} bytes as JSON, {requests.MAX_PAYLOAD_BYTES:,} are allowed")
+    return text.decode()
+
+
+def _label(word: str) -> tuple[str, str]:
+    key, _, value = word.partition("=")
+    if not key:
+        raise BadInput(f"a label needs a key: {word!r}")
+    return key, value

@@ -1,0 +1,124 @@
+"""Autoscaler: evaluates scaling at every interval, and has the ledger start and give back workers.
+
+What the provider can start is read first and kept in the ledger, so that a request which only a worker could serve
+waits for one. Where workers could not reach this control plane, or the provider cannot be used, nothing is started and
+the reason is shown. Without `scaling.provider` it only sets the rules: nothing acts on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import ScalingEvaluated, ScalingRulesSet
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
+from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.errors import GridError
+from distributed_grid.reactor.decision import ScalingAnswer
+from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
+from distributed_grid.server.workers.expected_load import ExpectedLoad
+from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
+from distributed_grid.server.workers.reconciler import wall_ms
+
+FIRST_SECONDS = 5.0
+"""The first evaluation is not before that: by then the nodes have reported."""
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 10.0
+SAMPLES_PER_WINDOW = 30
+log = logging.getLogger(__name__)
+
+
+class Autoscaler:
+    """Evaluates scaling; `problem` says why the provider cannot be used at present."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        catalog: OfferCatalog,
+        rules: ScalingRules,
+        *,
+        check_reachable: Callable[[str], Awaitable[None]],
+        expected: ExpectedLoad | None = None,
+    ) -> None:
+        """With `expected` workers are kept and started for the load that is expected."""
+        self._grid = grid
+        self._catalog = catalog
+        self._rules = rules
+        self._check_reachable = check_reachable
+        self._expected = expected
+        self.problem = ""
+        self.warm = 0
+
+    @property
+    def provider(self) -> str:
+        return self._rules.provider
+
+    @property
+    def interval_seconds(self) -> float:
+        """The time between two evaluations: so many in a window, within bounds."""
+        each = self._rules.window_ms / 1000 / SAMPLES_PER_WINDOW
+        return min(max(each, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
+
+    @property
+    def expected_milli(self) -> int | None:
+        """The load that is expected soon, in thousandths of a worker; None where nothing is forecast."""
+        return None if self._expected is None else self._expected.expected_milli
+
+    async def run(self) -> None:
+        """Evaluate until cancelled; without a provider set the rules and end."""
+        if not self._rules.provider:
+            await self._grid.handle(ScalingRulesSet(self._rules))
+            return
+        await self.read_types()
+        if self._expected is not None:
+            await self._expected.start(wall_ms())
+        await asyncio.sleep(min(FIRST_SECONDS, self._rules.window_ms / 1000))
+        while True:
+            try:
+                await self.read_types()
+                await self.evaluate_now()
+            except GridError as failure:
+                log.warning("scaling could not be evaluated: %s", failure)
+            await asyncio.sleep(self.interval_seconds)
+
+    async def read_types(self) -> None:
+        """Have the ledger know what the provider can start; nothing while workers could not be used."""
+        try:
+            await self._check_reachable(self._rules.provider)
+            offers = await self._catalog.offers(self._rules.provider)
+            problem = "" if offers else f"{self._rules.provider} offers nothing"
+        except GridError as failure:
+            problem, offers = str(failure), ()
+        if problem != self.problem:
+            self.problem = problem
+            if problem:
+                log.warning("no workers of %s can be started: %s", self._rules.provider, problem)
+        types = tuple(
+            _template(worker_of(one, self._rules.provider, WorkerResources(), by=GRID_USER)) for one in offers
+        )
+        rules = replace(self._rules, types=types)
+        if rules != self._grid.ledger.scaling:
+            await self._grid.handle(ScalingRulesSet(rules))
+
+    async def evaluate_now(self) -> tuple[ScalingPlan, list[str]]:
+        """Evaluate once and act; what is done, and the workers that are wanted because of it."""
+        if self._expected is not None:
+            self.warm = await self._expected.sample(wall_ms())
+        ids = tuple(new_worker_id() for _ in range(MAX_STARTS))
+        answer = await self._grid.handle(ScalingEvaluated(ids, wall_ms(), self.warm))
+        assert isinstance(answer, ScalingAnswer)
+        plan = answer.plan
+        if plan.action == "none":
+            return plan, []
+        log.info("%s: %s", plan.action, plan.reason)
+        return plan, await self._grid.read(
+            lambda ledger, now: [one for one in ids[: plan.count] if one in ledger.workers]
+        )
+
+
+def _template(worker: Worker) -> Worker:
+    return replace(worker, id="", by="")

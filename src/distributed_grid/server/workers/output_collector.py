@@ -1,0 +1,208 @@
+"""Bringing home what jobs left on a worker, before it is terminated: output and files, into the control plane's own
+directory of jobs, where they are read from then on.
+
+A copy that was interrupted goes on where it was: an attempt is marked when all of it is here, and within one the files
+that are complete are kept. So much is brought home of one worker; what is beyond that, or cannot be read, is lost with
+the worker, and that is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from distributed_grid.adapters.workdir.manifest import ManifestEntry
+from distributed_grid.adapters.workdir.tree_writer import FileReceiver
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
+from distributed_grid.control.agent_files import RemoteFiles, in_work
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import OutputsBroughtHome
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.workers import Worker
+from distributed_grid.errors import GridError, NotFound
+from distributed_grid.ports import Store
+from distributed_grid.reactor.effects import pending_homecomings
+from distributed_grid.server.workers.reconciler import wall_ms
+from distributed_grid.supervision import start_logged
+
+MAX_HOME_BYTES = 10 * 1024**3
+MAX_ATTEMPTS = 20_000
+ATTEMPTS_AT_ONCE = 4
+CHUNK_BYTES = 1024 * 1024
+POLL_SECONDS = 0.5
+GIVE_UP_SECONDS = 600.0
+"""How long a worker that answers nothing, or a full disk, keeps a worker from being terminated."""
+EVERYTHING = ("**",)
+KEPT_LIMIT_TEXT = "too much was brought home of this worker already"
+log = logging.getLogger(__name__)
+
+
+class Haul(Struct):
+    """What was brought home so far, and what is lost; `room_bytes` is how much more may come."""
+
+    room_bytes: int
+    files: int = 0
+    bytes: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    def admits(self, name: str, size: int) -> bool:
+        """Whether a file may still come; one that may not is lost."""
+        if size <= self.room_bytes:
+            return True
+        self.lost.append(f"{name}: {KEPT_LIMIT_TEXT}")
+        return False
+
+    def add(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
+        self.room_bytes -= size
+
+
+class OutputCollector:
+    """Brings home what is on workers that drain; which those are is read from the ledger again and again."""
+
+    def __init__(self, grid: Grid, jobs: Path, remote: RemoteFiles, *, max_bytes: int = MAX_HOME_BYTES) -> None:
+        self._grid = grid
+        self._jobs = jobs
+        self._remote = remote
+        self._max_bytes = max_bytes
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._first_tried: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                effects = await self._grid.read(lambda ledger, now: pending_homecomings(ledger))
+                for effect in effects:
+                    if effect.worker.id not in self._in_flight:
+                        self._begin(effect.worker)
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            for task in self._in_flight.values():
+                task.cancel()
+
+    def _begin(self, worker: Worker) -> None:
+        task = start_logged(self._bring_home(worker), f"bringing home the files of {worker.id}")
+        self._in_flight[worker.id] = task
+        task.add_done_callback(lambda done: self._in_flight.pop(worker.id, None))
+
+    async def _bring_home(self, worker: Worker) -> None:
+        """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
+        now = asyncio.get_running_loop().time()
+        since = self._first_tried.setdefault(worker.id, now)
+        try:
+            haul = await self.collect(worker)
+        except (GridError, OSError) as failure:
+            log.warning("the files on %s cannot be brought home: %s", worker.id, failure)
+            if now - since < GIVE_UP_SECONDS:
+                return
+            haul = Haul(0, lost=[f"files of its jobs: {failure}"])
+        self._first_tried.pop(worker.id, None)
+        done = OutputsBroughtHome(worker.id, wall_ms(), haul.files, haul.bytes, tuple(haul.lost))
+        await self._grid.handle_with_retry(done)
+
+    async def collect(self, worker: Worker) -> Haul:
+        """Bring home what attempts left on a worker; Unreachable or OSError where it has to be tried again."""
+        attempts = await self._grid.query(lambda store: attempts_on(store, worker))
+        haul = Haul(self._max_bytes)
+        if len(attempts) > MAX_ATTEMPTS:
+            haul.lost.append(f"the files of {len(attempts) - MAX_ATTEMPTS} attempts or more: too many of them")
+        slots = asyncio.Semaphore(ATTEMPTS_AT_ONCE)
+
+        async def bring(lease_id: str) -> None:
+            async with slots:
+                if not await asyncio.to_thread(is_home, str(self._jobs), lease_id):
+                    await self._bring_attempt(worker.node, lease_id, haul)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lease_id in attempts[:MAX_ATTEMPTS]:
+                    group.create_task(bring(lease_id))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return haul
+
+    async def _bring_attempt(self, node: str, lease_id: str, haul: Haul) -> None:
+        folder = self._jobs / lease_id
+        await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
+        for name in (STDOUT, STDERR):
+            await self._bring_output(node, lease_id, folder / name, haul)
+        try:
+            found = await self._remote.find(node, lease_id, EVERYTHING)
+        except NotFound:  # it never began
+            found = None
+        if found is not None:
+            haul.lost += [f"{lease_id}: {reason}" for reason in found.skipped]
+            for entry in found.entries:
+                await self._bring_file(node, lease_id, folder, entry, haul)
+        await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
+
+    async def _bring_output(self, node: str, lease_id: str, path: Path, haul: Haul) -> None:
+        """Append what is missing of the output; its end is where the worker has no more."""
+        name = path.name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            while True:
+                if not haul.admits(f"{lease_id}: {name}", CHUNK_BYTES):
+                    return
+                try:
+                    _, data = await self._remote.read(node, lease_id, name.encode(), size, CHUNK_BYTES)
+                except NotFound as missing:
+                    haul.lost.append(f"{lease_id}: {missing}")
+                    return
+                if not data:
+                    break
+                await asyncio.to_thread(os.write, fd, data)
+                size += len(data)
+                haul.bytes += len(data)
+                haul.room_bytes -= len(data)
+            haul.files += size > 0
+        finally:
+            os.close(fd)
+
+    async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
+        """Copy one file whole; one that is here already is kept."""
+        name = f"{WORK}/{entry.path}"
+        if await asyncio.to_thread(_has_size, folder, name, entry.size):
+            haul.files += 1
+            return
+        if not haul.admits(f"{lease_id}: {entry.path}", entry.size):
+            return
+        with FileReceiver(folder) as receiver:
+            receiver.begin(name, entry.size, entry.mode)
+            got = 0
+            while got < entry.size:
+                size = min(CHUNK_BYTES, entry.size - got)
+                try:
+                    _, data = await self._remote.read(node, lease_id, in_work(entry), got, size)
+                except NotFound as missing:
+                    haul.lost.append(f"{lease_id}: {missing}")
+                    return
+                if not data:
+                    haul.lost.append(f"{lease_id}: {entry.path} became shorter while it was copied")
+                    return
+                await asyncio.to_thread(receiver.write, data)
+                got += len(data)
+            await asyncio.to_thread(receiver.finish)
+        haul.add(entry.size)
+
+
+def attempts_on(store: Store, worker: Worker) -> list[str]:
+    """The ids of the attempts that ended on a worker, the newest first, and one more than are brought home."""
+    rows = store.ended("lease", node=worker.node, since_ms=worker.created_at_ms, limit=MAX_ATTEMPTS + 1)
+    leases = (decode_row("lease", row.blob) for row in rows)
+    return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
+
+
+def _has_size(folder: Path, name: str, size: int) -> bool:
+    try:
+        return os.lstat(folder / name).st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,104 @@
+"""Predictors in memory over the history on disk: which are kept, what they learn, and what a training changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
+from distributed_grid.prediction.task_runs import TaskRun
+from distributed_grid.prediction.tiers import Tier, TierSettings
+from distributed_grid.server.services.predictor_pool import MAX_LEARNED, MAX_PREDICTORS, PredictorPool, TypeKey
+
+NOW = 200 * DAY_MS
+MB = 1 << 20
+TASK = TypeKey("ana", "x")
+
+
+def runs(count: int, *, key: str = "x", first: int = 0, ended_at_ms: int = NOW) -> list[TaskRun]:
+    return [
+        TaskRun(f"{key}-{i}", 1, "ana", key, memory_bytes=100 * MB + i % 7 * MB, run_ms=1000, ended_at_ms=ended_at_ms)
+        for i in range(first, first + count)
+    ]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[PredictorPool]:
+    pool = PredictorPool(TaskHistory(tmp_path / "predictions.db"), TierSettings())
+    yield pool
+    pool.close()
+
+
+def test_a_type_without_a_history_has_no_predictor(pool: PredictorPool) -> None:
+    assert pool.load(TASK) is None
+    assert pool.cached(TASK) is None
+    assert pool.train(TASK, NOW) is None
+
+
+def test_a_predictor_is_read_from_the_history_and_learns_what_comes(pool: PredictorPool) -> None:
+    assert pool.take_in(runs(25), NOW) == runs(25)
+    assert pool.cached(TASK) is None
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    assert predictor.samples == 25
+    assert pool.load(TASK) is predictor
+    assert pool.take_in(runs(30), NOW) == runs(5, first=25)
+    assert predictor.samples == 30
+    assert predictor.tier()[0] is Tier.ML
+
+
+def test_of_many_runs_at_once_the_last_are_learned_and_all_are_counted(pool: PredictorPool) -> None:
+    pool.take_in(runs(5), NOW)
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    pool.take_in(runs(10 * MAX_LEARNED, first=5), NOW)
+    assert predictor.samples == 5 + 10 * MAX_LEARNED
+
+
+def test_runs_from_before_the_kept_time_are_left_out(pool: PredictorPool) -> None:
+    assert pool.take_in(runs(3, ended_at_ms=NOW - KEPT_MS - 1), NOW) == []
+
+
+def test_training_replaces_what_is_in_memory_and_reports_both(pool: PredictorPool) -> None:
+    pool.take_in(runs(40), NOW)
+    before = pool.load(TASK)
+    assert pool.take_untrained() == []
+    pool.take_in(runs(1, first=40), NOW)
+    assert pool.take_untrained() == [TASK]
+    assert pool.take_untrained() == []
+    trained = pool.train(TASK, NOW + 1)
+    assert trained is not None
+    assert (trained.samples, trained.tier, trained.tier_before) == (41, Tier.ML, Tier.ML)
+    assert trained.confidence > 0.8
+    assert pool.cached(TASK) is not before
+    assert pool.trained_at_ms(TASK) == NOW + 1
+
+
+def test_training_what_nobody_asks_for_fills_no_memory(pool: PredictorPool) -> None:
+    pool.take_in(runs(40), NOW)
+    trained = pool.train(TASK, NOW)
+    assert trained is not None
+    assert trained.tier_before is None
+    assert pool.cached(TASK) is None
+
+
+def test_old_runs_count_by_their_summary(pool: PredictorPool) -> None:
+    old = runs(20, ended_at_ms=NOW - KEPT_MS)
+    pool.take_in(old, NOW)
+    later = NOW + DAY_MS
+    assert pool.fold(later) == 20
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    assert (predictor.samples, predictor.tier()[0]) == (20, Tier.STATISTICS)
+
+
+def test_the_predictors_that_were_asked_for_longest_ago_leave(pool: PredictorPool) -> None:
+    for i in range(MAX_PREDICTORS + 2):
+        pool.take_in(runs(1, key=f"k{i}"), NOW)
+        pool.load(TypeKey("ana", f"k{i}"))
+        pool.cached(TypeKey("ana", "k0"))
+    assert pool.cached(TypeKey("ana", "k0")) is not None
+    assert pool.cached(TypeKey("ana", "k1")) is None
+    assert pool.cached(TypeKey("ana", f"k{MAX_PREDICTORS + 1}")) is not None
