@@ -25,7 +25,9 @@ POLL_SECONDS = 0.2
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("suite", type=Path, help="a folder with test_*.py files")
-    options.add_argument("--serve", type=Path, metavar="FILE", help="let pull workers connect; their address is in FILE")
+    options.add_argument(
+        "--serve", type=Path, metavar="FILE", help="let pull workers connect; their address is in FILE"
+    )
     options.add_argument("--pull-only", action="store_true", help="run the tests on pull workers alone")
     options.add_argument("--retries", type=int, default=1, help="how often a file is run again that failed")
     options.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole suite")
@@ -79,7 +81,7 @@ def report(coordinator: Coordinator, tasks: dict[str, str], timeout: float) -> i
             if status["state"] != "ended":
                 continue
             del waiting[name]
-            passed = status["outcome"] == "exited" and not status["detail"]
+            passed = status["outcome"] == "exited" and status["exit_code"] == 0
             failed += not passed
             print(f"{'passed' if passed else 'FAILED':6}  {name:16} on {status['node_id']}", flush=True)
         time.sleep(POLL_SECONDS)

@@ -2,7 +2,7 @@
 
     GRID_TOKEN=… python examples/pull_worker.py ws://127.0.0.1:PORT --id box-1
 
-It needs Python and the `websockets` and `psutil` packages of the project. It ends when it was idle for `--idle` seconds.
+It ends when it had nothing to do for `--idle` seconds, or when the coordinator is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from distributed_grid.agent.hardware import HardwareDetector
@@ -30,23 +31,31 @@ def main() -> int:
     options.add_argument("url")
     options.add_argument("--id", default=socket.gethostname(), help="the name of this worker")
     options.add_argument("--tag", action="append", default=[], help="a tag that tasks may ask for")
+    options.add_argument("--cores", type=int, default=1, help="how many cores it gives to tasks")
     options.add_argument("--idle", type=float, default=60.0, help="end after so many seconds without a task")
     given = options.parse_args()
     token = os.environ.get("GRID_TOKEN", "")
     if not token:
-        options.error("set GRID_TOKEN to a token of the grid: grid daemon token create USER")
-    with connect(given.url, additional_headers={"Authorization": f"Bearer {token}"}) as coordinator:
-        work(coordinator, given.id, given.tag, given.idle)
+        options.error("set GRID_TOKEN to a token of the grid: grid daemon token create --user NAME")
+    try:
+        with connect(given.url, additional_headers={"Authorization": f"Bearer {token}"}) as coordinator:
+            work(coordinator, given)
+    except ConnectionClosed:
+        print(f"{given.id}: the coordinator is gone", flush=True)
+    except OSError as failure:
+        raise SystemExit(f"pull_worker: {given.url} cannot be reached: {failure}") from failure
     return 0
 
 
-def work(coordinator: ClientConnection, worker_id: str, tags: list[str], idle_seconds: float) -> None:
+def work(coordinator: ClientConnection, given: argparse.Namespace) -> None:
     """Run one task after another until none came for a while."""
-    capabilities = HardwareDetector().get_capabilities()
-    ask(coordinator, type="register", worker_id=worker_id, capabilities=capabilities, tags=tags)
+    worker_id: str = given.id
+    found = HardwareDetector().get_capabilities()
+    resources = {"cpu": {"cores": given.cores, "available_cores": given.cores}, "memory": found["memory"]}
+    ask(coordinator, type="register", worker_id=worker_id, resources=resources, tags=given.tag)
     print(f"{worker_id}: registered", flush=True)
     last_task = time.monotonic()
-    while time.monotonic() - last_task < idle_seconds:
+    while time.monotonic() - last_task < given.idle:
         task = ask(coordinator, type="get_task", worker_id=worker_id, wait_seconds=HEARTBEAT_SECONDS)["task"]
         if task is None:
             ask(coordinator, type="heartbeat", worker_id=worker_id)
@@ -75,8 +84,8 @@ def run(coordinator: ClientConnection, worker_id: str, task: dict[str, Any]) -> 
             except subprocess.TimeoutExpired:
                 ask(coordinator, type="heartbeat", worker_id=worker_id)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = {"worker": worker_id, "exit_code": process.returncode, "output": output.decode(errors="replace")}
-    result["output"] = result["output"][-KEPT_CHARS:]
+    said = output.decode(errors="replace")[-KEPT_CHARS:]
+    result = {"worker": worker_id, "exit_code": process.returncode, "output": said}
     if process.returncode == 0:
         return {"type": "complete", "result": result, "peak_memory_mb": used.ru_maxrss / 1024}
     return {"type": "fail", "error": f"exit code {process.returncode}", "result": result}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.orchestration.coordinator import Coordinator, CoordinatorServer
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -250,6 +252,35 @@ def test_loops_run_under_the_names_of_the_guide(coordinator: Coordinator, worker
     assert told["report_resources"] is False
 
 
+def test_workers_report_anew_as_often_as_the_config_says(grid: Shell):
+    config = grid.cwd / "cluster.yaml"
+    config.write_text("scaling: {worker_reassessment_interval_seconds: 1}\n")
+    grid("daemon", "start", "--config", str(config), check=0)
+    with Coordinator(state_dir=grid.state_dir) as coordinator:
+        assert coordinator.worker_manager.register_worker("w1", resources=HAS)
+        wait_until(lambda: coordinator.process_message({"type": "heartbeat", "worker_id": "w1"})["report_resources"])
+
+
+def test_the_programs_of_the_guide_run(shared_grid: Shell, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRID_STATE_DIR", str(shared_grid.state_dir))
+    page = (PROJECT / "docs/guide/coordinator.md").read_text()
+    coordinating, working, reserving = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for program in (coordinating, working):
+        exec(compile(program, "the guide", "exec"), names)
+    try:
+        names["work"](names["server"].url, token(shared_grid), "of-the-guide", 1)
+        assert names["tasks"].get_task_result(names["task_id"]) == {"module": "parser", "passed": 12}
+        names["coordinator"].worker_manager.remove_worker("of-the-guide")
+    finally:
+        names["server"].stop()
+        names["coordinator"].close()
+    exec(compile(reserving, "the guide", "exec"), names)
+    assert not names["manager"].resource_reservations
+    coordinator.worker_manager.remove_worker("bench-1")
+    names["manager"].stop()
+
+
 # ------------------------------------------------------------------ over the WebSocket
 
 
@@ -336,8 +367,53 @@ def test_nonsense_is_answered_with_one_line(server: CoordinatorServer, shared_gr
 
 def test_a_message_that_is_too_long_ends_its_connection(server: CoordinatorServer, shared_grid: Shell):
     with dial(server, token(shared_grid)) as worker, pytest.raises(ConnectionClosed):
-        worker.send(json.dumps({"type": "status", "filler": "x" * 300_000}))
-        worker.recv(timeout=30)
+        ask(worker, type="status", filler="x" * 300_000)
+
+
+def _send_often(connection: ClientConnection, question: str) -> None:
+    """Ask for megabytes of answers, and read none."""
+    for _ in range(100_000):
+        connection.send(question)
+
+
+def test_a_client_that_does_not_read_is_cut_off(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    task_id = coordinator.task_manager.add_task({"type": "long"})
+    task = coordinator.task_manager.get_next_task(worker)
+    assert task is not None
+    assert coordinator.task_manager.complete_task(task, result="x" * 60_000)
+    question = json.dumps({"type": "task_status", "task_id": task_id})
+    with CoordinatorServer(coordinator, send_seconds=0.2) as server, dial(server, token(shared_grid)) as silent:
+        silent.socket.settimeout(30)
+        with pytest.raises(ConnectionClosed):
+            _send_often(silent, question)
+        with dial(server, token(shared_grid)) as other:
+            assert ask(other, type="status")["type"] == "status"
+
+
+def test_a_task_without_needs_is_sized_from_its_earlier_runs(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    tasks = coordinator.task_manager
+    for _ in range(8):
+        tasks.add_task({"type": "learned", "requirements": {"cpu_cores": 1}})
+        task = tasks.get_next_task(worker)
+        assert task is not None
+        assert tasks.complete_task(task, peak_memory_mb=700, cpu_seconds=1)
+
+    def sized() -> Any:
+        shown = shared_grid.json("predict", "show", "--type", "learned")
+        return shown["samples"] >= 8 and shown
+
+    wait_until(sized)
+    task_id = tasks.add_task({"type": "learned"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    given = task["requirements"]["memory_mb"]
+    assert 700 <= given < 2000
+    assert tasks.fail_task(task, error="out of memory", over_limit=True, peak_memory_mb=given)
+    again = tasks.get_next_task(worker)
+    assert again is not None
+    assert again["task_id"] == task_id
+    assert again["requirements"]["memory_mb"] > given
+    assert tasks.complete_task(again)
 
 
 def test_other_machines_only_reach_it_with_tls(coordinator: Coordinator):

@@ -96,8 +96,11 @@ class PredictionService:
 
     async def size(self, user: str, argv: Sequence[str], input_bytes: int) -> MemoryPrediction | None:
         """Memory for a job that states no needs; None: too little is known, so it gets no limit."""
+        return await self.size_shape(user, task_shape(argv), input_bytes)
+
+    async def size_shape(self, user: str, shape: TaskShape, input_bytes: int) -> MemoryPrediction | None:
+        """The same for a task of this shape."""
         try:
-            shape = task_shape(argv)
             predictor = await self._predictor(TypeKey(user, shape.key))
             return None if predictor is None else predictor.predict(input_bytes, shape.features)
         except Exception:  # a bug here must not fail a job
