@@ -7,12 +7,14 @@ PROPERTY_TESTS = $(wildcard tests/unit/reactor/test_*invariants.py tests/unit/re
 DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py))
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
 	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
-# The labs first: they take longest.
-REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
+REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component
+SLOW_UNIT_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.slow tests/unit tests/contract)
 ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
-FAST = -n 2 --dist loadscope -p no:schemathesis
-PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
-TEST_WORKERS ?= 4
+# In the order of tests/support/run_order.py.
+ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
+FAST = -n 2 $(ORDERED) -m "not slow"
+PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
+TEST_WORKERS ?= 5
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -35,8 +37,7 @@ ray: ## add Ray to .venv, for the control plane and for `grid cluster install --
 check: setup ## format, lint, types, layers, house rules: what CI asks first
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
-	$(BIN)/mypy --strict src scripts examples
-	$(BIN)/mypy $(wildcard tests bench)
+	$(BIN)/mypy --num-workers 2 $(CHECKED)
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python scripts/check_house_rules.py
 
@@ -46,14 +47,14 @@ format: setup ## let ruff write the format, and fix what it can
 
 test: test-fast test-real ## the whole test suite, the fast part first
 
-test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
+test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
 	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
 	$(BIN)/pytest $(OTHER_UNIT_TESTS) $(FAST) $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
-test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
-	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
+test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests
+	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) $(SLOW_UNIT_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
 	$(BIN)/python scripts/run_real_tests.py $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers

@@ -16,7 +16,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
-from tests.support import processes  # noqa: E402
+from tests.support import processes, run_order  # noqa: E402
 
 settings.register_profile(
     "grid",
@@ -28,20 +28,23 @@ settings.register_profile(
 )
 settings.load_profile("grid")
 
-RAY_LAB = "tests/lab/ray/"
-
 
 class FilesAndLabs(LoadScopeScheduling):
     """Parallel runs: a file runs in one worker, and so do all tests of the Ray lab: they share a grid or a lab."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return RAY_LAB if path.startswith(RAY_LAB) else path
+        return run_order.scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndLabs:
     return FilesAndLabs(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Parallel runs begin with what takes longest."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: run_order.place_of(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -234,7 +234,8 @@ class Engine(Protocol):
 class WorkerOffer(Struct, frozen=True):
     """A kind of machine that a provider can start; `id` is the provider's own name of it, with zone and market.
 
-    `price_micro` is what an hour costs in millionths of a dollar; None: not known.
+    `price_micro` is what an hour costs in millionths of a dollar; None: not known. `on_this_machine`: what it has comes
+    out of the control plane's machine.
     """
 
     id: str
@@ -243,6 +244,7 @@ class WorkerOffer(Struct, frozen=True):
     price_micro: int | None = None
     zone: str = ""
     market: str = ""
+    on_this_machine: bool = False
 
 
 class WorkerOrder(Struct, frozen=True):
@@ -280,13 +282,12 @@ class CloudProviderBase(ABC):
     will, and that nothing exists. What a provider keeps between calls is only its connection. No call lasts for ever:
     while one does, no other is made about the same machine.
 
-    `is_on_this_host`: its machines reach the loopback addresses of the control plane's. `uses_this_host`: what they
-    have comes out of the control plane's machine. `is_consistent`: what it was asked to end and does not know is gone.
+    `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
+    `is_consistent`: what it was asked to end and does not know is gone.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
-    uses_this_host: ClassVar[bool] = False
     is_consistent: ClassVar[bool] = False
 
     @abstractmethod

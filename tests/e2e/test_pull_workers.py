@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.orchestration.coordinator import Coordinator, CoordinatorServer
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -70,6 +72,7 @@ def test_a_task_goes_through_a_worker_and_its_result_is_kept(coordinator: Coordi
     assert tasks.get_task_result(task_id) == {"accuracy": 0.93}
     shown = shared_grid.job(task_id)
     assert (shown["outcome"], shown["exit_code"], shown["result"]) == ("exited", 0, {"accuracy": 0.93})
+    assert 'result:       {"accuracy": 0.93}' in shared_grid("jobs", "show", task_id, check=0).stdout
     assert manager(coordinator).release_resources(task["resource_reservation_id"])  # the guide does so; it is harmless
     again = tasks.complete_task(task, result={"accuracy": 0.93})
     assert again.accepted
@@ -219,6 +222,47 @@ def test_what_was_handed_out_and_reported_survives_kill_9(coordinator: Coordinat
     assert manager(coordinator).release_resources(reservation)
 
 
+def test_a_worker_that_dies_loses_what_it_ran_and_nothing_else(
+    coordinator: Coordinator, worker: str, shared_grid: Shell
+):
+    tasks = coordinator.task_manager
+    hello = {"type": "register", "worker_id": "mortal", "resources": HAS, "hold_seconds": 1}
+    assert coordinator.process_message(hello)["hold_seconds"] == 1
+    again, once = tasks.add_task({"type": "again", "retries": 1}), tasks.add_task({"type": "once"})
+    taken = [tasks.get_next_task("mortal", running=running) for running in ((), (again,))]
+    assert [task["task_id"] for task in taken if task is not None] == [again, once]
+    lost = wait_until(lambda: (job := shared_grid.job(once))["state"] == "ended" and job)  # it is not heard any more
+    assert (lost["outcome"], lost["attempts"][0]["node_id"]) == ("lost", "mortal")
+    late = tasks.complete_task(taken[1], result="too late")
+    assert not late
+    assert "not heard from" in str(late.reason)
+    rerun = wait_until(lambda: tasks.get_next_task(worker))
+    assert (rerun["task_id"], rerun["attempt"]) == (again, 2)
+    assert tasks.complete_task(rerun)
+
+
+def test_a_worker_hears_what_it_is_to_stop(coordinator: Coordinator, worker: str, shared_grid: Shell):
+    tasks = coordinator.task_manager
+    task_id = tasks.add_task({"type": "long"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    shared_grid("jobs", "cancel", task_id, check=0)
+    told = coordinator.process_message({"type": "heartbeat", "worker_id": worker})["stop"]
+    assert [(one["task_id"], one["fence"]) for one in told] == [(task_id, task["fence"])]
+    assert tasks.fail_task(task, error="stopped").state == "ended"
+    assert shared_grid.job(task_id)["outcome"] == "cancelled"
+
+
+def test_a_node_with_an_agent_is_a_worker_to_reserve_on_too(coordinator: Coordinator):
+    drm = manager(coordinator)
+    name = next(name for name, has in drm.worker_resources.items() if has["cpu"]["available_cores"] >= 1)
+    reservation = drm.reserve_resources(name, "on-an-agent", {"cpu_cores": 0.5})
+    assert drm.worker_tasks[name] == {"on-an-agent"}
+    assert drm.release_resources(reservation)
+    with pytest.raises(Refused, match="a node with an agent"):
+        coordinator.worker_manager.register_worker(name, resources=HAS)
+
+
 def test_status_shows_pull_workers_and_their_tasks(coordinator: Coordinator, worker: str, shared_grid: Shell):
     task_id = coordinator.task_manager.add_task({"type": "shown"})
     task = coordinator.task_manager.get_next_task(worker)
@@ -227,6 +271,7 @@ def test_status_shows_pull_workers_and_their_tasks(coordinator: Coordinator, wor
     assert [one["host"] for one in status["nodes"] if one["node_id"] == worker] == ["pull"]
     assert [one["command"] for one in status["jobs"] if one["job_id"] == task_id] == ['task {"type":"shown"}']
     assert worker in shared_grid("distribute", "status", check=0).stdout
+    assert worker not in {one["node_id"] for one in status["offers"]}  # nobody else can have what it offers
     row = next(one for one in shared_grid.json("cluster", "status") if one["node_id"] == worker)
     assert (row["address"], row["jobs"]) == ("pull", 1)
     assert coordinator.task_manager.complete_task(task)
@@ -248,6 +293,35 @@ def test_loops_run_under_the_names_of_the_guide(coordinator: Coordinator, worker
     assert asked["report_resources"] is True
     told = coordinator.process_message({"type": "heartbeat", "worker_id": worker, "resources": HAS})
     assert told["report_resources"] is False
+
+
+def test_workers_report_anew_as_often_as_the_config_says(grid: Shell):
+    config = grid.cwd / "cluster.yaml"
+    config.write_text("scaling: {worker_reassessment_interval_seconds: 1}\n")
+    grid("daemon", "start", "--config", str(config), check=0)
+    with Coordinator(state_dir=grid.state_dir) as coordinator:
+        assert coordinator.worker_manager.register_worker("w1", resources=HAS)
+        wait_until(lambda: coordinator.process_message({"type": "heartbeat", "worker_id": "w1"})["report_resources"])
+
+
+def test_the_programs_of_the_guide_run(shared_grid: Shell, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRID_STATE_DIR", str(shared_grid.state_dir))
+    page = (PROJECT / "docs/guide/coordinator.md").read_text()
+    coordinating, working, reserving = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for program in (coordinating, working):
+        exec(compile(program, "the guide", "exec"), names)
+    try:
+        names["work"](names["server"].url, token(shared_grid), "of-the-guide", 1)
+        assert names["tasks"].get_task_result(names["task_id"]) == {"module": "parser", "passed": 12}
+        names["coordinator"].worker_manager.remove_worker("of-the-guide")
+    finally:
+        names["server"].stop()
+        names["coordinator"].close()
+    exec(compile(reserving, "the guide", "exec"), names)
+    assert not names["manager"].resource_reservations
+    coordinator.worker_manager.remove_worker("bench-1")
+    names["manager"].stop()
 
 
 # ------------------------------------------------------------------ over the WebSocket
@@ -336,8 +410,53 @@ def test_nonsense_is_answered_with_one_line(server: CoordinatorServer, shared_gr
 
 def test_a_message_that_is_too_long_ends_its_connection(server: CoordinatorServer, shared_grid: Shell):
     with dial(server, token(shared_grid)) as worker, pytest.raises(ConnectionClosed):
-        worker.send(json.dumps({"type": "status", "filler": "x" * 300_000}))
-        worker.recv(timeout=30)
+        ask(worker, type="status", filler="x" * 300_000)
+
+
+def _send_often(connection: ClientConnection, question: str) -> None:
+    """Ask for megabytes of answers, and read none."""
+    for _ in range(100_000):
+        connection.send(question)
+
+
+def test_a_client_that_does_not_read_is_cut_off(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    task_id = coordinator.task_manager.add_task({"type": "long"})
+    task = coordinator.task_manager.get_next_task(worker)
+    assert task is not None
+    assert coordinator.task_manager.complete_task(task, result="x" * 60_000)
+    question = json.dumps({"type": "task_status", "task_id": task_id})
+    with CoordinatorServer(coordinator, send_seconds=0.2) as server, dial(server, token(shared_grid)) as silent:
+        silent.socket.settimeout(30)
+        with pytest.raises(ConnectionClosed):
+            _send_often(silent, question)
+        with dial(server, token(shared_grid)) as other:
+            assert ask(other, type="status")["type"] == "status"
+
+
+def test_a_task_without_needs_is_sized_from_its_earlier_runs(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    tasks = coordinator.task_manager
+    for _ in range(8):
+        tasks.add_task({"type": "learned", "requirements": {"cpu_cores": 1}})
+        task = tasks.get_next_task(worker)
+        assert task is not None
+        assert tasks.complete_task(task, peak_memory_mb=700, cpu_seconds=1)
+
+    def sized() -> Any:
+        shown = shared_grid.json("predict", "show", "--type", "learned")
+        return shown["samples"] >= 8 and shown
+
+    wait_until(sized)
+    task_id = tasks.add_task({"type": "learned"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    given = task["requirements"]["memory_mb"]
+    assert 700 <= given < 2000
+    assert tasks.fail_task(task, error="out of memory", over_limit=True, peak_memory_mb=given)
+    again = tasks.get_next_task(worker)
+    assert again is not None
+    assert again["task_id"] == task_id
+    assert again["requirements"]["memory_mb"] > given
+    assert tasks.complete_task(again)
 
 
 def test_other_machines_only_reach_it_with_tls(coordinator: Coordinator):

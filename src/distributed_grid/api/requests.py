@@ -413,12 +413,13 @@ class TakeTask(Message, frozen=True):
 
 
 class ReportTask(Message, frozen=True, kw_only=True):
-    """How the attempt of a task with this fence ended, as its worker says."""
+    """How the attempt of a task with this fence ended, as its worker says; `over_limit`: it had too little memory."""
 
     worker_id: WorkerId
     task_id: Name
     fence: Fence
     succeeded: bool
+    over_limit: bool = False
     result: Any = None
     error: Annotated[str, Meta(max_length=65_536)] = ""
     cpu_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0

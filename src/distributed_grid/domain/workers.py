@@ -27,8 +27,9 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
     hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
-    `why` says why it is in its state. `problem` is the last error of its provider. `host` is the node on whose machine
-    it runs, and which lends it what it has, where that is one of this grid. `warning`: where it has less than asked.
+    `why` says why it is in its state. `problem` is the last error of its provider. `on_this_machine`: what it has comes
+    out of the control plane's machine; where that is a node of the grid, it is the `host`, which lends it what it has.
+    `warning` says where it has less than was asked for.
 
     `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call to create it began, `unanswered` how
     many of these had no answer, `tries` how many calls in a row were not the last one needed; the next is not before
@@ -58,6 +59,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     zone: str = ""
     market: str = ""
+    on_this_machine: bool = False
     host: str = ""
     warning: str = ""
     unanswered: int = 0

@@ -21,6 +21,7 @@ from distributed_grid.orchestration.coordinator_messages import (
 )
 from distributed_grid.orchestration.coordinator_server import CoordinatorServer
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+from distributed_grid.orchestration.resource_performance_predictor import ResourcePerformancePredictor
 from distributed_grid.orchestration.task_manager import Task, TaskManager, TaskReceipt
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ class Coordinator:
     ) -> None:
         self.config = cluster_config
         self.session = BlockingSession(cluster_config, state_dir=state_dir)
-        self._state_dir = state_dir
         self._predictor = resource_predictor
-        self._providers = cloud_provider_manager
+        self._state_dir = state_dir
+        self.cloud_provider_manager = cloud_provider_manager
         self.worker_manager = WorkerManager(self.session)
 
     def __enter__(self) -> Self:
@@ -96,6 +97,9 @@ class Coordinator:
         manager = self.__dict__.get("dynamic_resource_manager")
         if manager is not None:
             manager.stop()
+        predictor = self.__dict__.get("resource_predictor")
+        if predictor is not None:
+            predictor.close()
         self.session.close()
 
     @cached_property
@@ -104,9 +108,14 @@ class Coordinator:
         return DynamicResourceManager(session=self.session)
 
     @cached_property
+    def resource_predictor(self) -> Any:
+        """What tasks need, learned from what they used."""
+        return self._predictor or ResourcePerformancePredictor(self.config, state_dir=self._state_dir)
+
+    @cached_property
     def task_manager(self) -> TaskManager:
-        """The tasks; those that say nothing of their needs are sized by the predictor."""
-        return TaskManager(self.session)
+        """The tasks of the grid's workers."""
+        return TaskManager(self.session, resource_predictor=self.resource_predictor)
 
     def process_message(self, message: Mapping[str, Any], websocket: object = None) -> Reply:
         """The reply to a message of a worker; what is wrong with it is a reply of type `error`."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from distributed_grid.api.worker_resources import reported_resources
 from distributed_grid.errors import BadInput
-from distributed_grid.orchestration.task_manager import checked_json, report_fields, task_fields, task_of, words
+from distributed_grid.orchestration.task_manager import checked_json, report_fields, submission_fields, task_of, words
 
 Message = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -106,10 +106,21 @@ def _heartbeat(message: Message, connection: str) -> CoordinatorCall:
     resources = _mapping(message.get("resources") or {}, "resources")
     if resources:
         reported_resources(resources)
+        resources = _with_idle_cores(resources, message.get("hardware_metrics"))
     arguments = {**_worker(message, connection), "resources": dict(resources)}
     return CoordinatorCall(
         "report_pull_worker", arguments, lambda answer: {"type": "heartbeat_ack", "status": "ok", **answer["worker"]}
     )
+
+
+def _with_idle_cores(resources: Mapping[str, Any], metrics: Any) -> Mapping[str, Any]:
+    """The resources, where more cores are idle now than the load average, which lags, leaves available."""
+    percent = metrics.get("cpu_percent") if isinstance(metrics, Mapping) else None
+    cpu = resources["cpu"]
+    if not isinstance(percent, int | float) or not 0 <= percent <= 100 or "available_cores" not in cpu:
+        return resources
+    idle = cpu["cores"] * (1 - percent / 100)
+    return {**resources, "cpu": {**cpu, "available_cores": max(cpu["available_cores"], idle)}}
 
 
 def _get_task(message: Message, connection: str) -> CoordinatorCall:
@@ -138,6 +149,7 @@ def _report(message: Message, *, succeeded: bool) -> CoordinatorCall:
     arguments["result"] = checked_json(message.get("result"), "the result")
     if not succeeded:
         arguments["error"] = str(message.get("error") or "")
+        arguments["over_limit"] = bool(message.get("over_limit"))
     for name in ("cpu_seconds", "peak_memory_mb"):
         if name in message:
             arguments[name] = message[name]
@@ -148,7 +160,7 @@ _STATUS = {"completed": True, "success": True, "failed": False, "failure": False
 
 
 def _add_task(message: Message, connection: str) -> CoordinatorCall:
-    arguments = task_fields(_mapping(message.get("task"), "task"))
+    arguments = submission_fields(_mapping(message.get("task"), "task"))
     return CoordinatorCall(
         "submit_task",
         arguments,
@@ -164,7 +176,7 @@ def _unregister(message: Message, connection: str) -> CoordinatorCall:
 def _task_status(message: Message, connection: str) -> CoordinatorCall:
     def reply(answer: dict[str, Any]) -> Reply:
         job = answer["job"]
-        fields = ("state", "node_id", "outcome", "detail", "result", "retries_left")
+        fields = ("state", "node_id", "outcome", "exit_code", "detail", "result", "retries_left")
         return {"type": "task_status", "task_id": job["job_id"], **{name: job[name] for name in fields}}
 
     return CoordinatorCall("get_job", {"job_id": _text(message, "task_id")}, reply)

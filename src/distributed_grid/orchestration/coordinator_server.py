@@ -29,6 +29,8 @@ from distributed_grid.orchestration.coordinator_messages import Reply, error_rep
 
 if TYPE_CHECKING:
     from distributed_grid.orchestration.coordinator import Coordinator
+    from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+    from distributed_grid.orchestration.scaling_decision import ScalingDecision
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_CONNECTIONS = 1_000
@@ -148,8 +150,42 @@ class CoordinatorServer:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
 
+    @property
+    def dynamic_resource_manager(self) -> DynamicResourceManager:
+        return self.coordinator.dynamic_resource_manager
+
+    @property
+    def cloud_provider_manager(self) -> Any:
+        return self.coordinator.cloud_provider_manager
+
     def _background(self) -> list[Coroutine[Any, Any, None]]:
-        return []
+        """The loops that run beside the connections; without providers there is nothing to scale."""
+        return [self._scaling_evaluation_loop()] if self.cloud_provider_manager is not None else []
+
+    async def _scaling_evaluation_loop(self) -> None:
+        """Evaluate scaling, and act on it, every so many seconds until cancelled."""
+        while True:
+            await asyncio.sleep(self._scaling_seconds)
+            try:
+                await asyncio.to_thread(self.evaluate_and_scale)
+            except GridError as failure:  # the next round may well succeed
+                log.warning("scaling: %s", failure)
+
+    def evaluate_and_scale(self) -> ScalingDecision:
+        """Evaluate once: create the workers that are missing, terminate those that are too many; the decision."""
+        scaling_decision = self.dynamic_resource_manager.evaluate_scaling()
+        provider_name = scaling_decision.provider
+        if scaling_decision.action == "scale_up":
+            for _ in range(scaling_decision.count):
+                self.cloud_provider_manager.create_worker(
+                    provider=provider_name,
+                    resources=scaling_decision.resource_requirements,
+                    worker_type=scaling_decision.worker_type,
+                )
+        elif scaling_decision.action == "scale_down":
+            for worker_id in scaling_decision.worker_ids:
+                self.cloud_provider_manager.terminate_worker(provider=provider_name, worker_id=worker_id)
+        return scaling_decision
 
 
 class WorkerSessions:

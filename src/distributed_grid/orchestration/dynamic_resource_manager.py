@@ -16,10 +16,34 @@ from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import reported_resources, required_amounts
 from distributed_grid.client.blocking_session import BlockingSession
+from distributed_grid.domain.scaling import (
+    DEFAULT_EVALUATION_WINDOW,
+    DEFAULT_HISTORY_RETENTION,
+    DEFAULT_SCALE_DOWN_COOLDOWN,
+    DEFAULT_SCALE_DOWN_THRESHOLD,
+    DEFAULT_SCALE_UP_COOLDOWN,
+    DEFAULT_SCALE_UP_THRESHOLD,
+    DEFAULT_TARGET_UTILIZATION,
+    DEFAULT_WORKER_REASSESSMENT_INTERVAL,
+)
 from distributed_grid.errors import BadInput, GridError, NotFound
+from distributed_grid.orchestration.scaling_decision import ScalingDecision
 
 if TYPE_CHECKING:
     from distributed_grid.config import ClusterConfig
+
+__all__ = [
+    "DEFAULT_EVALUATION_WINDOW",
+    "DEFAULT_HISTORY_RETENTION",
+    "DEFAULT_SCALE_DOWN_COOLDOWN",
+    "DEFAULT_SCALE_DOWN_THRESHOLD",
+    "DEFAULT_SCALE_UP_COOLDOWN",
+    "DEFAULT_SCALE_UP_THRESHOLD",
+    "DEFAULT_TARGET_UTILIZATION",
+    "DEFAULT_WORKER_REASSESSMENT_INTERVAL",
+    "DynamicResourceManager",
+    "ScalingDecision",
+]
 
 TRACKER_SECONDS = 10.0
 log = logging.getLogger(__name__)
@@ -172,6 +196,10 @@ class DynamicResourceManager:
     def _check(self, worker_id: str, requirements: Resources) -> dict[str, Any]:
         required_amounts(requirements)
         return self._session.call("check_worker_fit", worker_id=worker_id, requirements=dict(requirements))
+
+    def evaluate_scaling(self) -> ScalingDecision:
+        """Whether workers are to be started or given back now; nothing is done."""
+        return ScalingDecision.from_row(self._session.call("plan_scaling")["plan"]["decision"])
 
     # ------------------------------------------------------------------ views
 

@@ -45,12 +45,13 @@ class TaskManager:
         return [task_of(view) for view in self._session.call("list_tasks")["tasks"]]
 
     def add_task(self, task: Mapping[str, Any]) -> str:
-        """Queue a task; its id. What the dictionary says besides the keys below is the worker's to read.
+        """Queue a task; its id. What the dictionary says besides the keys below is the worker's to read. A task without
+        requirements is sized from the earlier runs of its type or command.
 
         `task_id` (made where missing), `requirements`, `priority`, `retries`, `timeout_seconds`, `labels`, and
         `command` (a list of words) with `env`, which lets nodes with an agent run it, too.
         """
-        answer = self._session.call("submit_task", **task_fields(task, self._estimate_task_resources(task)))
+        answer = self._session.call("submit_task", **submission_fields(task))
         task_id: str = answer["job"]["job_id"]
         return task_id
 
@@ -104,12 +105,19 @@ class TaskManager:
         *,
         fence: int | None = None,
         result: Any = None,
+        over_limit: bool = False,
         cpu_seconds: float = 0.0,
         peak_memory_mb: float = 0.0,
     ) -> TaskReceipt:
-        """The task failed; it is run again where it has retries left. Its reservation ends with the attempt."""
+        """The task failed; it is run again where it has retries left, or with more memory where the grid has sized it
+        and it was `over_limit`. Its reservation ends with the attempt."""
         fields = report_fields(task, worker_id, fence)
-        fields |= {"succeeded": False, "error": str(error), "result": checked_json(result, "the result")}
+        fields |= {
+            "succeeded": False,
+            "over_limit": over_limit,
+            "error": str(error),
+            "result": checked_json(result, "the result"),
+        }
         return self._report(fields, cpu_seconds, peak_memory_mb)
 
     def get_task_result(self, task_id: str) -> Any:
@@ -128,15 +136,18 @@ class TaskManager:
         predictor = resource_predictor or self.resource_predictor
         if predictor is None:
             return {"cpu_cores": 1}
-        predicted = predictor.predict_resource_requirements(task)
-        return {name: predicted[name] for name in ("cpu_cores", "memory_mb", "gpu_memory_mb") if predicted.get(name)}
+        try:
+            predicted = predictor.predict_resource_requirements(task)
+        except BadInput:  # it has neither a type nor a command
+            return {"cpu_cores": 1}
+        known = ("memory_mb", "gpu_memory_mb") if predicted["tier"] != "defaults" else ()
+        return {"cpu_cores": 1, **{name: predicted[name] for name in known if predicted[name]}}
 
 
-def task_fields(task: Mapping[str, Any], requirements: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def submission_fields(task: Mapping[str, Any]) -> dict[str, Any]:
     """A task as the socket takes it; BadInput says what is wrong with it."""
     task = _mapping(task, "a task")
-    if requirements is None:
-        requirements = _mapping(_first(task, _REQUIREMENTS) or {}, "the requirements of a task")
+    requirements = _mapping(_first(task, _REQUIREMENTS) or {}, "the requirements of a task")
     required_amounts(requirements)
     env, priority = _mapping(task.get("env") or {}, "the environment of a task"), task.get("priority", "medium")
     if not isinstance(priority, str | int):

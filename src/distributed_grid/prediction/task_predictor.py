@@ -27,7 +27,7 @@ MARGIN_BYTES: Final = 4 << 20
 MARGIN_SHARE: Final = 8
 """Added to every limit, or an eighth of it where that is less: programs stray by pages and arenas, however alike their
 earlier runs were."""
-SCORED_RUNS: Final = 64
+SCORED_RUNS: Final = 48
 """Of many runs that are learned at once, the last so many are predicted first."""
 MIN_SCORED: Final = 20
 """So many runs must have been predicted before they came, else folds decide."""
@@ -35,7 +35,7 @@ MAX_FOLDS: Final = 6
 FOLDED_RUNS: Final = 40
 FOLD_SHARE: Final = 8
 """The folds are made anew when an eighth more runs are known."""
-CHUNK_SHARE: Final = 16
+CHUNK_SHARE: Final = 6
 """Runs that come together are predicted and learned in parts of this share of what is known."""
 MAX_MISSED: Final = 256
 MAX_ANSWERS: Final = 256
@@ -77,6 +77,8 @@ class TaskPredictor:
             for run in chunk:
                 self._score(run)
             self._learn(chunk)
+        if self._coverage[Tier.STATISTICS].total < MIN_SCORED and self._unfolded * FOLD_SHARE >= len(self._last):
+            self._fold()
         self._refit_estimates()
         self._answers = {}
 
@@ -227,8 +229,6 @@ class TaskPredictor:
         ended = [run for run in learned if run.used_bytes > 0 and not run.is_lower_bound]
         self._last = [*self._last, *ended][-FOLDED_RUNS:]
         self._unfolded += len(ended)
-        if self._coverage[Tier.STATISTICS].total < MIN_SCORED and self._unfolded * FOLD_SHARE >= len(self._last):
-            self._fold()
 
     def _fold(self) -> None:
         """Predict each of the last runs from the others, by few parameters."""

@@ -13,7 +13,6 @@ from distributed_grid.domain.events import Event, LeaseReleased
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
-from distributed_grid.domain.resources import WHOLE_GPU, Amounts, gigabytes
 from distributed_grid.domain.states import LeaseState, Step, advance_lease
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import Refused
@@ -21,6 +20,7 @@ from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.lease_transitions import grant, lease_record
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import place_newcomer
+from distributed_grid.scheduling.scaling.host_machine import host_amounts
 
 
 def host_lease_id(worker_id: str) -> str:
@@ -32,11 +32,8 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     """Grant a worker its host lease; Refused where the node cannot lend that now. Nothing where it has no host."""
     if not worker.host:
         return Decision()
-    has = worker.resources
-    ask = Amounts(has.cpu_milli, has.memory_bytes, has.gpu_count * WHOLE_GPU)
-    request = Request(
-        host_lease_id(worker.id), worker.by or GRID_USER, ask, require=(worker.host,), wait_ms=0, worker=worker.id
-    )
+    user, ask = worker.by or GRID_USER, host_amounts(worker)
+    request = Request(host_lease_id(worker.id), user, ask, require=(worker.host,), wait_ms=0, worker=worker.id)
     lease = Lease(request.id, request, now)
     placement = place_newcomer(ledger, lease, now)
     if placement is None:
@@ -45,23 +42,6 @@ def lease_host(ledger: Ledger, worker: Worker, now: int) -> Decision:
     decision, _, _ = grant(ledger, lease, placement, now, job=None)
     decision.choice = None
     return decision
-
-
-def clamp_to_host(ledger: Ledger, worker: Worker) -> Worker:
-    """The worker with no more than its host lends in all, and a warning where that is less than was asked for."""
-    if not worker.host or worker.host not in ledger.nodes:
-        return worker
-    lends, asked = ledger.lends(worker.host), worker.resources
-    cpu_milli, memory_bytes = min(asked.cpu_milli, lends.cpu_milli), min(asked.memory_bytes, lends.memory_bytes)
-    less = []
-    if cpu_milli < asked.cpu_milli:
-        less.append(f"{cpu_milli / 1000:g} cores instead of {asked.cpu_milli / 1000:g}")
-    if memory_bytes < asked.memory_bytes:
-        less.append(f"{gigabytes(memory_bytes)} of memory instead of {gigabytes(asked.memory_bytes)}")
-    if not less or not cpu_milli or not memory_bytes:
-        return worker
-    resources = replace(asked, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
-    return replace(worker, resources=resources, warning=f"{' and '.join(less)}: {worker.host} lends no more")
 
 
 def has_host(ledger: Ledger, worker: Worker) -> bool:

@@ -42,8 +42,9 @@ from distributed_grid.domain.states import NodeState, Step, WorkerState, advance
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
-from distributed_grid.reactor.worker_hosts import clamp_to_host, lease_host, release_host
+from distributed_grid.reactor.worker_hosts import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.host_machine import with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
 MAX_WORKERS_PER_STEP = 100
@@ -83,7 +84,7 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
     refusal = budget_state(ledger, now, event.wall_ms).refusal(_name(worker), worker.price_micro)
     if refusal is not None:
         raise Refused(refusal)
-    wanted = replace(clamp_to_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
+    wanted = replace(with_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
     decision = lease_host(ledger, wanted, now)
     decision.changes += [settle(ledger, worker.provider, now, event.wall_ms), wanted]
     decision.records.append(worker_record("worker-wanted", wanted, wanted.why or wanted.warning))
@@ -112,12 +113,13 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     if worker is None:
         return Decision()
     warning = event.warning or worker.warning
-    booted = replace(worker, instance=event.instance or worker.instance, unanswered=0, warning=warning)
+    booted = replace(worker, instance=event.instance or worker.instance, warning=warning)
     if worker.state is not WorkerState.TERMINATING:
         booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
     records = []
     if worker.state is WorkerState.ASKED:
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
+        booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -188,7 +190,7 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
 
 def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decision, now: int, wall_ms: int) -> None:
     """Want another offer in place of one that cannot be had, under an id of its own, if the budget allows."""
-    if other.host:
+    if other.on_this_machine:
         return  # it would run on the same machine
     is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
     state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")
@@ -291,9 +293,18 @@ def on_gone(ledger: Ledger, event: WorkerGone, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state is WorkerState.WANTED:
         return Decision()
-    if worker.state is WorkerState.ASKED:
-        return terminate(ledger, worker, event.why, now)
-    return end_worker(ledger, worker, event.why, now, event.wall_ms)
+    return _proven(ledger, worker, event.why, now, event.wall_ms)
+
+
+def _proven(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int) -> Decision:
+    """A provider says that a machine is gone. While a creation without an answer may still take effect it is ended once
+    more after that: the provider may not remember that it had made it."""
+    is_settled = not worker.unanswered or now > worker.called_at_ms + ledger.worker_rules.call_ms
+    if is_settled and worker.state is not WorkerState.ASKED:
+        return end_worker(ledger, worker, why, now, wall_ms)
+    if worker.state is WorkerState.TERMINATING:
+        return on_termination_accepted(ledger, WorkerTerminationAccepted(worker.id), now)
+    return terminate(ledger, worker, why, now)
 
 
 def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
@@ -323,9 +334,7 @@ def _compare(
     """What a list says about one worker; None where that is nothing new."""
     rules = ledger.worker_rules
     if found is not None and found.state == "gone":
-        if worker.state is WorkerState.ASKED:
-            return terminate(ledger, worker, "its provider says that it is gone", now)
-        return end_worker(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
+        return _proven(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
     if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
         return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
     if found is not None:

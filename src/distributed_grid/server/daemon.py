@@ -162,6 +162,7 @@ class Daemon:
             on_alert=self._record_alert,
             minutes=MinuteStore(state_dir.host_dir / "history.db", row_bytes=MINUTE.itemsize),
             write_seconds=config.resource_sharing.monitoring_interval_seconds,
+            retention_ms=round(1000 * config.scaling.history_retention_seconds),
         )
         self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
         grid_id = self._cluster.grid_id
@@ -209,7 +210,7 @@ class Daemon:
             ray_environment=self._ray_environment,
             is_stopping=self._is_stopping,
         )
-        pull_workers = PullWorkerService(
+        pull_workers = self._pull_workers = PullWorkerService(
             grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
@@ -249,7 +250,7 @@ class Daemon:
                 memory=memory,
                 prediction=self._prediction,
                 pull_workers=pull_workers,
-                tasks=TaskService(grid, viewer, pull_workers),
+                tasks=TaskService(grid, viewer, pull_workers, self._sizer),
                 admission=self._listener.admission,
                 workers=workers,
                 scaling=ScalingService(grid, self._autoscaler),
@@ -319,6 +320,9 @@ class Daemon:
                 "the files of workers that drain": self._outputs.run,
                 "learning from runs": self._prediction.learn_forever,
                 "training of the predictor": self._prediction.train_forever,
+                "reassessment of workers": partial(
+                    self._pull_workers.reassess_forever, self._config.scaling.worker_reassessment_interval_seconds
+                ),
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
@@ -354,6 +358,7 @@ class Daemon:
         for connection in list(self._connections):
             connection.close()
         await self._workers.stop()
+        self._autoscaler.close()
         await self._listener.stop()
         await self._monitor.stop()
         await self._cluster.stop()

@@ -36,6 +36,15 @@ def test_a_heartbeat_of_the_detector_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("percent", "available"), [(100, 1), (0, 4), (50, 2), (float("nan"), 1), (None, 1), ("busy", 1), (-5, 1)]
+)
+def test_cores_that_are_idle_now_are_available_though_the_load_average_lags(percent, available) -> None:
+    message = {"resources": {"cpu": {"cores": 4, "available_cores": 1}}, "hardware_metrics": {"cpu_percent": percent}}
+    call = parse_message({"type": "heartbeat", "worker_id": "w1", **message})
+    assert call.arguments["resources"]["cpu"]["available_cores"] == available
+
+
+@pytest.mark.parametrize(
     ("message", "line"),
     [
         ([], "must be a mapping"),

@@ -55,7 +55,6 @@ class DockerLocalProvider(CloudProviderBase):
     """
 
     name = "docker_local"
-    uses_this_host = True
     is_consistent = True
 
     def __init__(
@@ -130,7 +129,8 @@ class DockerLocalProvider(CloudProviderBase):
     def _offer(self, worker_type: str, resources: WorkerResources) -> WorkerOffer:
         """An offer with its price; a container on one's own machine costs nothing unless the config says so."""
         price = self._settings.price_per_hour.get(worker_type, 0.0)
-        return WorkerOffer(f"docker-{worker_type}", worker_type, resources, round(price * 1_000_000))
+        price_micro = round(price * 1_000_000)
+        return WorkerOffer(f"docker-{worker_type}", worker_type, resources, price_micro, on_this_machine=True)
 
     def _limits(self, engine: DockerEngine, order: WorkerOrder) -> tuple[WorkerResources, Sequence[str]]:
         """What the container may use, and a warning for everything of which the machine has less than is wanted."""

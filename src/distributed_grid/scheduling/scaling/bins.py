@@ -37,9 +37,9 @@ def usable(resources: WorkerResources) -> WorkerResources:
     return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
 
 
-def fits(ask: Amounts, resources: WorkerResources) -> bool:
-    """Whether an empty worker could serve one request."""
-    cpu, memory, gpu, _ = size_of(ask)
+def fits(size: Size, resources: WorkerResources) -> bool:
+    """Whether an empty worker could serve one request of this size."""
+    cpu, memory, gpu, _ = size
     return cpu <= resources.cpu_milli and memory <= resources.memory_bytes and gpu <= WHOLE_GPU * resources.gpu_count
 
 

@@ -2,23 +2,26 @@
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
 that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type of
-worker. Requests that differ only in who asks are one shape; so many shapes are looked at, the first of the queue first.
+worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that differ a little are,
+too. So many shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.scheduling.queue.fairness import Quotas
-from distributed_grid.scheduling.scaling.bins import fits, usable
+from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
 
-MAX_SHAPES = 256
+MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
 
 PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER, PULLED = (
@@ -30,6 +33,11 @@ PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER, PULLED = (
     "seen in the next evaluation",
     "a task that only a pull worker can run",
 )
+
+
+ShapeKey = tuple[int, int, int, int, tuple[str, ...], bool]
+"""Amounts, gang, what it must not be near to, and whether each needs a machine of its own."""
+_QUEUE_POSITION = itemgetter(0, 1)
 
 
 class WaitingShape(Struct, frozen=True):
@@ -61,32 +69,39 @@ class Demand(Struct, frozen=True):
 def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     """What waits and would be served by a worker of one of these types."""
     quotas = Quotas(ledger) if ledger.policy.quotas else None
-    counts: dict[tuple[Amounts, int, tuple[str, ...], bool], int] = {}
-    examples: dict[tuple[Amounts, int, tuple[str, ...], bool], Request] = {}
+    counts: dict[ShapeKey, int] = {}
+    examples: dict[ShapeKey, Request] = {}
     not_counted: dict[str, int] = {}
-    served: dict[Amounts, bool] = {}
-
-    def leave_out(why: str, count: int) -> None:
-        not_counted[why] = not_counted.get(why, 0) + count
-
-    groups = sorted(ledger.queue_groups.items(), key=_queue_position)
-    for (request, _), members in groups:
-        why = _served_elsewhere(request) or ("" if _is_served(request.ask, types, served) else TOO_LARGE)
+    ordered = [
+        (-request.priority, members[0], request, members) for (request, _), members in ledger.queue_groups.items()
+    ]
+    ordered.sort(key=_QUEUE_POSITION)
+    is_wide = len(ordered) > MAX_SHAPES
+    for _, _, request, members in ordered:
+        count, ask = len(members), request.ask
+        why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
+        if not why:
+            memory = _rounded(ask.memory_bytes) if is_wide else ask.memory_bytes
+            if memory > ask.memory_bytes and not is_served(ask, types, memory):
+                memory = ask.memory_bytes
+            shape = (ask.cpu_milli, memory, ask.gpu_milli, request.gang, request.anti_affinity, _must_be_apart(request))
+            if shape not in counts and len(counts) == MAX_SHAPES:
+                why = LATER
         if why:
-            leave_out(why, len(members))
+            not_counted[why] = not_counted.get(why, 0) + count
             continue
-        shape = (request.ask, request.gang, request.anti_affinity, _must_be_apart(request))
-        if shape not in counts and len(counts) == MAX_SHAPES:
-            leave_out(LATER, len(members))
-            continue
-        count = len(members) if quotas is None else quotas.admit(request, len(members))
-        if count < len(members):
-            leave_out(HELD, len(members) - count)
-        if count:
-            counts[shape] = counts.get(shape, 0) + count
+        admitted = count if quotas is None else quotas.admit(request, count)
+        if admitted < count:
+            not_counted[HELD] = not_counted.get(HELD, 0) + count - admitted
+        if admitted:
+            counts[shape] = counts.get(shape, 0) + admitted
             examples.setdefault(shape, request)
-    shapes = (WaitingShape(examples[shape], shape[3], count) for shape, count in counts.items())
-    return Demand(tuple(shapes), not_counted)
+    return Demand(tuple(_shape(key, examples[key], count) for key, count in counts.items()), not_counted)
+
+
+def _shape(key: ShapeKey, request: Request, count: int) -> WaitingShape:
+    ask = replace(request.ask, memory_bytes=key[1])
+    return WaitingShape(replace(request, ask=ask), _must_be_apart(request), count)
 
 
 def worker_could_serve(ledger: Ledger, request: Request) -> bool:
@@ -94,12 +109,7 @@ def worker_could_serve(ledger: Ledger, request: Request) -> bool:
     rules = ledger.scaling
     if not rules.provider or request.gang > rules.max_workers or _served_elsewhere(request):
         return False
-    return _is_served(request.ask, [usable(worker.resources) for worker in rules.types], {})
-
-
-def _queue_position(group: tuple[tuple[Request, bool], list[tuple[int, str]]]) -> tuple[int, int, str]:
-    (request, _), members = group
-    return (-int(request.priority), *members[0])
+    return is_served(request.ask, [usable(worker.resources) for worker in rules.types])
 
 
 def _served_elsewhere(request: Request) -> str:
@@ -113,13 +123,23 @@ def _served_elsewhere(request: Request) -> str:
     return NEAR if request.affinity else ""
 
 
-def _is_served(ask: Amounts, types: Sequence[WorkerResources], known: dict[Amounts, bool]) -> bool:
-    """Whether an empty worker of some type has room; of custom resources and models of GPUs nothing is known."""
-    found = known.get(ask)
-    if found is None:
-        unknown = bool(ask.custom or ask.gpu_models or ask.gpu_memory_bytes)
-        found = known[ask] = not unknown and any(fits(ask, one) for one in types)
-    return found
+def is_served(ask: Amounts, types: Sequence[WorkerResources], memory_bytes: int | None = None) -> bool:
+    """Whether an empty worker of some type has room, also with more memory where that is given; of custom resources and
+    models of GPUs nothing is known."""
+    if ask.custom or ask.gpu_models or ask.gpu_memory_bytes:
+        return False
+    cpu, memory, gpu, whole = size_of(ask)
+    size = (cpu, memory if memory_bytes is None else memory_bytes, gpu, whole)
+    for one in types:  # noqa: SIM110 - a generator costs twice as much, and this is called for every group
+        if fits(size, one):
+            return True
+    return False
+
+
+def _rounded(memory_bytes: int) -> int:
+    """An eighth more at most, so that many requests which differ a little are one shape."""
+    step = 1 << max(memory_bytes.bit_length() - 4, 0)
+    return -(-memory_bytes // step) * step
 
 
 def _must_be_apart(request: Request) -> bool:

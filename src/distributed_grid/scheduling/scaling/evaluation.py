@@ -19,6 +19,7 @@ from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.scaling.budget import budget_state, is_closed
 from distributed_grid.scheduling.scaling.demand import Demand, read_demand
+from distributed_grid.scheduling.scaling.host_machine import has_room
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
 from distributed_grid.scheduling.scaling.unmet import UnmetDemand, lendable, pack
 from distributed_grid.scheduling.scaling.utilization import sample_utilization
@@ -62,7 +63,9 @@ class Evaluator:
         self._serving = [worker for worker in self._workers if worker.state in _SERVING]
         self._room = max(rules.max_workers - len(self._workers), 0)
         self._types: Sequence[OfferedType] = [
-            (one, lendable(ledger, one)) for one in rules.types if not is_closed_type(ledger, one)
+            (one, lendable(ledger, one))
+            for one in rules.types
+            if not is_closed_type(ledger, one) and has_room(ledger, one)
         ]
         self._floor = max(rules.min_workers, min(warm, rules.max_workers))
         self._demand = read_demand(ledger, [resources for _, resources in self._types])

@@ -37,9 +37,9 @@ def workers_for(unmet: UnmetDemand, resources: WorkerResources, limit: int) -> t
     """How many workers of these resources the unmet requests fill, and how many requests those serve."""
     bins, served = Bins.of_workers(()), 0
     for shape in unmet.shapes:
-        if not fits(shape.request.ask, resources):
-            continue
         size, left = size_of(shape.request.ask), shape.count
+        if not fits(size, resources):
+            continue
         left -= int(bins.take(size, left, apart=shape.apart).sum())
         if left and len(bins) < limit:
             each = int(Bins.of_workers([resources]).room(size, apart=shape.apart)[0])

@@ -17,7 +17,7 @@ from distributed_grid.api import requests
 from distributed_grid.domain.jobs import MAX_RERUNS, JobEstimate
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.prediction.task_runs import MemoryPrediction
-from distributed_grid.prediction.task_shape import number_of
+from distributed_grid.prediction.task_shape import TaskShape, number_of
 from distributed_grid.server.services.prediction import PredictionService
 
 MIN_LIMIT_BYTES = 64 * 1024**2
@@ -56,14 +56,12 @@ class JobSizer:
         if predicted is None:
             run_ms = await self._prediction.run_ms(user, op.argv, size)
             return JobEstimate(run_ms=run_ms or 0, input_bytes=size)
-        return JobEstimate(
-            limits_of(predicted),
-            run_ms=predicted.run_ms or 0,
-            input_bytes=size,
-            tier=str(predicted.tier),
-            confidence_milli=round(1000 * predicted.confidence),
-            samples=predicted.samples,
-        )
+        return estimate_of(predicted, size)
+
+    async def estimate_shape(self, shape: TaskShape, user: str) -> JobEstimate | None:
+        """What earlier runs say of a task of this shape that states no needs; None where too little is known."""
+        predicted = await self._prediction.size_shape(user, shape, 0) if shape.key else None
+        return estimate_of(predicted, 0) if predicted is not None else None
 
     def stop(self) -> None:
         """Safe to call twice."""
@@ -80,6 +78,18 @@ class JobSizer:
                 return await sizes
         except TimeoutError:
             return 0
+
+
+def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
+    """What is predicted, as a job keeps it."""
+    return JobEstimate(
+        limits_of(predicted),
+        run_ms=predicted.run_ms or 0,
+        input_bytes=input_bytes,
+        tier=str(predicted.tier),
+        confidence_milli=round(1000 * predicted.confidence),
+        samples=predicted.samples,
+    )
 
 
 def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ those of agents, whatever the store does.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +38,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.states import JobState
-from distributed_grid.errors import Conflict
+from distributed_grid.errors import Conflict, GridError
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.pull_workers import registered_worker, reported_usage
 from distributed_grid.scheduling.placement.fitness import fitness_of
@@ -47,6 +49,7 @@ RESERVATION_MS = 3_600_000
 HEARTBEATS_PER_HOLD = 6
 MAX_LABEL_CHARS = 128
 PHYSICAL_CORES = "physical_cores"
+log = logging.getLogger(__name__)
 
 
 class PullWorkerService:
@@ -103,10 +106,19 @@ class PullWorkerService:
         await self._grid.handle(NodeForgotten(op.worker_id))
         return {"worker_id": op.worker_id, "removed": True}
 
+    async def reassess_forever(self, seconds: float) -> None:
+        """Reassess all workers every so many seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.reassess()
+            except GridError as failure:  # the next round may well succeed
+                log.warning("the workers could not be reassessed: %s", failure)
+
     async def reassess(self) -> View:
         """Detect anew what the nodes of this machine have, and have pull workers say so."""
         await self._grid.handle(ReassessmentRequested())
-        capacity = self._detect()
+        capacity = await asyncio.to_thread(self._detect)
 
         def measured(ledger: Ledger, now: int) -> list[Node]:
             here = [node for node in ledger.nodes.values() if node.host == "local" and not node.simulated]

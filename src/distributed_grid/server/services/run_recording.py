@@ -80,7 +80,7 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
     Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound.
     """
     outcome = attempt.outcome
-    shape = _shape_of(job.command.argv, job.command.payload)
+    shape = command_shape(job.command.argv, job.command.payload)
     if outcome is None or not attempt.started_at_ms or not shape.key:
         return None
     memory_bytes = outcome.max_memory_bytes
@@ -102,7 +102,7 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
 
 
 @lru_cache(maxsize=256)
-def _shape_of(argv: tuple[str, ...], payload: str) -> TaskShape:
+def command_shape(argv: tuple[str, ...], payload: str) -> TaskShape:
     """The shape of a command, or of a task by its type and parameters; empty where it has neither."""
     if argv:
         return task_shape(argv)

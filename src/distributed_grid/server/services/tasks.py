@@ -19,7 +19,7 @@ from distributed_grid.api.worker_resources import required_amounts, requirements
 from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked
-from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, Outcome
+from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
@@ -30,8 +30,10 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
+from distributed_grid.server.services.run_recording import command_shape
 
 ASK_SECONDS = 5.0
 """A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""
@@ -41,10 +43,13 @@ MIB = 1024**2
 class TaskService:
     """Answers the requests about tasks."""
 
-    def __init__(self, grid: Grid, viewer: Callable[[], Viewer], workers: PullWorkerService) -> None:
+    def __init__(
+        self, grid: Grid, viewer: Callable[[], Viewer], workers: PullWorkerService, sizer: JobSizer | None = None
+    ) -> None:
         self._grid = grid
         self._viewer = viewer
         self._workers = workers
+        self._sizer = sizer
 
     async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
         """Queue a task; the same request id again gets the same one."""
@@ -69,9 +74,24 @@ class TaskService:
             runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
         )
         task_id = op.task_id or f"task-{op.request_id[:12]}"
-        answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries))
+        estimate = await self._estimate(op, command, caller.user)
+        answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
         assert isinstance(answer, JobAnswer)
         return {"job": self._viewer().job(answer.job), "reasons": list(answer.reasons)}
+
+    async def _estimate(self, op: requests.SubmitTask, command: Command, user: str) -> JobEstimate | None:
+        """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
+        if op.requirements or self._sizer is None:
+            return None
+        shape = command_shape(command.argv, command.payload)
+        estimate = await self._sizer.estimate_shape(shape, user)
+
+        def largest(ledger: Ledger, now: int) -> int:
+            return max((node.lendable.memory_bytes for node in ledger.nodes.values()), default=0)
+
+        if estimate is None or estimate.memory_limits[0] > await self._grid.read(largest):
+            return None
+        return estimate
 
     async def list(self, op: requests.ListTasks) -> View:
         """The waiting tasks, the oldest first."""
@@ -173,7 +193,7 @@ def _described(job: Job) -> View:
         "command": list(command.argv),
         "env": dict(command.env),
         "timeout_seconds": command.timeout_ms / 1000,
-        "requirements": requirements_view(job.request.ask),
+        "requirements": requirements_view(job.sized_request.ask),
         "priority": job.request.priority.name.lower(),
         "retries_left": job.retries_left,
     }
@@ -196,9 +216,10 @@ def _why_not(op: requests.ReportTask, job: Job | None) -> str:
 
 
 def _outcome(op: requests.ReportTask, attempt: Attempt, now: int) -> Outcome:
+    over = op.over_limit and not op.succeeded
     return Outcome(
-        Ending.EXITED,
-        exit_code=0 if op.succeeded else 1,
+        Ending.OVER_LIMIT if over else Ending.EXITED,
+        exit_code=None if over else 0 if op.succeeded else 1,
         detail=op.error[:MAX_DETAIL_CHARS],
         cpu_ms=round(1000 * op.cpu_seconds),
         max_memory_bytes=round(op.peak_memory_mb * MIB),

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from distributed_grid.api import requests
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.view_types import WorkerRow
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.control.worker_views import budget_view, offer_view, worker_view
-from distributed_grid.domain.events import WorkerRequested, WorkerTerminationRequested
+from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import Ambiguous, GridError, Refused
 from distributed_grid.ports import Store, WorkerOffer
@@ -65,9 +64,6 @@ class WorkerService:
 
     async def start(self, worker: Worker) -> Worker:
         """Want one worker; the same one a second time is answered with how it stands. Refused beyond the budget."""
-        opened = (await self._catalog.calls(worker.provider)).provider
-        if opened.uses_this_host:
-            worker = replace(worker, host=await self._grid.read(own_machine))
         answer = await self._grid.handle(WorkerRequested(worker, wall_ms()))
         assert isinstance(answer, WorkerAnswer)
         return answer.worker
@@ -150,7 +146,10 @@ class WorkerService:
     # ------------------------------------------------------------------ ending
 
     async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> View:
-        """End workers; one that is gone already is left so. Nothing is done where one of them is not known."""
+        """End workers; one that is gone already is left so. Nothing is done where one of them is not known.
+
+        One that has joined drains first, and is terminated when the files of its jobs are home; not with `force`.
+        """
         must_be_admin(caller)
         workers = [await self.find(name, op.provider) for name in op.worker_ids]
         problems: list[str] = []
@@ -158,7 +157,9 @@ class WorkerService:
             if worker.is_over:
                 continue
             why = f"{caller.user} asked for it"
-            event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
+            event: Event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
+            if worker.state in (WorkerState.JOINED, WorkerState.DRAINING) and not op.force:
+                event = WorkerDrainRequested(worker.id, caller.user, why)
             try:
                 await self._grid.handle(event)
             except GridError as refusal:
@@ -174,12 +175,6 @@ class WorkerService:
     async def _with_budget(self, rows: Sequence[WorkerRow]) -> View:
         state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
         return {"workers": [*rows], "budget": budget_view(state)}
-
-
-def own_machine(ledger: Ledger, now: int) -> str:
-    """The node that the control plane's machine is; empty where it is none, or lends nothing anyway."""
-    own = (node for node in ledger.nodes.values() if node.host == "local" and not node.simulated)
-    return next((node.name for node in own if node.caps.can_share), "")
 
 
 def must_be_admin(caller: Caller) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from tests.unit.scheduling.owner_traces import Day, Fate
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(1, 7)
 """So many days that chance does not decide: an owner who comes drives away several at once, so with two days alone a
 bin may be off by twice the tolerance."""

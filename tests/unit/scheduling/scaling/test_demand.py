@@ -16,7 +16,7 @@ from distributed_grid.scheduling.scaling.demand import (
     TOO_LARGE,
     read_demand,
 )
-from tests.support.builders import Scenario, a_ledger, a_node, a_request
+from tests.support.builders import GB, Scenario, a_ledger, a_node, a_request
 from tests.support.scaling import a_type
 
 TYPES = [a_type().resources]
@@ -77,10 +77,21 @@ def test_only_so_many_shapes_are_looked_at_at_once() -> None:
     scenario = Scenario(a_node("full", cores=4, memory_gb=64))
     scenario.ask(a_request("all", cores=4, memory_gb=64))
     for number in range(MAX_SHAPES + 5):
-        scenario.ask(a_request(f"r{number}", cores=1, memory_gb=1 + number / 1024))
+        scenario.ask(a_request(f"r{number}", cores=1 + number / 1000))
     demand = read_demand(scenario.ledger, TYPES)
     assert len(demand.shapes) == MAX_SHAPES
     assert demand.not_counted == {LATER: 5}
+
+
+def test_in_a_queue_of_many_shapes_those_that_differ_a_little_are_one() -> None:
+    scenario = Scenario(a_node("full", cores=4, memory_gb=64))
+    scenario.ask(a_request("all", cores=4, memory_gb=64))
+    for number in range(MAX_SHAPES + 5):
+        scenario.ask(a_request(f"r{number}", cores=1, memory_gb=1 + number / 1024))
+    demand = read_demand(scenario.ledger, TYPES)
+    assert demand.requests == MAX_SHAPES + 5
+    asked = [shape.request.ask.memory_bytes / GB for shape in demand.shapes]
+    assert asked == [1, 1.125, 1.25]
 
 
 def test_without_a_queue_there_is_no_demand() -> None:

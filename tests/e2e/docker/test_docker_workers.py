@@ -1,0 +1,242 @@
+"""Workers in real containers: they join, run jobs, take their cores from this machine, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.guides import page_blocks
+from tests.support.docker_engines import LocalDockerEngine
+from tests.support.shell import Shell, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+GUIDE = "docs/guide/docker-workers.md"
+CONFIG = """
+name: containers
+workers: {{exit_seconds: 5, call_seconds: 20}}
+providers:
+  docker_local:
+    endpoint_url: {url}
+    cpu_limit: 1
+    memory_limit: 256m
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(engine: LocalDockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A grid of this machine that starts workers on the engine."""
+    folder = tmp_path_factory.mktemp("workers")
+    (folder / "here").mkdir()
+    shell = Shell(folder / "state", folder / "here")
+    config = folder / "containers.yaml"
+    config.write_text(CONFIG.format(url=engine.url))
+    shell("daemon", "start", "--config", str(config), check=0)
+    yield shell
+    shell.close()
+
+
+@pytest.fixture(autouse=True)
+def _cleared(grid: Shell) -> Iterator[None]:
+    """No test leaves a worker to the next."""
+    yield
+    living = [one["worker_id"] for one in grid.json("workers", "list")["workers"]]
+    if living:
+        grid("workers", "terminate", "--force", "--wait", "40", *living, check=0)
+
+
+def create(grid: Shell, *words: str) -> dict[str, Any]:
+    """A worker that has joined."""
+    found: dict[str, Any] = grid.json("workers", "create", "--wait", "60", *words)["workers"][0]
+    return found
+
+
+def containers(engine: LocalDockerEngine) -> dict[str, str]:
+    """Every container of the engine, by name, with its state."""
+    with engine.client() as client:
+        return {one["Names"][0].lstrip("/"): one["State"] for one in client.containers(all=True)}
+
+
+def workers(grid: Shell, *words: str) -> dict[str, dict[str, Any]]:
+    return {one["worker_id"]: one for one in grid.json("workers", "list", *words)["workers"]}
+
+
+def test_the_guide_leads_from_nothing_to_a_job_in_a_container(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    image, walk = page_blocks(GUIDE, "bash")
+    config, scaled = page_blocks(GUIDE, "yaml")
+    assert image == "make worker-image\n", "it is what the engine of these tests was set up with"
+    shell = Shell(tmp_path / "state", tmp_path)
+    here = f"    endpoint_url: {engine.url}\n"
+    (tmp_path / "containers.yaml").write_text(config + here)
+    (tmp_path / "scaled.yaml").write_text(scaled + here)
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", walk], cwd=tmp_path, env=shell.env, capture_output=True, text=True, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (worker,) = workers(shell, "--all")
+        assert f"\n{worker}\n" in done.stdout, "the job has printed the name of its host"
+        assert f"{worker}-host" in done.stdout
+        assert f"{worker}: gone" in done.stdout
+        assert containers(engine) == {}
+        shell("config", "check", "scaled.yaml", check=0)
+    finally:
+        shell.close()
+
+
+def test_a_job_runs_in_the_container_and_nothing_is_left_of_it(grid: Shell, engine: LocalDockerEngine) -> None:
+    worker = create(grid)
+    name = worker["worker_id"]
+    assert (worker["state"], worker["cpu_cores"], worker["memory_gb"]) == ("joined", 1.0, 0.25)
+    assert containers(engine) == {name: "running"}
+    script = "hostname; cat /proc/self/cgroup; cat /var/lib/distributed-grid/join-token"
+    done = grid(
+        "run-shared", "-r", "cpu", "-a", "1", "-n", name, "--strategy", "node_specific", "sh", "-c", script, check=0
+    )
+    assert done.stdout.splitlines()[0] == name
+    with engine.client() as client:
+        found = client.inspect_container(name)
+    assert found["Id"] in done.stdout, "the job's control group is the container's"
+    assert found["HostConfig"]["NanoCpus"] == 1_000_000_000
+    token = done.stdout.splitlines()[-1]
+    assert len(token) > 40
+    assert token not in str(found), "whoever may inspect containers would see the token"
+    grid("workers", "terminate", name, "--wait", "40", check=0)
+    assert containers(engine) == {}
+    assert workers(grid) == {}
+    assert workers(grid, "--all")[name]["state"] == "gone"
+    assert name not in {node["node_id"] for node in grid.json("status")["nodes"]}
+
+
+def test_what_a_container_may_use_is_leased_from_this_machine(grid: Shell, engine: LocalDockerEngine) -> None:
+    name = create(grid)["worker_id"]
+    leases = {one["allocation_id"]: one for one in grid.json("shared-status")["allocations"]}
+    assert (leases[f"{name}-host"]["amount"], leases[f"{name}-host"]["state"]) == (1.0, "active")
+    refused = grid("resource-sharing", "release", f"{name}-host", check=1)
+    assert f"to end it type: grid workers terminate {name}" in refused.stderr
+    machine = leases[f"{name}-host"]["node_id"]
+    here = ("-r", "cpu", "-n", machine, "--strategy", "node_specific")
+    taken = grid("run-shared", *here, "-w", "0", "-a", str(os.cpu_count()), "true", check=1)
+    assert "cores free" in taken.stderr or "core free" in taken.stderr, "the worker's core is not lent a second time"
+    rest = grid.detach(*here, "-a", str((os.cpu_count() or 1) - 1), "sleep", "100")
+    wait_until(lambda: grid.job(rest)["state"] == "running")
+    refused = grid("workers", "create", check=1)
+    assert f"{machine}, on which it would run, cannot lend what it needs" in refused.stderr
+    grid("jobs", "cancel", rest, check=0)
+    assert list(containers(engine)) == [name]
+    grid("workers", "terminate", name, "--wait", "40", check=0)
+    assert grid.json("shared-status")["allocations"] == []
+
+
+def test_more_than_the_machine_has_is_clamped_and_said(grid: Shell, engine: LocalDockerEngine, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "large.yaml"
+    config.write_text(CONFIG.format(url=engine.url).replace("cpu_limit: 1", "cpu_limit: 512"))
+    try:
+        shell("daemon", "start", "--config", str(config), check=0)
+        worker = create(shell)
+        assert "cores instead of 512" in worker["warning"]
+        assert "cores instead of 512" in shell("workers", "list", check=0).stdout
+        shell("workers", "terminate", worker["worker_id"], "--wait", "40", check=0)
+    finally:
+        shell.close()
+
+
+def test_a_missing_image_is_one_clear_line(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "missing.yaml"
+    config.write_text(CONFIG.format(url=engine.url) + "    image: ipfs-accelerate-worker:latest\n")
+    try:
+        shell("config", "check", str(config), check=0)
+        shell("daemon", "start", "--config", str(config), check=0)
+        said = shell("workers", "create", "--wait", "30", check=1)
+        assert "image ipfs-accelerate-worker:latest is not there: make worker-image" in said.stderr
+        assert containers(engine) == {}
+        assert shell.json("shared-status")["allocations"] == []
+    finally:
+        shell.close()
+
+
+def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, engine: LocalDockerEngine) -> None:
+    first = create(grid)["worker_id"]
+    engine.kill()
+    try:
+        second = grid.json("workers", "create", "--cpu", "0.5")["workers"][0]["worker_id"]
+        waiting = wait_until(lambda: (one := workers(grid)[second])["problem"] and one)
+        assert "no answer from the Docker engine" in waiting["problem"]
+    finally:
+        engine.start()
+    wait_until(lambda: workers(grid)[second]["state"] == "joined", 60)
+    done = grid(
+        "run-shared", "-r", "cpu", "-a", "0.5", "-n", second, "--strategy", "node_specific", "hostname", check=0
+    )
+    assert done.stdout.strip() == second
+    # The engine ended the first container when it began anew: it is removed, and its lease given back.
+    wait_until(lambda: first not in workers(grid), 60)
+    assert containers(engine) == {second: "running"}
+    held = {one["allocation_id"] for one in grid.json("shared-status")["allocations"]}
+    assert held == {f"{second}-host"}
+
+
+SCALED = """
+name: scaled
+nodes:
+- {{name: small, host: local, simulated: true, cpu_count: 1, memory_gb: 1}}
+workers: {{consistency_seconds: 1}}
+scaling:
+  provider: docker_local
+  max_workers: 1
+  evaluation_window_seconds: 2
+  scale_up_cooldown_seconds: 1
+  scale_down_cooldown_seconds: 1
+providers:
+  docker_local:
+    endpoint_url: {url}
+    cpu_limit: 1
+    memory_limit: 256m
+"""
+
+
+def test_a_growing_queue_starts_a_container_which_is_gone_when_it_is_idle(
+    engine: LocalDockerEngine, tmp_path: Path
+) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "scaled.yaml"
+    config.write_text(SCALED.format(url=engine.url))
+    gate = tmp_path / "gate"
+    try:
+        shell("daemon", "start", "--config", str(config), check=0)
+        busy = shell.detach("-r", "cpu", "-a", "1", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done")
+        wait_until(lambda: shell.job(busy)["state"] == "running")
+        engine.kill()
+        queued = shell.detach("-r", "cpu", "-a", "1", "sh", "-c", "hostname; cat /proc/self/cgroup")
+        asked = wait_until(lambda: [one for one in workers(shell).values() if one["problem"]])
+        assert "no answer from the Docker engine" in asked[0]["problem"]
+        engine.start()
+        done = shell("jobs", "wait", queued, "--timeout", "60", check=0)
+        said = shell("jobs", "logs", queued, check=0).stdout
+        name = shell.job(queued)["node_id"]
+        assert said.splitlines()[0] == name, done.stdout
+        with engine.client() as client:
+            assert client.inspect_container(name)["Id"] in said
+        assert [one["state"] for one in workers(shell).values()] == ["joined"]
+        wait_until(lambda: not workers(shell), 60)
+        assert containers(engine) == {}
+        # What it printed was brought home before it went.
+        assert shell("jobs", "logs", queued, check=0).stdout == said
+        lines = shell("events", "--subject", name, "--json", check=0).stdout.splitlines()
+        steps = [json.loads(line)["type"] for line in lines]
+        assert [one for one in steps if one.startswith("worker-")] == [
+            "worker-wanted", "worker-problem", "worker-booting", "worker-joined", "worker-draining",
+            "worker-terminating", "worker-gone",
+        ]  # fmt: skip
+        assert shell.job(busy)["state"] == "running"
+    finally:
+        gate.touch()
+        shell.close()

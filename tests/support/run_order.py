@@ -1,0 +1,89 @@
+"""Order of parallel test runs: which tests stay in one worker, and which files are begun first.
+
+What takes longest comes first, so that at the end no worker is left with a long file while the others have nothing to
+do. Of the tests with real processes, those that mostly wait are begun together with those that mostly compute.
+"""
+
+from __future__ import annotations
+
+RAY_LAB = "tests/lab/ray/"
+"""Its files share one lab, so they run in one worker."""
+
+INDEPENDENT = frozenset({"tests/e2e/test_installation.py"})
+"""Files whose tests are long and share nothing: each test may run in a worker of its own."""
+
+FIRST = (
+    # real processes
+    RAY_LAB,
+    "tests/lab/hosts/test_faults.py",
+    "tests/lab/hosts/test_cluster.py",
+    "tests/lab/hosts/test_memory.py",
+    "tests/lab/hosts/test_agents.py",
+    "tests/e2e/ray/test_attach.py",
+    "tests/e2e/test_documented_commands.py",
+    "tests/e2e/test_installation.py",
+    "tests/component/agent/execution/test_full_disk.py",
+    "tests/component/adapters/node/test_node_script.py",
+    "tests/e2e/ray/test_ray_in_a_clone.py",
+    "tests/e2e/agents/test_lost_links.py",
+    "tests/e2e/agents/test_full_disks.py",
+    "tests/e2e/crashes/test_clock_jumps.py",
+    "tests/e2e/test_fresh_clone.py",
+    "tests/component/agent/execution/test_escapes.py",
+    "tests/e2e/test_seed_001.py",
+    "tests/e2e/test_seed_003.py",
+    "tests/e2e/test_simulate.py",
+    "tests/e2e/crashes/test_removed_state_dir.py",
+    "tests/e2e/test_rest.py",
+    "tests/unit/scheduling/placement/test_confidence_calibration.py",
+    "tests/e2e/crashes/test_idle_exit.py",
+    "tests/e2e/agents/test_checkpoints.py",
+    "tests/e2e/crashes/test_kill_nine.py",
+    "tests/e2e/crashes/test_configs.py",
+    "tests/e2e/agents/test_remote_jobs.py",
+    "tests/component/adapters/node/test_node_script_ray.py",
+    "tests/component/agent/execution/test_damaged_records.py",
+    "tests/e2e/test_openapi.py",
+    "tests/e2e/test_requests.py",
+    "tests/e2e/test_queries.py",
+    "tests/e2e/agents/test_hostile_agent.py",
+    "tests/e2e/crashes/test_hostile_jobs.py",
+    "tests/e2e/crashes/test_one_daemon.py",
+    "tests/lab/hosts/test_join.py",
+    "tests/e2e/test_interrupted_run.py",
+    "tests/component/adapters/node/test_wheels.py",
+    "tests/e2e/agents/test_stops.py",
+    "tests/e2e/agents/test_joined_again.py",
+    "tests/e2e/test_memory.py",
+    "tests/e2e/agents/test_long_messages.py",
+    "tests/component/agent/execution/test_hold.py",
+    # in-process
+    "tests/unit/reactor/test_rebalancing_invariants.py",
+    "tests/unit/simulation/test_campaign.py",
+    "tests/unit/reactor/test_invariants.py",
+    "tests/unit/simulation/test_faults.py",
+    "tests/unit/agent/test_uplink.py",
+    "tests/unit/adapters/workdir/test_scan.py",
+    "tests/unit/config/test_key_tables.py",
+    "tests/unit/prediction/test_load_forecast.py",
+    "tests/unit/adapters/probes/test_gpu_probe.py",
+    "tests/unit/adapters/stores/test_sqlite.py",
+    "tests/unit/scheduling/queue/test_bounded_wait.py",
+    "tests/unit/adapters/workdir/test_ignore_rules.py",
+    "tests/unit/test_supervision.py",
+)
+_PLACES = {name: place for place, name in enumerate(FIRST)}
+
+
+def scope_of(node_id: str) -> str:
+    """What is run in one worker together with this test: usually its file."""
+    path = node_id.partition("::")[0]
+    if path.startswith(RAY_LAB):
+        return RAY_LAB
+    return node_id if path in INDEPENDENT else path
+
+
+def place_of(node_id: str) -> int:
+    """The place of a test's file in the order; those that are not named come last, and stay as they are."""
+    path = node_id.partition("::")[0]
+    return _PLACES.get(RAY_LAB if path.startswith(RAY_LAB) else path, len(FIRST))
