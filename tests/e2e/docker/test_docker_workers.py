@@ -184,6 +184,22 @@ def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, en
     assert held == {f"{second}-host"}
 
 
+def test_a_container_without_a_control_plane_ends_itself(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "alone.yaml"
+    config.write_text(CONFIG.format(url=engine.url))
+    try:
+        shell("daemon", "start", "--config", str(config), check=0)
+        name = create(shell)["worker_id"]
+        shell.kill_daemon()
+        wait_until(lambda: containers(engine)[name] == "exited", 60)
+        shell("daemon", "start", "--config", str(config), check=0)
+        wait_until(lambda: not workers(shell), 60)
+        assert containers(engine) == {}
+    finally:
+        shell.close()
+
+
 SCALED = """
 name: scaled
 nodes:
