@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 GUIDE = "docs/guide/docker-workers.md"
 CONFIG = """
 name: containers
-workers: {{exit_seconds: 5, call_seconds: 20}}
+workers: {{exit_seconds: 3, call_seconds: 5}}
 providers:
   docker_local:
     endpoint_url: {url}
@@ -204,7 +204,7 @@ SCALED = """
 name: scaled
 nodes:
 - {{name: small, host: local, simulated: true, cpu_count: 1, memory_gb: 1}}
-workers: {{consistency_seconds: 1}}
+workers: {{consistency_seconds: 1, call_seconds: 5}}
 scaling:
   provider: docker_local
   max_workers: 1
