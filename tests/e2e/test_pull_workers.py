@@ -72,6 +72,7 @@ def test_a_task_goes_through_a_worker_and_its_result_is_kept(coordinator: Coordi
     assert tasks.get_task_result(task_id) == {"accuracy": 0.93}
     shown = shared_grid.job(task_id)
     assert (shown["outcome"], shown["exit_code"], shown["result"]) == ("exited", 0, {"accuracy": 0.93})
+    assert 'result:       {"accuracy": 0.93}' in shared_grid("jobs", "show", task_id, check=0).stdout
     assert manager(coordinator).release_resources(task["resource_reservation_id"])  # the guide does so; it is harmless
     again = tasks.complete_task(task, result={"accuracy": 0.93})
     assert again.accepted
@@ -221,6 +222,47 @@ def test_what_was_handed_out_and_reported_survives_kill_9(coordinator: Coordinat
     assert manager(coordinator).release_resources(reservation)
 
 
+def test_a_worker_that_dies_loses_what_it_ran_and_nothing_else(
+    coordinator: Coordinator, worker: str, shared_grid: Shell
+):
+    tasks = coordinator.task_manager
+    hello = {"type": "register", "worker_id": "mortal", "resources": HAS, "hold_seconds": 1}
+    assert coordinator.process_message(hello)["hold_seconds"] == 1
+    again, once = tasks.add_task({"type": "again", "retries": 1}), tasks.add_task({"type": "once"})
+    taken = [tasks.get_next_task("mortal", running=running) for running in ((), (again,))]
+    assert [task["task_id"] for task in taken if task is not None] == [again, once]
+    lost = wait_until(lambda: (job := shared_grid.job(once))["state"] == "ended" and job)  # it is not heard any more
+    assert (lost["outcome"], lost["attempts"][0]["node_id"]) == ("lost", "mortal")
+    late = tasks.complete_task(taken[1], result="too late")
+    assert not late
+    assert "not heard from" in str(late.reason)
+    rerun = wait_until(lambda: tasks.get_next_task(worker))
+    assert (rerun["task_id"], rerun["attempt"]) == (again, 2)
+    assert tasks.complete_task(rerun)
+
+
+def test_a_worker_hears_what_it_is_to_stop(coordinator: Coordinator, worker: str, shared_grid: Shell):
+    tasks = coordinator.task_manager
+    task_id = tasks.add_task({"type": "long"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    shared_grid("jobs", "cancel", task_id, check=0)
+    told = coordinator.process_message({"type": "heartbeat", "worker_id": worker})["stop"]
+    assert [(one["task_id"], one["fence"]) for one in told] == [(task_id, task["fence"])]
+    assert tasks.fail_task(task, error="stopped").state == "ended"
+    assert shared_grid.job(task_id)["outcome"] == "cancelled"
+
+
+def test_a_node_with_an_agent_is_a_worker_to_reserve_on_too(coordinator: Coordinator):
+    drm = manager(coordinator)
+    name = next(name for name, has in drm.worker_resources.items() if has["cpu"]["available_cores"] >= 1)
+    reservation = drm.reserve_resources(name, "on-an-agent", {"cpu_cores": 0.5})
+    assert drm.worker_tasks[name] == {"on-an-agent"}
+    assert drm.release_resources(reservation)
+    with pytest.raises(Refused, match="a node with an agent"):
+        coordinator.worker_manager.register_worker(name, resources=HAS)
+
+
 def test_status_shows_pull_workers_and_their_tasks(coordinator: Coordinator, worker: str, shared_grid: Shell):
     task_id = coordinator.task_manager.add_task({"type": "shown"})
     task = coordinator.task_manager.get_next_task(worker)
@@ -229,6 +271,7 @@ def test_status_shows_pull_workers_and_their_tasks(coordinator: Coordinator, wor
     assert [one["host"] for one in status["nodes"] if one["node_id"] == worker] == ["pull"]
     assert [one["command"] for one in status["jobs"] if one["job_id"] == task_id] == ['task {"type":"shown"}']
     assert worker in shared_grid("distribute", "status", check=0).stdout
+    assert worker not in {one["node_id"] for one in status["offers"]}  # nobody else can have what it offers
     row = next(one for one in shared_grid.json("cluster", "status") if one["node_id"] == worker)
     assert (row["address"], row["jobs"]) == ("pull", 1)
     assert coordinator.task_manager.complete_task(task)

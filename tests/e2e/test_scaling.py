@@ -3,6 +3,7 @@ task, is idle, drains, and is gone; what its task has written stays readable."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +51,7 @@ class ScaledGrid(Shell):
         return {one["worker_id"]: one["state"] for one in self.json("workers", "list")["workers"]}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        found = self("events", "--type", kind, "--json", check=0).stdout.splitlines()
-        import json
-
-        return [json.loads(line) for line in found]
+        return [json.loads(line) for line in self("events", "--type", kind, "--json", check=0).stdout.splitlines()]
 
     def close(self) -> None:
         super().close()
@@ -89,6 +87,23 @@ def test_a_task_that_waits_gets_a_worker_and_its_output_outlives_it(grid: Scaled
     assert kept["subject"] == node
     assert kept["data"]["lost"] == []
     assert grid.job(blocker)["state"] == "running", "the core of the grid itself was busy all the time"
+
+
+def test_a_control_plane_that_is_killed_goes_on_giving_back(grid: ScaledGrid) -> None:
+    grid.configure(most=1)
+    grid.detach("-r", "cpu", "-a", "1", "sleep", "300")
+    script = "head -c 200000000 /dev/zero > large; echo done"
+    task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
+    grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
+    wait_until(lambda: "draining" in grid.workers().values(), 60)
+    grid.kill_daemon()
+    assert len(grid.cloud.existing()) == 1, "it was not given back before its files were home"
+    assert wait_until(lambda: not grid.workers(), 90)
+    assert not grid.cloud.existing()
+    assert grid("jobs", "logs", task, check=0).stdout == "done\n"
+    grid("jobs", "fetch", task, "--to", "fetched", check=0)
+    assert (grid.cwd / "fetched" / "large").stat().st_size == 200_000_000
+    assert len(grid.events("worker-gone")) == 1
 
 
 def test_plan_shows_what_it_would_do_and_cost_and_run_does_it(grid: ScaledGrid) -> None:

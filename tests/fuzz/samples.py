@@ -58,6 +58,8 @@ def _sample(info: inspect.Type, rng: Random, known: Known, name: str) -> Any:
             return rng.choice(info.values)
         case inspect.NoneType():
             return None
+        case inspect.AnyType():
+            return rng.choice((None, True, rng.randrange(100), "text", [1, None], {"type": "test", "n": [0.5]}))
     raise AssertionError(f"no sample of {info}")
 
 

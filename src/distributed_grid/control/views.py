@@ -108,7 +108,7 @@ class Viewer:
         """What is offered, one row per node and kind of resource, up to the configured number; paused ones last."""
         rows: list[View] = []
         for name, offer in ledger.offers.items():
-            if ledger.nodes[name].state is not NodeState.ALIVE:
+            if ledger.nodes[name].state is not NodeState.ALIVE or name in ledger.pull_nodes:  # only for its tasks
                 continue
             book, lends = ledger.claims_on(name), offer.lends
             taken = dict(book.custom)

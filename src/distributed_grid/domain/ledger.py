@@ -90,6 +90,7 @@ class Ledger:
         self.jobs_on: dict[str, dict[str, None]] = {}
         self.job_uids: dict[str, str] = {}
         self.pull_nodes: dict[str, None] = {}
+        self.asking_nodes: dict[str, None] = {}
         self.reservations_on: dict[str, dict[str, None]] = {}
         self.apply(rows)
 
@@ -303,6 +304,10 @@ class Ledger:
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
         self.columns.asking[row] = seen.asking_since_ms > 0
+        if seen.asking_since_ms:
+            self.asking_nodes[seen.node] = None
+        else:
+            self.asking_nodes.pop(seen.node, None)
         self._write_pressure(seen.node)
 
     def _write_pressure(self, name: str) -> None:
@@ -391,6 +396,7 @@ class Ledger:
             row = self.columns.row_of(node.name)
             self.columns.busy[row] = 0
             self.columns.asking[row] = False
+            self.asking_nodes.pop(node.name, None)
         else:
             self.nodes[node.name] = node
         if node.is_pull and not node.is_over:
@@ -498,6 +504,7 @@ class Ledger:
             "blocks_at",
             "unsettled_blocks",
             "pull_nodes",
+            "asking_nodes",
             "reservations_on",
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"

@@ -286,8 +286,8 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
 
 
 def suspect_after_ms(node: Node) -> int:
-    """After how long a silence a node is doubted; a pull worker is heard less often than an agent."""
-    return max(SUSPECT_AFTER_MS, node.hold_ms // 3) if node.is_pull else SUSPECT_AFTER_MS
+    """After how long a silence a node is doubted; a pull worker is heard as often as its hold needs."""
+    return max(node.hold_ms // 3, 1000) if node.is_pull else SUSPECT_AFTER_MS
 
 
 def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None, decision: Decision, now: int) -> None:

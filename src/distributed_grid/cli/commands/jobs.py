@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -77,6 +78,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("submitted", format_time(job["submitted_at"])),
         ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
+        ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
     for attempt in job["attempts"]:

@@ -70,15 +70,13 @@ def _rows_of_kind(ledger: Ledger, request: Request) -> Mask | None:
     return able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
 
 
-def unmet_kind(ledger: Ledger, request: Request, node: str) -> str | None:
+def _unmet_kind(ledger: Ledger, request: Request, node: str) -> str | None:
     """Why a node is not of the kind that a request needs, or None."""
     is_pull = node in ledger.pull_nodes
     if is_pull and request.runs_on is WorkerKind.AGENT:
         return "a pull worker, which only runs tasks"
     if not is_pull and request.runs_on is WorkerKind.PULL:
         return "not a pull worker, and the task has no command"
-    if is_pull and not request.task and not ledger.columns.asking[ledger.columns.rows[node]]:
-        return "does not ask for a task now"
     return None
 
 
@@ -88,7 +86,7 @@ def _intersect(one: Mask | None, other: Mask) -> Mask:
 
 def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     """The constraint that a node does not meet, as text, or None."""
-    unmet = unmet_kind(ledger, request, node)
+    unmet = _unmet_kind(ledger, request, node)
     if unmet is not None:
         return unmet
     if request.require and node not in request.require:
@@ -107,6 +105,8 @@ def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
             if name == node == request.target:
                 return "it is the borrower"
             return "it must not be here" if name == node else f"{name} is here, and it must not be near to that"
+    if node in ledger.pull_nodes and node not in ledger.asking_nodes and not request.task:
+        return "does not ask for a task now"
     return None
 
 
@@ -133,6 +133,8 @@ class Placement(Struct, frozen=True):
 
 def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
     """The best place for a request, or None where it does not fit anywhere now; never on a node to avoid."""
+    if request.runs_on is WorkerKind.PULL and not ledger.asking_nodes and not request.task:
+        return None  # the usual case of a task: nobody asks for one
     mask = candidate_rows(ledger, request, avoid=avoid)
     fits = int(np.count_nonzero(mask))
     if fits < request.gang:

@@ -44,11 +44,11 @@ def closed_scope(worker: Worker, failure: NoCapacity) -> str:
 
 
 def terminated(
-    worker: Worker, found: WorkerInstance | None, wall_ms: int, *, problem: str = "", is_consistent: bool = False
+    worker: Worker, found: WorkerInstance | None, wall_ms: int, *, is_gone: bool = False, problem: str = ""
 ) -> Event:
-    """A termination was accepted, and this is what the provider knows of the machine now; where it `is_consistent`,
-    what it does not know is gone."""
-    if found.state == "gone" if found is not None else is_consistent:
+    """A termination was accepted, and this is what the provider knows of the machine now; `is_gone`: knowing nothing
+    proves that there is nothing."""
+    if is_gone or (found is not None and found.state == "gone"):
         return WorkerGone(worker.id, worker.why or "it was terminated", wall_ms)
     return WorkerTerminationAccepted(worker.id, problem)
 

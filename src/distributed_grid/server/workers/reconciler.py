@@ -162,9 +162,8 @@ class WorkerReconciler:
         problem = f"it is still {found.state} long after its termination" if is_late and found is not None else ""
         if problem:
             log.error("worker %s: %s; it goes on costing money", worker.id, problem)
-        is_consistent = provider.is_consistent
-        outcome = call_outcomes.terminated(worker, found, wall_ms(), problem=problem, is_consistent=is_consistent)
-        await self._handle(outcome)
+        is_gone = found is None and provider.is_consistent
+        await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
 
     async def _keep(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
