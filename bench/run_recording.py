@@ -2,7 +2,7 @@
 
 A job is a one-line command on two cores, as in `jobs`: the CPU time of the control plane, the spawner, the shims and
 the commands, which is what bounds the jobs per second. Recording is all that is done for a run after its end is
-durable: taking it from its row, storing and learning it, in the rounds in which they end.
+durable: taking it from its row, storing and learning it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.run_recording import RunRecorder
 from distributed_grid.state_dir import StateDir
 
-ROUNDS = 4
+ROUNDS, COMMANDS = 4, 4
+SECONDS, JOBS_PER_SECOND = 20.0, 400
 MB = 1024**2
 
 
@@ -56,30 +57,41 @@ def measure() -> list[Line]:
 
 
 async def _recording_seconds(folder: Path) -> float:
-    """CPU seconds of this process for each recorded run, with several types of commands; the median round."""
+    """CPU seconds of this process for each recorded run, while so many end as two cores can run, and learning goes on
+    in the background as in the control plane."""
     clock = _WallClock()
-    settings = TierSettings()
-    history = TaskHistory(folder / "predictions.db")
     prediction = PredictionService(
-        history, settings, update_interval_seconds=3600.0, now_ms=clock.now_ms, viewer=lambda: Viewer(0)
+        TaskHistory(folder / "predictions.db"),
+        TierSettings(),
+        update_interval_seconds=3600.0,
+        now_ms=clock.now_ms,
+        viewer=lambda: Viewer(0),
     )
     await prediction.start()
     recorder = RunRecorder(Grid(InMemoryStore(), clock), prediction)
-    taken = []
-    for at in range(1 + ROUNDS):
-        rows = [_ended_job(at * jobs.JOBS + number, clock.now_ms()) for number in range(jobs.JOBS)]
-        began = time.process_time()
-        for row in rows:
-            recorder.record_ended([row])
-        await prediction.store()
-        taken.append((time.process_time() - began) / jobs.JOBS)
+    recorder.record_ended([_ended_job(number, clock.now_ms()) for number in range(50 * COMMANDS)])
+    await prediction.store()
+    for number in range(COMMANDS):  # as submissions do: a type that nobody asks for is stored, and not learned
+        await prediction.run_ms("ann", _ended_job(number, 0).command.argv, 0)
+    rows = [_ended_job(50 * COMMANDS + number, clock.now_ms()) for number in range(round(SECONDS * JOBS_PER_SECOND))]
+    learning = asyncio.create_task(prediction.learn_forever())
+    before, ended = time.process_time(), 0
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < SECONDS:
+        due = round(JOBS_PER_SECOND * passed)
+        recorder.record_ended(rows[ended:due])
+        ended = due
+        await asyncio.sleep(0.05)
+    taken = (time.process_time() - before) / ended
+    learning.cancel()
+    await asyncio.gather(learning, return_exceptions=True)
     await prediction.stop()
-    return sorted(taken[1:])[ROUNDS // 2]
+    return taken
 
 
 def _ended_job(number: int, now: int) -> Job:
-    """One of four commands, with a number that differs from run to run."""
-    command = Command(("tool", ("align", "sort", "merge", "call")[number % 4], "--size", str(number % 97)))
+    """One of some commands, with a number that differs from run to run."""
+    command = Command(("tool", ("align", "sort", "merge", "call")[number % COMMANDS], "--size", str(number % 97)))
     outcome = Outcome(Ending.EXITED, 0, cpu_ms=900, max_memory_bytes=(200 + number % 97) * MB, wall_ms=1_000)
     attempt = Attempt(1, f"u{number}.1", "n1", 1, now, now, now, outcome=outcome, pid=1)
     request = Request(f"u{number}", "ann", Amounts(cpu_milli=1000))

@@ -102,6 +102,8 @@ class Costs:
     predictions: list[Duration] = field(default_factory=list)
     updates: list[Duration] = field(default_factory=list)
     tiers: Counter[Tier] = field(default_factory=Counter)
+    judged: list[tuple[float, bool]] = field(default_factory=list)
+    """The confidence that was said, and whether the first attempt then had enough."""
 
     def p95_ms(self, durations: list[Duration]) -> tuple[float, float]:
         """95th percentiles of both."""
@@ -147,6 +149,7 @@ def measure() -> list[Line]:
         all_types += types
     total = sum(costs.tiers.values())
     print("  sized by", ", ".join(f"{tier} {n / total:.0%}" for tier, n in costs.tiers.items()), file=sys.stderr)
+    said, enough = (100 * float(np.mean(values)) for values in zip(*costs.judged, strict=True))
     predicted, updated = costs.p95_ms(costs.predictions), costs.p95_ms(costs.updates)
     all_types.sort(key=lambda tasks: -len(tasks.used_bytes))
     one, twenty = (timed(partial(_train, all_types[:count]))[1] for count in (1, 20))
@@ -154,6 +157,9 @@ def measure() -> list[Line]:
         *lines,
         Line("median of the four ratios", median(ratios), MAX_MEDIAN_RATIO, "×", True),
         Line("  failing after half of the run time", median(half_ratios), 0, "×", True),
+        Line("confidence that was said, mean", said, 0, "%"),
+        Line("  first attempts that had enough", enough, 0, "%"),
+        Line("  apart, in the worst thousand by confidence", _worst_bin(costs.judged), 0, "points", True),
         Line("size a task, 95th percentile", predicted[0], 5, "ms", True),
         Line("  its CPU time", predicted[1], 0, "ms", True),
         Line("learn from a task, 95th percentile", updated[0], 20, "ms", True),
@@ -163,6 +169,13 @@ def measure() -> list[Line]:
         Line("learn from a history of 2,000 tasks of 20 types", twenty[0], 1.5, "s", True),
         Line("  its CPU time", twenty[1], 0, "s", True),
     ]
+
+
+def _worst_bin(judged: list[tuple[float, bool]]) -> float:
+    """How far, in points, the confidence is from the share that had enough, in its worst bin of a thousand tasks."""
+    order = sorted(judged, key=lambda one: one[0])
+    bins = [order[at : at + 1000] for at in range(0, len(order) - 999, 1000)]
+    return max(100 * abs(float(np.mean([s - e for s, e in one]))) for one in bins)
 
 
 def read(file: Path) -> list[Tasks]:
@@ -199,6 +212,7 @@ def _replay(tasks: Tasks, seed: int, waste: Waste, costs: Costs) -> None:
         else:
             limits = iter((prediction.memory_bytes, *prediction.next_memory_bytes))
             allocations = [next(limits)]
+            costs.judged.append((prediction.confidence, allocations[0] >= used))
             while allocations[-1] < used:
                 predictor.learn(_run(tasks, i, attempt=len(allocations), limit=allocations[-1]))
                 allocations.append(next(limits, 2 * allocations[-1]))

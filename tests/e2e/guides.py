@@ -50,6 +50,11 @@ def _blocks(text: str) -> Iterator[GuideBlock]:
             yield GuideBlock(heading, language, block)
 
 
+def page_blocks(path: str, language: str) -> list[str]:
+    """The blocks of a page in one language."""
+    return [block.text for block in _blocks((PROJECT / path).read_text()) if block.language == language]
+
+
 async def run_block(program: str, names: dict[str, Any]) -> None:
     """Run a block that awaits at its top level, with these names and those that it adds."""
     code = compile(program, "the guide", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

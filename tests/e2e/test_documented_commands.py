@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.guides import Guide
+from tests.e2e.guides import Guide, page_blocks
 from tests.support.project import NEVER_SECONDS, PROJECT, copy_configs, set_rebalance_interval
 from tests.support.shell import GRID, Shell
 
@@ -53,6 +53,10 @@ NOT_RUN = {
         for block in Guide("intelligent_sharing").blocks
         if block.heading in ("Basic Usage", "Debug Commands", "Testing")
     },
+    **dict.fromkeys(
+        page_blocks("docs/guide/docker-workers.md", "bash"),
+        "it needs a Docker engine: tests/e2e/docker/test_docker_workers.py runs it",
+    ),
 }
 
 PYTHON = """

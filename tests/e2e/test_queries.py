@@ -26,7 +26,6 @@ QUERIES = [
     ("ledger",),
     ("boost", "status"),
     ("predict", "show"),
-    ("predict", "show", "some-command"),
     ("memory", "list"),
     ("memory", "stats"),
     ("memory", "retrieve", "nothing", "-o", "-"),

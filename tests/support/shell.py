@@ -108,7 +108,7 @@ class Shell:
                 client.call("cancel_job", job_id=name)
             for name in names:
                 client.call("wait_for_job", job_id=name, timeout_seconds=20)
-            client.call("stop_daemon")
+            client.call("stop_daemon", force=True)
             wait_until(lambda: not is_running(pid), 40)
             return True
         return False
@@ -121,7 +121,7 @@ class Shell:
                 self("jobs", "cancel", *names, timeout=30)
                 self("jobs", "wait", *names, "--timeout", "20", timeout=40)
         with contextlib.suppress(subprocess.SubprocessError):
-            self("daemon", "stop", timeout=40)
+            self("daemon", "stop", "--force", timeout=40)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.02) -> Any:

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
-from distributed_grid.errors import BadInput, GridError
+from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
@@ -42,6 +43,7 @@ STOP_GRACE_MS = 5_000
 STOP_SECONDS = 30.0
 MAX_LOG_BYTES = 5 * 1024 * 1024
 POLL_SECONDS = 5.0
+JOIN_PAUSE_SECONDS = 1.0
 RAY_RECORD = "ray/started.json"
 log = logging.getLogger(__name__)
 
@@ -110,25 +112,53 @@ def serve(options: argparse.Namespace) -> int:
     if not agent_dir.lock():
         print("grid agent: already running", file=sys.stderr)
         return 0
+    exit_seconds = _exit_seconds()
     if options.join:
-        asyncio.run(join_client.join(options.address, options.join, options.name, agent_dir.path))
+        asyncio.run(_join(options, agent_dir, exit_seconds))
     elif join_client.read_joined_key(agent_dir.path) is None and options.name:
         raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
     end_process_on_failure(agent_dir.path / "failure.txt")
     _raise_file_limit()
-    asyncio.run(_serve(agent_dir, options.declare_gpus))
-    return 0
+    is_abandoned = asyncio.run(_serve(agent_dir, options.declare_gpus, exit_seconds))
+    return asyncio.run(_stop_jobs(agent_dir)) if is_abandoned else 0
 
 
-async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
+def _exit_seconds() -> float:
+    """After how long without a control plane this agent ends, its jobs included; 0: never, as on a machine that is
+    not a worker of a provider."""
+    text = os.environ.get(join_client.EXIT_VARIABLE, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise BadInput(f"${join_client.EXIT_VARIABLE} is {text!r}: expected a number of seconds")
+    return seconds
+
+
+async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: float) -> None:
+    """Join with the token; a worker tries for as long as it goes on without a control plane."""
+    deadline = time.monotonic() + exit_seconds
+    while True:
+        try:
+            await join_client.join(options.address, options.join, options.name, agent_dir.path)
+            return
+        except Unreachable:
+            if time.monotonic() + JOIN_PAUSE_SECONDS > deadline:
+                raise
+        await asyncio.sleep(JOIN_PAUSE_SECONDS)
+
+
+async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) -> bool:
+    """Serve until stopped; whether that is because the control plane is gone for good, so that nothing may go on."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     node = await _wait_for_node_name(agent_dir, stopping)
     if node is None:
-        return
+        return False
     probe, gpus = MachineProbe(), GpuProbe()
     detector = HardwareDetector(probe, gpus, declare_gpus)
     uplink = Uplink(node, _dial(agent_dir))
@@ -152,12 +182,24 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
     log.info("serving %s, pid %d", node, os.getpid())
     endings = (uplink.run(agent), stopping.wait(), _wait_until_abandoned(agent_dir, uplink, agent.host))
     tasks = {start_essential(_until(work), "the agent") for work in endings}
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+    dead_man = start_essential(_wait_for_silence(uplink, exit_seconds), "the dead-man switch")
+    await asyncio.wait({*tasks, dead_man}, return_when=asyncio.FIRST_COMPLETED)
+    is_abandoned = dead_man.done()
+    for task in (*tasks, dead_man):
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, dead_man, return_exceptions=True)
     await agent.stop()
-    log.info("stopped; what runs goes on")
+    log.info("stopped, and so is what runs" if is_abandoned else "stopped; what runs goes on")
+    return is_abandoned
+
+
+async def _wait_for_silence(uplink: Uplink, seconds: float) -> None:
+    """Return when there was no control plane for so long; never where that is 0."""
+    if not seconds:
+        await asyncio.Event().wait()
+    while uplink.seconds_disconnected < seconds:
+        await asyncio.sleep(min(POLL_SECONDS, seconds / 4))
+    log.warning("no control plane for %g s: this worker ends", seconds)
 
 
 async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: AttemptHost) -> None:

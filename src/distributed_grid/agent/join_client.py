@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 PREFIX = "gridjoin1_"
+EXIT_VARIABLE = "GRID_WORKER_EXIT_SECONDS"
+"""In the environment of a worker's agent: after how long without a control plane it ends, its jobs included."""
 TIMEOUT_SECONDS = 15.0
 MAX_ANSWER_BYTES = 65536
 _IGNORE_TIME = 0x200000

@@ -65,7 +65,7 @@ class ClusterConfig(Section):
     server: ServerConfig = setting(ServerConfig, ServerConfig())
     ray: Ray = setting(Ray, Ray())
     logging: Logging = setting(Logging, Logging())
-    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False)
+    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False, acts=True)
     warnings: tuple[str, ...] = ()
     source: ClassVar[str | None] = None
     """The file this was read from; not part of the values, so it does not count in comparisons."""

@@ -272,7 +272,7 @@ class Alerts(Section):
 class Scaling(Section):
     """When cloud workers are rented and given back, and what that may cost."""
 
-    provider: str | None = setting(PROVIDER_NAME, None)
+    provider: str | None = setting(PROVIDER_NAME, None, acts=True)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
     target_utilization: Part = setting(RATIO, scaling.DEFAULT_TARGET_UTILIZATION)

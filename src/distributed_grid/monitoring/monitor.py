@@ -1,8 +1,9 @@
 """Monitor of the control plane: node histories, alerts and figures, fed with heartbeats.
 
 `observe` is cheap and never waits; alerts are delivered in the background. The same heartbeat may be reported twice, so
-`poll` can take in what the ledger has seen, whoever else calls `observe`. The minutes of the last day are kept in a
-file of their own, never in the ledger's commit, and are known again after a restart; a gap stays a gap.
+`poll` can take in what the ledger has seen, whoever else calls `observe`. The minutes of the last day, or for as long
+as the config says, are kept in a file of their own, never in the ledger's commit, and are known again after a restart;
+a gap stays a gap.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ class Monitor:
         on_alert: Callable[[Alert], None] | None = None,
         minutes: MinuteStore | None = None,
         write_seconds: float = WRITE_SECONDS,
+        retention_ms: int = DAY_MS,
     ) -> None:
         """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` is called at each change.
 
-        The history is written to `minutes` every `write_seconds`.
+        The history is written to `minutes` every `write_seconds`, and kept for `retention_ms`.
         """
-        self.histories = ClusterHistory()
+        self.histories = ClusterHistory(retention_ms)
+        self._retention_ms = retention_ms
         self._alerts = AlertRules(alert_thresholds(alerts))
         self._delivery = AlertDelivery(alerts, offset_ms=offset_ms)
         self._read = read
@@ -114,7 +117,7 @@ class Monitor:
             return
         if self._minutes is not None:
             now = await self._read(lambda ledger, now: now)
-            self.histories.restore(await asyncio.to_thread(self._minutes.load, now - DAY_MS, now))
+            self.histories.restore(await asyncio.to_thread(self._minutes.load, now - self._retention_ms, now))
             self._written_ms = now - now % MINUTE_MS
             self._tasks.append(start_restarted(self._write_forever, "writing of the history"))
         self._tasks.append(start_restarted(self._poll_forever, "polling of nodes"))
@@ -144,7 +147,7 @@ class Monitor:
             return now, self.histories.written_rows(self._written_ms)
 
         now, rows = await self._read(changed)
-        if await asyncio.to_thread(self._minutes.write, rows, before_ms=now - DAY_MS):
+        if await asyncio.to_thread(self._minutes.write, rows, before_ms=now - self._retention_ms):
             self._written_ms = now - now % MINUTE_MS
 
     async def _poll_forever(self) -> None:

@@ -1,4 +1,5 @@
-"""Usage history of the nodes: an hour of every heartbeat and a day of minutes, in fixed memory, with their trends.
+"""Usage history of the nodes: an hour of every heartbeat and, unless told otherwise, a day of minutes, in fixed memory,
+with their trends.
 
 The memory of a node is allocated once and never grows: below 200 kB with everything around it, and adding a heartbeat
 costs the same however much is there. Only what is later than the last sample is added, so the same heartbeat may be
@@ -96,9 +97,9 @@ class NodeHistory:
 
     __slots__ = ("_begin_ms", "_count", "_gpu_count", "_max", "_sampled_ms", "_sums", "last_ms", "minutes", "samples")
 
-    def __init__(self) -> None:
+    def __init__(self, minute_rows: int = MINUTE_ROWS) -> None:
         self.samples = Ring(SAMPLE, FULL_RATE_ROWS)
-        self.minutes = Ring(MINUTE, MINUTE_ROWS)
+        self.minutes = Ring(MINUTE, minute_rows)
         self.last_ms = 0
         self._sampled_ms = -MIN_SAMPLE_GAP_MS
         self._begin(0)
@@ -228,7 +229,9 @@ def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
 class ClusterHistory:
     """The histories of all nodes. Pure: time comes in as an argument."""
 
-    def __init__(self) -> None:
+    def __init__(self, retention_ms: int = MINUTE_ROWS * MINUTE_MS) -> None:
+        """Minutes are kept for so long."""
+        self._minute_rows = max(-(-retention_ms // MINUTE_MS), 1)
         self._histories: dict[str, NodeHistory] = {}
         self._capacities: dict[str, Capacity] = {}
 
@@ -236,7 +239,7 @@ class ClusterHistory:
         """Add a heartbeat; False where it is not later than the node's last."""
         history = self._histories.get(node)
         if history is None:
-            history = self._histories[node] = NodeHistory()
+            history = self._histories[node] = NodeHistory(self._minute_rows)
         self._capacities[node] = capacity
         return history.add(usage, at_ms)
 
@@ -246,7 +249,9 @@ class ClusterHistory:
         for node, row in rows:
             by_node.setdefault(node, []).append(row)
         for node, kept in by_node.items():
-            self._histories.setdefault(node, NodeHistory()).restore(np.frombuffer(b"".join(kept), MINUTE))
+            self._histories.setdefault(node, NodeHistory(self._minute_rows)).restore(
+                np.frombuffer(b"".join(kept), MINUTE)
+            )
 
     def written_rows(self, since_ms: int) -> list[tuple[int, str, bytes]]:
         """The minutes of all nodes that began at that moment or later, as `MinuteStore.write` takes them."""

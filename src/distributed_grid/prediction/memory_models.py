@@ -98,6 +98,10 @@ class _FeatureModels:
         """Residuals in units of the model's spread; a column a model."""
         self.log_likelihood = _log_likelihood(self.standardised, scales)
 
+    def drop_residuals(self) -> None:
+        """Drop what only choosing and weighting the models needs: it is most of the memory of all this."""
+        self.standardised = np.empty((0, 0))
+
     def at(self, feature: float) -> tuple[Values, Values]:
         """Logarithm of the memory and spread of every model, in the order of the columns."""
         log_feature = math.log1p(feature)
@@ -137,7 +141,9 @@ class MemoryModels:
         standardised.sort(axis=1)
         smoothed = standardised[:, :, None] + _bandwidths(standardised)[:, :, None] * _KERNEL
         self._standardised = smoothed.reshape(len(best), -1)
-        self._sample_weights = np.outer(self._weights, np.tile(_KERNEL_WEIGHTS, count)).ravel()
+        self._count = count
+        for models in self._features:
+            models.drop_residuals()
 
     def distribution(self, features: Values) -> MemoryDistribution:
         """What a run with these features may need."""
@@ -147,7 +153,8 @@ class MemoryModels:
         spreads = np.array([at[owner][1][column] for owner, column in chosen])
         highest = max(self._largest, float(self._weights @ centres)) + math.log(MAX_RATIO)
         used = centres[:, None] + spreads[:, None] * self._standardised
-        return MemoryDistribution.of(np.exp(np.clip(used, 0, highest)).ravel(), self._sample_weights)
+        weights = np.outer(self._weights, np.tile(_KERNEL_WEIGHTS, self._count)).ravel()
+        return MemoryDistribution.of(np.exp(np.clip(used, 0, highest)).ravel(), weights)
 
 
 def _fit_curves(feature: Values, log_feature: Values, used: Values) -> tuple[list[_Curve], Values]:

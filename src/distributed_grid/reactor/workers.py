@@ -113,12 +113,13 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     if worker is None:
         return Decision()
     warning = event.warning or worker.warning
-    booted = replace(worker, instance=event.instance or worker.instance, unanswered=0, warning=warning)
+    booted = replace(worker, instance=event.instance or worker.instance, warning=warning)
     if worker.state is not WorkerState.TERMINATING:
         booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
     records = []
     if worker.state is WorkerState.ASKED:
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
+        booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -292,9 +293,18 @@ def on_gone(ledger: Ledger, event: WorkerGone, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state is WorkerState.WANTED:
         return Decision()
-    if worker.state is WorkerState.ASKED:
-        return terminate(ledger, worker, event.why, now)
-    return end_worker(ledger, worker, event.why, now, event.wall_ms)
+    return _proven(ledger, worker, event.why, now, event.wall_ms)
+
+
+def _proven(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int) -> Decision:
+    """A provider says that a machine is gone. While a creation without an answer may still take effect it is ended once
+    more after that: the provider may not remember that it had made it."""
+    is_settled = not worker.unanswered or now > worker.called_at_ms + ledger.worker_rules.call_ms
+    if is_settled and worker.state is not WorkerState.ASKED:
+        return end_worker(ledger, worker, why, now, wall_ms)
+    if worker.state is WorkerState.TERMINATING:
+        return on_termination_accepted(ledger, WorkerTerminationAccepted(worker.id), now)
+    return terminate(ledger, worker, why, now)
 
 
 def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
@@ -324,9 +334,7 @@ def _compare(
     """What a list says about one worker; None where that is nothing new."""
     rules = ledger.worker_rules
     if found is not None and found.state == "gone":
-        if worker.state is WorkerState.ASKED:
-            return terminate(ledger, worker, "its provider says that it is gone", now)
-        return end_worker(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
+        return _proven(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
     if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
         return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
     if found is not None:

@@ -35,7 +35,6 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import Refused
 from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
-from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import OwnerRules
 
@@ -181,7 +180,11 @@ class ConfigRegistry(NodeRegistry):
 
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
         """A certificate made for this memory server alone; none where the config says that the network is trusted."""
-        return (b"", b"") if self._config.trusted_network else make_certificate(f"grid memory {node}", ())
+        if self._config.trusted_network:
+            return b"", b""
+        from distributed_grid.server.access.certificates import make_certificate  # cryptography: only where it is used
+
+        return make_certificate(f"grid memory {node}", ())
 
 
 def _is_nobody(proc: process_tree.Proc, *, fresh: bool = False) -> bool:

@@ -162,6 +162,7 @@ class Daemon:
             on_alert=self._record_alert,
             minutes=MinuteStore(state_dir.host_dir / "history.db", row_bytes=MINUTE.itemsize),
             write_seconds=config.resource_sharing.monitoring_interval_seconds,
+            retention_ms=round(1000 * config.scaling.history_retention_seconds),
         )
         self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
         grid_id = self._cluster.grid_id
@@ -357,6 +358,7 @@ class Daemon:
         for connection in list(self._connections):
             connection.close()
         await self._workers.stop()
+        self._autoscaler.close()
         await self._listener.stop()
         await self._monitor.stop()
         await self._cluster.stop()

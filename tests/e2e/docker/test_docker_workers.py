@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.guides import page_blocks
 from tests.support.docker_engines import LocalDockerEngine
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+GUIDE = "docs/guide/docker-workers.md"
 CONFIG = """
 name: containers
 workers: {{exit_seconds: 5, call_seconds: 20}}
@@ -62,6 +67,29 @@ def workers(grid: Shell, *words: str) -> dict[str, dict[str, Any]]:
     return {one["worker_id"]: one for one in grid.json("workers", "list", *words)["workers"]}
 
 
+def test_the_guide_leads_from_nothing_to_a_job_in_a_container(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    image, walk = page_blocks(GUIDE, "bash")
+    config, scaled = page_blocks(GUIDE, "yaml")
+    assert image == "make worker-image\n", "it is what the engine of these tests was set up with"
+    shell = Shell(tmp_path / "state", tmp_path)
+    here = f"    endpoint_url: {engine.url}\n"
+    (tmp_path / "containers.yaml").write_text(config + here)
+    (tmp_path / "scaled.yaml").write_text(scaled + here)
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", walk], cwd=tmp_path, env=shell.env, capture_output=True, text=True, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (worker,) = workers(shell, "--all")
+        assert f"\n{worker}\n" in done.stdout, "the job has printed the name of its host"
+        assert f"{worker}-host" in done.stdout
+        assert f"{worker}: gone" in done.stdout
+        assert containers(engine) == {}
+        shell("config", "check", "scaled.yaml", check=0)
+    finally:
+        shell.close()
+
+
 def test_a_job_runs_in_the_container_and_nothing_is_left_of_it(grid: Shell, engine: LocalDockerEngine) -> None:
     worker = create(grid)
     name = worker["worker_id"]
@@ -93,12 +121,14 @@ def test_what_a_container_may_use_is_leased_from_this_machine(grid: Shell, engin
     refused = grid("resource-sharing", "release", f"{name}-host", check=1)
     assert f"to end it type: grid workers terminate {name}" in refused.stderr
     machine = leases[f"{name}-host"]["node_id"]
-    cores = next(one["cpu_cores"] for one in grid.json("cluster", "status")["nodes"] if one["node_id"] == machine)
-    taken = grid("run-shared", "-w", "0", "-r", "cpu", "-a", str(cores), "-n", machine, "--strategy", "node_specific",
-                 "true")  # fmt: skip
-    assert taken.returncode == 1, "the worker's core is not lent a second time"
-    most = grid("workers", "create", "--cpu", str(cores))
-    assert "on which it would run, cannot lend what it needs" in most.stderr
+    here = ("-r", "cpu", "-n", machine, "--strategy", "node_specific")
+    taken = grid("run-shared", *here, "-w", "0", "-a", str(os.cpu_count()), "true", check=1)
+    assert "cores free" in taken.stderr or "core free" in taken.stderr, "the worker's core is not lent a second time"
+    rest = grid.detach(*here, "-a", str((os.cpu_count() or 1) - 1), "sleep", "100")
+    wait_until(lambda: grid.job(rest)["state"] == "running")
+    refused = grid("workers", "create", check=1)
+    assert f"{machine}, on which it would run, cannot lend what it needs" in refused.stderr
+    grid("jobs", "cancel", rest, check=0)
     assert list(containers(engine)) == [name]
     grid("workers", "terminate", name, "--wait", "40", check=0)
     assert grid.json("shared-status")["allocations"] == []
@@ -154,17 +184,59 @@ def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, en
     assert held == {f"{second}-host"}
 
 
-def test_a_container_without_a_control_plane_ends_itself(engine: LocalDockerEngine, tmp_path: Path) -> None:
+SCALED = """
+name: scaled
+nodes:
+- {{name: small, host: local, simulated: true, cpu_count: 1, memory_gb: 1}}
+workers: {{consistency_seconds: 1}}
+scaling:
+  provider: docker_local
+  max_workers: 1
+  evaluation_window_seconds: 2
+  scale_up_cooldown_seconds: 1
+  scale_down_cooldown_seconds: 1
+providers:
+  docker_local:
+    endpoint_url: {url}
+    cpu_limit: 1
+    memory_limit: 256m
+"""
+
+
+def test_a_growing_queue_starts_a_container_which_is_gone_when_it_is_idle(
+    engine: LocalDockerEngine, tmp_path: Path
+) -> None:
     shell = Shell(tmp_path / "state", tmp_path)
-    config = tmp_path / "alone.yaml"
-    config.write_text(CONFIG.format(url=engine.url))
+    config = tmp_path / "scaled.yaml"
+    config.write_text(SCALED.format(url=engine.url))
+    gate = tmp_path / "gate"
     try:
         shell("daemon", "start", "--config", str(config), check=0)
-        name = create(shell)["worker_id"]
-        shell.kill_daemon()
-        wait_until(lambda: containers(engine)[name] == "exited", 60)
-        shell("daemon", "start", "--config", str(config), check=0)
+        busy = shell.detach("-r", "cpu", "-a", "1", "sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done")
+        wait_until(lambda: shell.job(busy)["state"] == "running")
+        engine.kill()
+        queued = shell.detach("-r", "cpu", "-a", "1", "sh", "-c", "hostname; cat /proc/self/cgroup")
+        asked = wait_until(lambda: [one for one in workers(shell).values() if one["problem"]])
+        assert "no answer from the Docker engine" in asked[0]["problem"]
+        engine.start()
+        done = shell("jobs", "wait", queued, "--timeout", "60", check=0)
+        said = shell("jobs", "logs", queued, check=0).stdout
+        name = shell.job(queued)["node_id"]
+        assert said.splitlines()[0] == name, done.stdout
+        with engine.client() as client:
+            assert client.inspect_container(name)["Id"] in said
+        assert [one["state"] for one in workers(shell).values()] == ["joined"]
         wait_until(lambda: not workers(shell), 60)
         assert containers(engine) == {}
+        # What it printed was brought home before it went.
+        assert shell("jobs", "logs", queued, check=0).stdout == said
+        lines = shell("events", "--subject", name, "--json", check=0).stdout.splitlines()
+        steps = [json.loads(line)["type"] for line in lines]
+        assert [one for one in steps if one.startswith("worker-")] == [
+            "worker-wanted", "worker-problem", "worker-booting", "worker-joined", "worker-draining",
+            "worker-terminating", "worker-gone",
+        ]  # fmt: skip
+        assert shell.job(busy)["state"] == "running"
     finally:
+        gate.touch()
         shell.close()

@@ -31,9 +31,11 @@ from distributed_grid.config_mapping import (
     nodes_from,
     owner_rules,
     rebalance_rules,
+    scaling_rules,
     scheduling_policy,
     simulated_nodes,
     tier_settings,
+    worker_rules,
 )
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
@@ -47,6 +49,7 @@ from distributed_grid.domain.events import (
     PolicySet,
     PressureRead,
     TimePassed,
+    WorkerRulesSet,
 )
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Usage
@@ -54,6 +57,7 @@ from distributed_grid.domain.rebalancing import PressureReading, is_automatic
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.errors import GridError
 from distributed_grid.monitoring.alerts import AlertRules, alert_thresholds
+from distributed_grid.monitoring.usage_history import ClusterHistory
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.reactor import LeaseAnswer
@@ -67,8 +71,9 @@ from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener
 from distributed_grid.server.services.leases import amounts_of
 from distributed_grid.state_dir import StateDir
-from tests.support.builders import a_capacity, a_command, a_request, a_usage
+from tests.support.builders import a_capacity, a_command, a_node, a_request, a_usage
 from tests.support.project import PROJECT
+from tests.support.scaling import ScalingScenario, a_type
 from tests.unit.server.in_process_grid import Clock
 
 MACHINE = a_capacity(cores=8, memory_gb=16, gpus=2, gpu_memory_gb=8)
@@ -219,6 +224,38 @@ async def _urgent_after_job(story: Story) -> Observed:
     await story.beat(times=5)
     await story.ask("urgent", cores=8, priority="urgent", wait_s=3600)
     return await story.grid.read(lambda ledger, now: [str(one.state) for one in ledger.jobs.values()])
+
+
+LASTING = ("all", "35-0", "35-1")
+
+
+def scaled(config: ClusterConfig) -> Observed:
+    """What scaling does in an hour and a half in which a queue grows twice, and the budget is known."""
+    grid = ScalingScenario(a_node("home", cores=2), scaling=replace(scaling_rules(config), types=(a_type(price=0.1),)))
+    grid.handle(WorkerRulesSet(worker_rules(config)))
+    grid.ask(a_request("all", cores=1))
+    done = []
+    for minute in range(90):
+        for number in range({5: 1, 12: 8, 35: 8}.get(minute, 0)):
+            grid.ask(a_request(f"{minute}-{number}", cores=2, wait_s=DAY_SECONDS))
+        plan = grid.evaluate(seconds=60)
+        done.append((plan.action, plan.count))
+        for name in grid.deliver():
+            grid.heartbeat(name)
+        held = [one.id for one in grid.ledger.leases.values() if one.holds and one.id not in LASTING]
+        for lease_id in held[:1]:
+            grid.release(lease_id)
+        grid.bring_home()
+        grid.end_terminating()
+    return done
+
+
+def kept_minutes(config: ClusterConfig) -> Observed:
+    """How many minutes of a node are known after an hour."""
+    histories = ClusterHistory(round(1000 * config.scaling.history_retention_seconds))
+    for second in range(0, 3600, 20):
+        histories.add("a", IDLE, MACHINE, 1000 * (DAY_SECONDS + second))
+    return len(histories.minutes("a", 1000 * (DAY_SECONDS + 3600), 1440))
 
 
 def limited(**fields: Any) -> Callable[[ClusterConfig], Observed]:
@@ -562,8 +599,28 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "logging.format": Behaviour("text", "json", logged, LOGGED),
 }
 
+SCALED = {"nodes": [{"name": "a"}], "scaling": {"provider": "scripted"}}
+BEHAVIOURS |= {
+    f"scaling.{key}": Behaviour(one, other, scaled, SCALED)
+    for key, one, other in (
+        ("min_workers", 0, 2),
+        ("max_workers", 1, 10),
+        ("target_utilization", 0.4, 0.8),
+        ("scale_up_threshold", 0.75, 1.0),
+        ("scale_down_threshold", 0.1, 0.6),
+        ("evaluation_window_seconds", 60, 600),
+        ("scale_up_cooldown_seconds", 0, 600),
+        ("scale_down_cooldown_seconds", 0, 900),
+        ("budget_per_hour", 0.15, 100),
+        ("budget_per_day", 0.15, 100),
+    )
+}
+BEHAVIOURS["scaling.provider"] = Behaviour(None, "scripted", scaled, ONE)
+BEHAVIOURS["scaling.history_retention_seconds"] = Behaviour(120, 86_400, kept_minutes, ONE)
+
 E2E = "tests/e2e"
 SHOWN_BY = {
+    "scaling.worker_reassessment_interval_seconds": f"{E2E}/test_pull_workers.py::test_workers_report_anew_as_often_as_the_config_says",
     "prediction.update_interval_seconds": (
         f"{E2E}/test_predict.py::test_the_predictor_is_trained_as_often_as_the_config_says"
     ),

@@ -16,12 +16,14 @@ from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimat
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
-from distributed_grid.domain.states import JobState
+from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
 from distributed_grid.reactor.effects import StartAttempt
 from distributed_grid.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
+from tests.support.scaling import MIDDAY_MS
+from tests.support.scaling import rules as scaling_rules
 
 NAMES = ("ash", "birch", "cedar")
 PULLERS = ("larch", "maple")
@@ -277,6 +279,32 @@ class World(LedgerWatch):
         """Somebody reserves some of a pull worker for a task."""
         request = replace(self._named(a_request(cores=cores, wait_s=0, duration_s=60)), require=(PULLERS[which],))
         self.handle(events.LeaseAsked(replace(request, task=request.id, runs_on=WorkerKind.ANY)))
+
+    def scale(self, most: int, warm: int) -> None:
+        """Scaling is evaluated, with a maximum that may have changed."""
+        self.handle(events.ScalingRulesSet(scaling_rules(max_workers=most, window_ms=10_000, down_cooldown_ms=2_000)))
+        self.asked += 1
+        ids = tuple(f"worker-{self.asked}-{number}" for number in range(3))
+        self.handle(events.ScalingEvaluated(ids, MIDDAY_MS + self.now, warm))
+
+    def provide(self, which: int, joins: bool) -> None:
+        """A provider starts a worker, which joins or refuses to be made; or it ends one."""
+        workers = list(self.ledger.workers.values())
+        if not workers:
+            return
+        worker = workers[which % len(workers)]
+        wall_ms = MIDDAY_MS + self.now
+        if worker.state is WorkerState.TERMINATING:
+            self.handle(events.WorkerGone(worker.id, "it is gone", wall_ms))
+        elif not joins and worker.state is WorkerState.WANTED:
+            self.handle(events.WorkerRefused(worker.id, "no room", wall_ms, scope=worker.offer))
+        elif worker.is_on_its_way:
+            self.handle(events.WorkerAsked(worker.id))
+            self.handle(events.WorkerBooted(worker.id, "i-1"))
+            self.handle(events.NodeDeclared(replace(a_node(worker.id, cores=4, hold_s=60), joined=True)))
+            self.handle(events.HeartbeatReceived(worker.id, USAGES[0]))
+        else:
+            self.handle(events.OutputsBroughtHome(worker.id, wall_ms))
 
     def look(self) -> None:
         self.handle(events.QueueScanned())

@@ -102,6 +102,8 @@ ACTIONS = {
     "pause": (whichever, offs, st.booleans()),
     "mark": (whichever, offs, ages),
     "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
+    "scale": (st.integers(0, 3), st.integers(0, 2)),
+    "provide": (whichever, st.sampled_from([True, True, False])),
     "look": (),
     "register": (pullers, incarnations),
     "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([WorkerKind.PULL, WorkerKind.ANY])),
@@ -130,6 +132,7 @@ OFTEN = (
     "wait",
 )
 SELDOM = (
+    *("scale", "scale", "provide", "provide", "provide"),
     *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
     *(

@@ -121,6 +121,15 @@ class TaskHistory:
 
         return self._attempt(read, RunSummary(), "it begins anew")
 
+    def samples(self, user: str, key: str) -> int:
+        """How many samples a type has had, those in its summary included."""
+
+        def read(db: sqlite3.Connection) -> int:
+            found = db.execute("SELECT samples FROM types WHERE user = ? AND key = ?", (user, key)).fetchone()
+            return int(found[0]) if found else 0
+
+        return self._attempt(read, 0, "it begins anew")
+
     def types(self, limit: int) -> list[TaskType]:
         """The types whose last runs are the latest, the latest first."""
 

@@ -81,11 +81,11 @@ def plan_text(plan: dict[str, Any]) -> str:
 
 def cost_text(budget: dict[str, Any]) -> str:
     """What workers cost, and the limits."""
-    hour, day = f"${budget['per_hour']:g} an hour", f"${budget['spent_today']:.4g} today"
+    hour, day = f"${budget['per_hour']:g} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
         hour += f" of ${budget['budget_per_hour']:g}"
     if budget["budget_per_day"] is not None:
-        day += f" (${budget['by_midnight']:.4g} by midnight UTC) of ${budget['budget_per_day']:g}"
+        day += f" (${budget['by_midnight']:.2f} by midnight UTC) of ${budget['budget_per_day']:g}"
     return f"{hour}, {day}"
 
 

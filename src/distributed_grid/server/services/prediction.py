@@ -100,14 +100,22 @@ class PredictionService:
 
     async def size_shape(self, user: str, shape: TaskShape, input_bytes: int) -> MemoryPrediction | None:
         """The same for a task of this shape."""
-        predictor = await self._predictor(TypeKey(user, shape.key))
-        return None if predictor is None else predictor.predict(input_bytes, shape.features)
+        try:
+            predictor = await self._predictor(TypeKey(user, shape.key))
+            return None if predictor is None else predictor.predict(input_bytes, shape.features)
+        except Exception:  # a bug here must not fail a job
+            log.exception("a job could not be sized; it gets no limit")
+            return None
 
     async def run_ms(self, user: str, argv: Sequence[str], input_bytes: int) -> int | None:
         """Median run time of such a command, also where its memory is not known; None: not known."""
-        shape = task_shape(argv)
-        predictor = await self._predictor(TypeKey(user, shape.key))
-        return None if predictor is None else predictor.run_ms(input_bytes, shape.features)
+        try:
+            shape = task_shape(argv)
+            predictor = await self._predictor(TypeKey(user, shape.key))
+            return None if predictor is None else predictor.run_ms(input_bytes, shape.features)
+        except Exception:  # a bug here must not fail a job
+            log.exception("the run time of a job could not be predicted; it counts as not known")
+            return None
 
     def record(self, run: TaskRun) -> None:
         """Take in a run that is over, without waiting. The same task and attempt a second time changes nothing."""
@@ -264,7 +272,7 @@ class PredictionService:
         for number, found in enumerate(types, 1):
             done = await self._in_thread(self._pool.train, TypeKey(found.user, found.key), self._now_ms())
             if done is not None:
-                trained.append(_training_row(done, found.samples))
+                trained.append(_training_row(done))
             report({"trained": number, "total": len(types), "key": found.key})
         training: TrainingReport = {
             "trained": trained,
@@ -332,12 +340,12 @@ def prediction_row(
     }
 
 
-def _training_row(trained: TrainedType, samples: int) -> TrainingRow:
+def _training_row(trained: TrainedType) -> TrainingRow:
     before = trained.confidence_before
     return {
         "key": trained.task.key,
         "user": trained.task.user,
-        "samples": samples,
+        "samples": trained.samples,
         "tier_before": trained.tier_before,
         "confidence_before": None if before is None else round(before, 4),
         "tier": trained.tier,

@@ -17,8 +17,8 @@ from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
 
-MAX_PREDICTORS = 128
-"""Types whose predictors are in memory, at about 200 KB each."""
+MAX_PREDICTORS = 64
+"""Types whose predictors are in memory, at 0.6 MB each at most."""
 TRAINING_RUNS = 2 * WINDOW
 """Runs of a type that a training reads; older ones are forgotten by the models anyway."""
 MAX_LEARNED = 32
@@ -103,7 +103,6 @@ class PredictorPool:
         if trained is None:
             return None
         if before is not None:
-            trained.samples = max(trained.samples, before.samples)
             self._keep(task, trained)
             self._trained_at_ms[task] = now_ms
         tier_before, confidence_before = before.tier() if before is not None else (None, None)
@@ -130,6 +129,7 @@ class PredictorPool:
         if summary.count:
             predictor.learn_summary(summary)
         predictor.learn_all(runs)
+        predictor.samples = max(predictor.samples, self._history.samples(*task))
         return predictor
 
     def _keep(self, task: TypeKey, predictor: TaskPredictor) -> None:

@@ -15,9 +15,10 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.view_types import WorkerRow
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.control.worker_views import budget_view, offer_view, worker_view
-from distributed_grid.domain.events import WorkerRequested, WorkerTerminationRequested
+from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import Ambiguous, GridError, Refused
 from distributed_grid.ports import Store, WorkerOffer
@@ -145,7 +146,10 @@ class WorkerService:
     # ------------------------------------------------------------------ ending
 
     async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> View:
-        """End workers; one that is gone already is left so. Nothing is done where one of them is not known."""
+        """End workers; one that is gone already is left so. Nothing is done where one of them is not known.
+
+        One that has joined drains first, and is terminated when the files of its jobs are home; not with `force`.
+        """
         must_be_admin(caller)
         workers = [await self.find(name, op.provider) for name in op.worker_ids]
         problems: list[str] = []
@@ -153,7 +157,9 @@ class WorkerService:
             if worker.is_over:
                 continue
             why = f"{caller.user} asked for it"
-            event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
+            event: Event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
+            if worker.state in (WorkerState.JOINED, WorkerState.DRAINING) and not op.force:
+                event = WorkerDrainRequested(worker.id, caller.user, why)
             try:
                 await self._grid.handle(event)
             except GridError as refusal:

@@ -25,9 +25,7 @@ from distributed_grid.server.workers.expected_load import ExpectedLoad
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
 
-FIRST_SECONDS = 5.0
-"""The first evaluation is not before that: by then the nodes have reported."""
-MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 10.0
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
 log = logging.getLogger(__name__)
 
@@ -76,14 +74,18 @@ class Autoscaler:
         await self.read_types()
         if self._expected is not None:
             await self._expected.start(wall_ms())
-        await asyncio.sleep(min(FIRST_SECONDS, self._rules.window_ms / 1000))
         while True:
+            await asyncio.sleep(self.interval_seconds)
             try:
                 await self.read_types()
                 await self.evaluate_now()
             except GridError as failure:
                 log.warning("scaling could not be evaluated: %s", failure)
-            await asyncio.sleep(self.interval_seconds)
+
+    def close(self) -> None:
+        """Close the file of the load. Safe to call twice."""
+        if self._expected is not None:
+            self._expected.close()
 
     async def read_types(self) -> None:
         """Have the ledger know what the provider can start; nothing while workers could not be used."""

@@ -10,7 +10,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
-from distributed_grid.errors import BadInput, Refused
+from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.scheduling.scaling.budget import is_closed
 from distributed_grid.server.workers.provider_calls import ProviderCalls
@@ -66,7 +66,10 @@ class OfferCatalog:
 
     async def alternative(self, worker: Worker, closed: str) -> Worker | None:
         """Another worker in place of one that cannot be had, under an id of its own; None where there is none."""
-        offers = await self.offers(worker.provider)
+        try:
+            offers = await self.offers(worker.provider)
+        except GridError:  # it cannot be asked now: whoever wants a worker asks again
+            return None
         open_ones = [offer for offer in offers if closed not in (offer.id, offer.zone, offer.market, offer.worker_type)]
         if closed == worker.provider:
             return None

@@ -66,7 +66,16 @@ class Haul(Struct):
 class OutputCollector:
     """Brings home what is on workers that drain; which those are is read from the ledger again and again."""
 
-    def __init__(self, grid: Grid, jobs: Path, remote: RemoteFiles, *, max_bytes: int = MAX_HOME_BYTES) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        jobs: Path,
+        remote: RemoteFiles,
+        *,
+        max_bytes: int = MAX_HOME_BYTES,
+        give_up_seconds: float = GIVE_UP_SECONDS,
+    ) -> None:
+        self._give_up_seconds = give_up_seconds
         self._grid = grid
         self._jobs = jobs
         self._remote = remote
@@ -100,7 +109,7 @@ class OutputCollector:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:
             log.warning("the files on %s cannot be brought home: %s", worker.id, failure)
-            if now - since < GIVE_UP_SECONDS:
+            if now - since < self._give_up_seconds:
                 return
             haul = Haul(0, lost=[f"files of its jobs: {failure}"])
         self._first_tried.pop(worker.id, None)

@@ -16,19 +16,17 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from distributed_grid.agent.__main__ import JOIN_VARIABLE
+from distributed_grid.agent.join_client import EXIT_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
+    Event,
     ListedInstance,
     StrayInstanceFound,
     WorkerAsked,
-    WorkerBooted,
-    WorkerCallFailed,
-    WorkerGone,
-    WorkerRefused,
     WorkerRulesSet,
     WorkersChecked,
     WorkersListed,
-    WorkerTerminationAccepted,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
@@ -36,11 +34,11 @@ from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
+from distributed_grid.server.workers import call_outcomes
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
 from distributed_grid.supervision import start_logged, start_restarted
 
-EXIT_VARIABLE, JOIN_VARIABLE = "GRID_WORKER_EXIT_SECONDS", "GRID_JOIN_TOKEN"
 MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
 STRAYS_AT_ONCE = 100
 log = logging.getLogger(__name__)
@@ -62,14 +60,12 @@ class WorkerReconciler:
         *,
         rules: WorkerRules,
         grid_id: Callable[[], str],
-        on_problem: Callable[[Worker, str], None] = lambda worker, why: None,
     ) -> None:
         self._grid = grid
         self._catalog = catalog
         self._tokens = tokens
         self._rules = rules
         self._grid_id = grid_id
-        self._on_problem = on_problem
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._listed_at: dict[str, float] = {}
         self._strays: set[str] = set()
@@ -117,16 +113,16 @@ class WorkerReconciler:
             calls = await self._catalog.calls(worker.provider)
             order = await self._order(worker)
         except GridError as failure:  # nothing was asked for
-            await self._failed(worker, str(failure), was_lost=False)
+            await self._report_failure(worker, Throttled(str(failure)))
             return
         call = await calls.begin(f"create {worker.id}", lambda: calls.provider.create(order))
         try:
             made = await call.result()
         except Exception as failure:  # whatever it is: it may have been made, or not
-            await self._report_creation(worker, failure)
+            await self._report_failure(worker, failure)
             await call.settled()
         else:
-            await self._made(worker, made)
+            await self._handle(call_outcomes.created(worker, made, wall_ms()))
 
     async def _order(self, worker: Worker) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
@@ -135,25 +131,12 @@ class WorkerReconciler:
         environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
 
-    async def _made(self, worker: Worker, made: WorkerInstance) -> None:
-        if made.state == "gone":
-            await self._handle(WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms()))
-        else:
-            await self._handle(WorkerBooted(worker.id, made.instance, made.detail))
-
-    async def _report_creation(self, worker: Worker, failure: Exception) -> None:
-        why = str(failure) or type(failure).__name__
+    async def _report_failure(self, worker: Worker, failure: Exception) -> None:
+        other = None
         if isinstance(failure, NoCapacity):
-            other = await self._catalog.alternative(worker, failure.scope or worker.offer)
-            closed = failure.scope or worker.offer
-            await self._handle(WorkerRefused(worker.id, why, wall_ms(), scope=closed, instead=other))
-        elif isinstance(failure, Throttled):
-            await self._failed(worker, why, was_lost=False)
-        elif isinstance(failure, GridError) and not failure.retryable:
-            log.warning("worker %s was refused: %s", worker.id, why)
-            await self._handle(WorkerRefused(worker.id, why, wall_ms()))
-        else:
-            await self._failed(worker, why, was_lost=True)
+            other = await self._catalog.alternative(worker, call_outcomes.closed_scope(worker, failure))
+        log.warning("worker %s was not made: %s", worker.id, failure)
+        await self._handle(call_outcomes.not_created(worker, failure, wall_ms(), other))
 
     # ------------------------------------------------------------------ terminating
 
@@ -164,7 +147,7 @@ class WorkerReconciler:
             await self._tokens.revoke(worker.id)
             calls = await self._catalog.calls(worker.provider)
         except GridError as failure:
-            await self._failed(worker, f"it cannot be terminated: {failure}", was_lost=True)
+            await self._keep(worker, failure)
             return
         provider = calls.provider
         call = await calls.begin(f"terminate {worker.id}", lambda: provider.terminate(worker.id, grid_id))
@@ -172,24 +155,22 @@ class WorkerReconciler:
             await call.result()
             found = await calls.call(f"describe {worker.id}", lambda: provider.describe(worker.id, grid_id))
         except Exception as failure:  # it stays, and is ended again: it may still cost money
-            await self._failed(worker, f"it cannot be terminated: {failure}", was_lost=True)
+            await self._keep(worker, failure)
             await call.settled()
             return
-        if found.state == "gone" if found is not None else provider.is_consistent:
-            await self._handle(WorkerGone(worker.id, worker.why or "it was terminated", wall_ms()))
-            return
-        late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
-        problem = f"it is still {found.state if found else 'listed'} long after its termination" if late else ""
-        await self._handle(WorkerTerminationAccepted(worker.id, problem))
+        is_late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
+        problem = f"it is still {found.state} long after its termination" if is_late and found is not None else ""
         if problem:
-            self._on_problem(worker, problem)
+            log.error("worker %s: %s; it goes on costing money", worker.id, problem)
+        is_gone = found is None and provider.is_consistent
+        await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
 
-    async def _failed(self, worker: Worker, why: str, *, was_lost: bool) -> None:
-        log.warning("worker %s: %s", worker.id, why)
-        self._on_problem(worker, why)
-        await self._handle(WorkerCallFailed(worker.id, why, was_lost))
+    async def _keep(self, worker: Worker, failure: Exception) -> None:
+        """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
+        log.error("worker %s could not be terminated, it goes on costing money: %s", worker.id, failure)
+        await self._handle(call_outcomes.not_terminated(worker, failure))
 
-    async def _handle(self, event: Any) -> None:
+    async def _handle(self, event: Event) -> None:
         await self._grid.handle_with_retry(event)
 
     # ------------------------------------------------------------------ comparing

@@ -16,8 +16,8 @@ from tests.support.scaling import DOLLAR, ScalingScenario, a_type, rules
 ON_ITS_WAY = (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING)
 
 
-def a_busy_grid(cores: float = 2, **fields: object) -> ScalingScenario:
-    scenario = ScalingScenario(a_node("home", cores=cores), scaling=rules(**fields))  # type: ignore[arg-type]
+def a_busy_grid(cores: float = 2, **fields: int) -> ScalingScenario:
+    scenario = ScalingScenario(a_node("home", cores=cores), scaling=rules(**fields))
     scenario.ask(a_request("all", cores=cores))
     return scenario
 

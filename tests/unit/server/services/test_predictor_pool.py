@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
-from distributed_grid.server.services.predictor_pool import MAX_LEARNED, MAX_PREDICTORS, PredictorPool, TypeKey
+from distributed_grid.server.services.predictor_pool import (
+    MAX_LEARNED,
+    MAX_PREDICTORS,
+    TRAINING_RUNS,
+    PredictorPool,
+    TypeKey,
+)
 
 NOW = 200 * DAY_MS
 MB = 1 << 20
@@ -55,6 +62,13 @@ def test_of_many_runs_at_once_the_last_are_learned_and_all_are_counted(pool: Pre
     assert predictor is not None
     pool.take_in(runs(10 * MAX_LEARNED, first=5), NOW)
     assert predictor.samples == 5 + 10 * MAX_LEARNED
+
+
+def test_samples_beyond_those_that_are_read_count(pool: PredictorPool) -> None:
+    pool.take_in(runs(TRAINING_RUNS + 50), NOW)
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    assert predictor.samples == TRAINING_RUNS + 50
 
 
 def test_runs_from_before_the_kept_time_are_left_out(pool: PredictorPool) -> None:
@@ -102,3 +116,20 @@ def test_the_predictors_that_were_asked_for_longest_ago_leave(pool: PredictorPoo
     assert pool.cached(TypeKey("ana", "k0")) is not None
     assert pool.cached(TypeKey("ana", "k1")) is None
     assert pool.cached(TypeKey("ana", f"k{MAX_PREDICTORS + 1}")) is not None
+
+
+def test_a_predictor_may_be_asked_while_it_learns(pool: PredictorPool) -> None:
+    pool.take_in(runs(40), NOW)
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    asked = 0
+    with ThreadPoolExecutor(1) as thread:
+        learning = thread.submit(lambda: [pool.take_in(runs(10, first=100 * i), NOW) for i in range(1, 20)])
+        while not learning.done():
+            found = predictor.predict(asked)
+            assert found is not None
+            assert 100 * MB <= found.memory_bytes < 130 * MB
+            asked += 1
+        learning.result()
+    assert predictor.samples == 40 + 190
+    assert asked > 0

@@ -5,14 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
 from distributed_grid.agent.files.job_dir import is_home, make_root
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
+from distributed_grid.domain.events import (
+    HeartbeatReceived,
+    NodeDeclared,
+    ScalingRulesSet,
+    WorkerAsked,
+    WorkerBooted,
+    WorkerDrainRequested,
+    WorkerRequested,
+)
 from distributed_grid.domain.jobs import Attempt
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.scaling import ScalingRules
+from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import Unreachable
 from distributed_grid.server.services.jobs import FileSink, send_files
@@ -71,7 +85,7 @@ class Home:
     def collector(self, max_bytes: int = 1 << 30) -> OutputCollector:
         return OutputCollector(self.grid.grid, self.jobs, self.agent.files, max_bytes=max_bytes)
 
-    async def job(self, request_id: str, **fields: object) -> Attempt:
+    async def job(self, request_id: str, **fields: Any) -> Attempt:
         """A job that ran on the worker and is over."""
         view = await self.grid.submit(request_id, resource_type="cpu", amount=1, **fields)
         uid = view["job"]["uid"]
@@ -157,6 +171,42 @@ def test_what_cannot_come_home_is_named(at_home: Callable[[Scenario], None]) -> 
         assert any(KEPT_LIMIT_TEXT in line for line in haul.lost)
         assert (home.jobs / first.lease_id / "stdout").read_bytes() == b"small"
         assert is_home(str(home.jobs), second.lease_id), "it has left nothing there"
+
+    at_home(scenario)
+
+
+def test_a_worker_that_answers_nothing_is_given_up_and_that_is_recorded(at_home: Callable[[Scenario], None]) -> None:
+    async def scenario(home: Home) -> None:
+        await home.job("r1")
+        grid = home.grid.grid
+        await grid.handle(ScalingRulesSet(ScalingRules("scripted")))
+        for event in (
+            WorkerRequested(replace(WORKER, id="worker-2"), 0),
+            WorkerAsked("worker-2"),
+            WorkerBooted("worker-2", "i-2"),
+            NodeDeclared(a_node("worker-2")),
+            HeartbeatReceived("worker-2", Usage()),
+        ):
+            await grid.handle(event)
+        view = await home.grid.submit("r2", resource_type="cpu", amount=4, prefer=["worker-2"])
+        await home.grid.starts(view["job"]["uid"])
+        await home.grid.ends(view["job"]["uid"])
+        await grid.handle(WorkerDrainRequested("worker-2", "ann", "not needed"))
+
+        def states() -> list[WorkerState]:
+            return [worker.state for worker in grid.ledger.workers.values()]
+
+        patient = OutputCollector(grid, home.jobs, home.agent.files)
+        task = asyncio.create_task(patient.run())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        assert states() == [WorkerState.DRAINING], "it may still answer"
+        task = asyncio.create_task(OutputCollector(grid, home.jobs, home.agent.files, give_up_seconds=0).run())
+        while states() != [WorkerState.TERMINATING]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        (kept,) = home.grid.store.events(types=("outputs-kept",), limit=10)
+        assert b"worker-2 is not connected" in kept.blob
 
     at_home(scenario)
 
