@@ -19,7 +19,12 @@ def test_exit_codes_are_the_documented_ones() -> None:
 
 
 def test_only_what_may_pass_is_worth_a_retry() -> None:
-    assert {kind.__name__ for kind in ALL if kind.retryable} == {"Unreachable", "StoreFailed", "NoCapacity", "Throttled"}
+    assert {kind.__name__ for kind in ALL if kind.retryable} == {
+        "Unreachable",
+        "StoreFailed",
+        "NoCapacity",
+        "Throttled",
+    }
 
 
 def test_a_refusal_carries_its_reasons_and_candidates() -> None:
