@@ -17,6 +17,7 @@ from distributed_grid.domain.nodes import NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare, Priority
 from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
+from distributed_grid.domain.scaling import UtilizationWindow
 from distributed_grid.domain.states import JobState, LeaseState
 from tests.support.builders import GB, NOW, a_capacity, a_command, a_node, a_request, an_exit, caps, thresholds
 
@@ -57,6 +58,7 @@ def test_what_is_measured_or_derived_anew_is_never_stored():
         RebalanceState.kind,
         EngineCapacity.kind,
         MemoryServerRow.kind,
+        UtilizationWindow.kind,
     } == VOLATILE
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
