@@ -663,7 +663,9 @@ BEHAVIOURS["scaling.history_retention_seconds"] = Behaviour(120, 86_400, kept_mi
 
 E2E = "tests/e2e"
 SHOWN_BY = {
-    "scaling.worker_reassessment_interval_seconds": f"{E2E}/test_pull_workers.py::test_workers_report_anew_as_often_as_the_config_says",
+    "scaling.worker_reassessment_interval_seconds": (
+        f"{E2E}/test_pull_workers.py::test_workers_report_anew_as_often_as_the_config_says"
+    ),
     "prediction.update_interval_seconds": (
         f"{E2E}/test_predict.py::test_the_predictor_is_trained_as_often_as_the_config_says"
     ),
