@@ -34,6 +34,8 @@ from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
+from distributed_grid.reactor.worker_checks import DAY_ALARM, HOUR_ALARM
+from distributed_grid.scheduling.scaling.budget import budget_state, usd
 from distributed_grid.server.workers import call_outcomes
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
@@ -60,12 +62,15 @@ class WorkerReconciler:
         *,
         rules: WorkerRules,
         grid_id: Callable[[], str],
+        on_alarm: Callable[[str, str], None] = lambda about, why: None,
     ) -> None:
+        """`on_alarm` hears what costs money against the will of everybody: what it is about, and why."""
         self._grid = grid
         self._catalog = catalog
         self._tokens = tokens
         self._rules = rules
         self._grid_id = grid_id
+        self._on_alarm = on_alarm
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._listed_at: dict[str, float] = {}
         self._strays: set[str] = set()
@@ -167,7 +172,10 @@ class WorkerReconciler:
 
     async def _keep(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
-        log.error("worker %s could not be terminated, it goes on costing money: %s", worker.id, failure)
+        why = f"worker {worker.id} could not be terminated, it goes on costing money: {failure}"
+        log.error("%s", why)
+        if not worker.tries:
+            self._on_alarm(worker.id, why)
         await self._handle(call_outcomes.not_terminated(worker, failure))
 
     async def _handle(self, event: Event) -> None:
@@ -179,7 +187,11 @@ class WorkerReconciler:
         """Compare with the time every tick, with each provider's list as often as there is something to learn."""
         while True:
             if self._grid.ledger.workers or self._grid.ledger.offer_closures:
+                before = await self._grid.read(budget_alarms)
                 await self._handle(WorkersChecked(wall_ms()))
+                after = await self._grid.read(budget_alarms)
+                for about in after.keys() - before.keys():
+                    self._on_alarm(about, after[about])
                 effects: list[WorkerEffect] = await self._grid.read(pending_workers)
                 self.perform(effects)
             for provider in await self._grid.read(self._to_list):
@@ -232,3 +244,16 @@ class WorkerReconciler:
             await calls.call(f"terminate {stray.worker_id}", lambda: provider.terminate(stray.worker_id, stray.grid_id))
         except Exception as failure:  # it is found again with the next list
             log.warning("%s could not be terminated: %s", stray.worker_id, failure)
+
+
+def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:
+    """The alarms about budgets that are raised, by the day or the hour, and what each says."""
+    found: dict[str, str] = {}
+    state = budget_state(ledger, now, wall_ms())
+    if (day := ledger.counters.get(DAY_ALARM)) is not None and state.per_day_micro is not None:
+        why = f"workers have cost {usd(state.spent_micro)} today, and scaling.budget_per_day is"
+        found[f"budget of day {day}"] = f"{why} {usd(state.per_day_micro)}"
+    if ledger.counters.get(HOUR_ALARM) and state.per_hour_micro is not None:
+        why = f"workers cost {usd(state.rate_micro)} an hour, and scaling.budget_per_hour is"
+        found["budget of an hour"] = f"{why} {usd(state.per_hour_micro)}"
+    return found
