@@ -148,8 +148,8 @@ class WorkerReconciler:
     async def _terminate(self, worker: Worker) -> None:
         """Have a machine ended, and look whether it is gone; its key is worth nothing from here on."""
         grid_id = self._grid_id()
+        await self._revoke(worker.id)
         try:
-            await self._tokens.revoke(worker.id)
             calls = await self._catalog.calls(worker.provider)
         except GridError as failure:
             await self._keep(worker, failure)
@@ -169,6 +169,13 @@ class WorkerReconciler:
             log.error("worker %s: %s; it goes on costing money", worker.id, problem)
         is_gone = found is None and provider.is_consistent
         await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
+
+    async def _revoke(self, worker_id: str) -> None:
+        """Have the key of a worker be worth nothing; where that fails, the worker is ended all the same."""
+        try:
+            await self._tokens.revoke(worker_id)
+        except GridError as failure:
+            log.warning("the join token of %s could not be revoked: %s", worker_id, failure)
 
     async def _keep(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
@@ -222,8 +229,11 @@ class WorkerReconciler:
             return
         ours = [one for one in listed if one.grid_id == grid_id]
         instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
+        before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
+        for worker_id in before - known:
+            await self._revoke(worker_id)
         old_enough = self._rules.consistency_ms / 1000
         strays = [
             one for one in ours if one.worker_id not in known and one.state != "gone" and one.age_seconds >= old_enough
@@ -238,7 +248,7 @@ class WorkerReconciler:
             self._strays.add(stray.worker_id)
             log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
             await self._handle(StrayInstanceFound(name, stray.worker_id, stray.instance))
-        await self._tokens.revoke(stray.worker_id)
+        await self._revoke(stray.worker_id)
         calls = await self._catalog.calls(name)
         try:
             await calls.call(f"terminate {stray.worker_id}", lambda: provider.terminate(stray.worker_id, stray.grid_id))
