@@ -26,7 +26,7 @@ MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5
 """How long the sizes of input files are waited for: a network disk may not answer."""
 MAX_PATH_CHARS = 4096
-KEPT_SECONDS, MAX_KEPT = 1.0, 256
+KEPT_SECONDS, MAX_KEPT = 0.1, 256
 """Estimates that are kept for the next submission of the same words: who submits many jobs at once does not wait."""
 
 
