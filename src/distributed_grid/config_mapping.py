@@ -35,9 +35,10 @@ def nodes_from(config: ClusterConfig, machine: Capacity) -> list[Node]:
     return [_node(config, node, machine) for node in config.nodes]
 
 
-def joined_node(config: ClusterConfig, name: str) -> Node:
-    """A node that no config names, as other machines are treated by default."""
-    return replace(_node(config, NodeConfig(name=name, host=name), None), host="joined", joined=True, wanted=True)
+def joined_node(config: ClusterConfig, name: str, *, dedicated: bool = False) -> Node:
+    """A node that no config names, as other machines are treated by default; a dedicated one has no owner."""
+    named = NodeConfig(name=name, host=name, dedicated=dedicated)
+    return replace(_node(config, named, None), host="joined", joined=True, wanted=True)
 
 
 def simulated_nodes(config: ClusterConfig, nodes: Iterable[Node]) -> dict[str, SimulatedNode]:

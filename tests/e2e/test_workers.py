@@ -3,6 +3,7 @@ dead-man switch. The provider is plugged in by entry point and follows a script;
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.errors import BadInput, Refused
+from distributed_grid.orchestration.cloud_provider_manager import CloudProviderManager
 from tests.support.processes import is_running
 from tests.support.project import PROJECT
 from tests.support.scripted_provider import CloudFile, plug_in
@@ -22,7 +25,8 @@ name: rented
 hold_seconds: 6
 nodes:
 - {{name: here, host: local}}
-workers: {{launch_seconds: {launch}, join_seconds: 30, consistency_seconds: 0.3, call_seconds: 1.5, exit_seconds: {exit}}}
+workers:
+  {{launch_seconds: {launch}, join_seconds: 30, consistency_seconds: 0.3, call_seconds: 1.5, exit_seconds: {exit}}}
 scaling: {{budget_per_hour: {budget}}}
 providers:
   scripted: {{state_file: {state}, agent: {agent}, elsewhere: {elsewhere}, prices: {prices}}}
@@ -164,7 +168,8 @@ def test_a_control_plane_that_is_killed_at_any_step_leaves_no_machine_behind(
     wait_until(lambda: not is_running(pid), 20)
     scripted.cloud.script()
     wait_until(lambda: all(one["state"] != "asked" for one in scripted.workers().values()), 30)
-    assert scripted.cloud.existing().keys() <= scripted.workers().keys()
+    known = scripted.workers()
+    assert scripted.cloud.existing().keys() <= known.keys()
     ids = list(scripted.workers())
     if ids:
         scripted("workers", "terminate", *ids, check=0)
@@ -183,6 +188,28 @@ def test_a_machine_that_no_worker_stands_for_is_ended_and_that_of_another_grid_i
     assert "worker-foreign" in scripted.cloud.existing()
     scripted.json("workers", "terminate", made, "--wait", "30")
     scripted.cloud.add({"worker_id": "worker-foreign", "grid_id": "another", **machine, "ends_at": 1})
+
+
+def test_a_program_with_a_running_loop_starts_and_ends_workers_by_plain_calls(scripted: RentedGrid) -> None:
+    scripted.cloud.script()
+    asyncio.run(_use_manager(scripted))
+
+
+async def _use_manager(scripted: RentedGrid) -> None:
+    with CloudProviderManager(state_dir=str(scripted.state_dir)) as manager:
+        offers = manager.add_provider("scripted")
+        assert {one["worker_type"] for one in offers} == {"cpu", "gpu"}
+        worker = manager.create_worker("scripted", {"cpu": {"cores": 2}, "memory": {"total_mb": 1024}}, "cpu")
+        assert (worker["cpu_cores"], worker["memory_gb"]) == (2, 1)
+        assert [one["worker_id"] for one in manager.list_workers("scripted")] == [worker["worker_id"]]
+        manager.terminate_worker("scripted", worker["worker_id"])
+        wait_until(lambda: manager.get_worker_status("scripted", worker["worker_id"])["state"] == "gone", 30)
+        with pytest.raises(Refused, match="budget_per_hour"):
+            manager.create_worker("scripted", {"gpus": 1}, "gpu")
+        with pytest.raises(BadInput, match="no provider 'azure'"):
+            manager.add_provider("azure")
+        with pytest.raises(BadInput, match="unknown resources: tpus"):
+            manager.create_worker("scripted", {"tpus": 1})
 
 
 def test_stopping_the_daemon_names_the_workers_that_go_on(scripted: RentedGrid) -> None:

@@ -71,8 +71,11 @@ class ScriptedCloud:
                     "made_at": now,
                     "ends_at": None,
                     "price_micro": order.offer.price_micro,
+                    "order": _content(order),
                 }
                 self.on_created(order, found)
+            if found.get("order", _content(order)) != _content(order):
+                raise Refused(f"{order.worker_id} was ordered otherwise")
         return self._view(found)
 
     def list(self, grid_id: str) -> list[WorkerInstance]:
@@ -89,14 +92,14 @@ class ScriptedCloud:
         with self._faults("describe", worker_id):
             self._forget()
             found = self.machines.get(worker_id)
-        if found is None or self.clock() - found["made_at"] < self.visible_after:
+        if found is None or found["grid_id"] != grid_id or self.clock() - found["made_at"] < self.visible_after:
             return None
         return self._view(found)
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         with self._faults("terminate", worker_id):
             found = self.machines.get(worker_id)
-            if found is not None and found["ends_at"] is None:
+            if found is not None and found["grid_id"] == grid_id and found["ends_at"] is None:
                 found["ends_at"] = self.clock() + self.stops_in
                 self.on_terminated(found)
 
@@ -146,6 +149,12 @@ class ScriptedCloud:
 
     def after_effect(self, fault: str) -> None:
         """Where a fault acts after the effect."""
+
+
+def _content(order: WorkerOrder) -> list[Any]:
+    """What makes an order the same again."""
+    has = order.resources
+    return [order.grid_id, order.offer.id, has.cpu_milli, has.memory_bytes, has.gpu_count]
 
 
 class _FileCloud(ScriptedCloud):

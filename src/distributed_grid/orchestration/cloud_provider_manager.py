@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
@@ -20,9 +20,21 @@ from distributed_grid.errors import BadInput
 from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
 
-__all__ = ["CloudProviderBase", "CloudProviderManager"]
+if TYPE_CHECKING:
+    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+
+__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
 
 MB_PER_GB = 1024
+
+
+def __getattr__(name: str) -> Any:
+    """`DockerLocalProvider`, which is loaded only where it is used."""
+    if name != "DockerLocalProvider":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+
+    return DockerLocalProvider
 
 
 class CloudProviderManager:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,7 +152,11 @@ def _note_path(state_dir: StateDir) -> Path:
 class ConfigRegistry(NodeRegistry):
     """What the config says about nodes, for agents that connect."""
 
-    def __init__(self, config: ClusterConfig, jobs: Path) -> None:
+    def __init__(
+        self, config: ClusterConfig, jobs: Path, *, is_worker: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """`is_worker`: whether a node is a machine that a provider started for the grid, which has no owner."""
+        self._is_worker = is_worker
         self._config = config
         self._jobs = jobs
         self._nodes = {node.name: node for node in config.nodes}
@@ -164,11 +169,12 @@ class ConfigRegistry(NodeRegistry):
 
     def owner_rules(self, name: str) -> OwnerRules | None:
         """How a node gives way to its owner; a node that joined by itself goes by the cluster's rules."""
-        return owner_rules(self._config, self._nodes.get(name) or NodeConfig(name=name, host=name))
+        unnamed = NodeConfig(name=name, host=name, dedicated=self._is_worker(name))
+        return owner_rules(self._config, self._nodes.get(name) or unnamed)
 
     def newcomer(self, name: str) -> Node | None:
         """A node that joined with a token, as the cluster treats machines it does not name."""
-        return joined_node(self._config, name)
+        return joined_node(self._config, name, dedicated=self._is_worker(name))
 
     def is_running(self, attempt: Attempt) -> bool:
         """Whether its process is there, by its start too, or one that says it belongs to it."""

@@ -280,7 +280,9 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self._grid.start()
-            registry = ConfigRegistry(self._config, self._state_dir.jobs)
+            registry = ConfigRegistry(
+                self._config, self._state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
+            )
             self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()

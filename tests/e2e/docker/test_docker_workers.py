@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 GUIDE = "docs/guide/docker-workers.md"
 CONFIG = """
 name: containers
-workers: {{exit_seconds: 5, call_seconds: 20}}
+workers: {{exit_seconds: 3, call_seconds: 5}}
 providers:
   docker_local:
     endpoint_url: {url}
@@ -184,11 +184,27 @@ def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, en
     assert held == {f"{second}-host"}
 
 
+def test_a_container_without_a_control_plane_ends_itself(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "alone.yaml"
+    config.write_text(CONFIG.format(url=engine.url))
+    try:
+        shell("daemon", "start", "--config", str(config), check=0)
+        name = create(shell)["worker_id"]
+        shell.kill_daemon()
+        wait_until(lambda: containers(engine)[name] == "exited", 60)
+        shell("daemon", "start", "--config", str(config), check=0)
+        wait_until(lambda: not workers(shell), 60)
+        assert containers(engine) == {}
+    finally:
+        shell.close()
+
+
 SCALED = """
 name: scaled
 nodes:
 - {{name: small, host: local, simulated: true, cpu_count: 1, memory_gb: 1}}
-workers: {{consistency_seconds: 1}}
+workers: {{consistency_seconds: 1, call_seconds: 5}}
 scaling:
   provider: docker_local
   max_workers: 1

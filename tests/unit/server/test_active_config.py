@@ -15,7 +15,14 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import encode_row
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import Batch, LiveRow
-from distributed_grid.server.active_config import MAX_NAMED, NamedConfigs, SelectedConfig, save_selection, select_config
+from distributed_grid.server.active_config import (
+    MAX_NAMED,
+    ConfigRegistry,
+    NamedConfigs,
+    SelectedConfig,
+    save_selection,
+    select_config,
+)
 from distributed_grid.state_dir import StateDir
 from tests.support.builders import a_request
 
@@ -146,3 +153,14 @@ def test_a_pipe_in_the_place_of_a_config_is_refused_at_once(select: Select, tmp_
     for explicit in (False, True):
         with pytest.raises(BadInput, match="is no regular file"):
             select(tmp_path / "pipe.yaml", explicit)
+
+
+def test_a_worker_of_a_provider_has_no_owner_and_lends_whatever_runs_beside_it(tmp_path: Path) -> None:
+    config = ClusterConfig.from_text("name: lab")
+    registry = ConfigRegistry(config, tmp_path, is_worker=lambda name: name == "worker-1")
+    worker, stranger = registry.newcomer("worker-1"), registry.newcomer("stranger")
+    assert worker is not None
+    assert stranger is not None
+    assert (worker.thresholds, registry.owner_rules("worker-1")) == (None, None)
+    assert stranger.thresholds is not None
+    assert registry.owner_rules("stranger") is not None

@@ -1,0 +1,26 @@
+"""The scripted provider keeps the promises of `CloudProviderBase`, whatever it hides; that of containers does in
+tests/component/adapters/clouds, on a real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.errors import Unreachable
+from distributed_grid.ports import CloudProviderBase, WorkerOrder
+from tests.support.provider_contract import ProviderContract
+from tests.support.scripted_provider import CloudFile, ScriptedProvider
+
+
+class TestScriptedProvider(ProviderContract):
+    @pytest.fixture(params=[{}, {"visible_after": 0.2, "stops_in": 0.2}], ids=["at-once", "late"])
+    def provider(self, request: pytest.FixtureRequest, tmp_path: Path) -> CloudProviderBase:
+        self.console = CloudFile(tmp_path / "cloud.json")
+        return ScriptedProvider({"state_file": str(self.console.path), **request.param})
+
+    def create_unheard(self, provider: CloudProviderBase, order: WorkerOrder) -> None:
+        self.console.script(create=["lose_after"])
+        with pytest.raises(Unreachable):
+            provider.create(order)
+        assert order.worker_id in self.console.existing()
