@@ -77,7 +77,8 @@ def test_a_task_goes_through_a_worker_and_its_result_is_kept(coordinator: Coordi
     again = tasks.complete_task(task, result={"accuracy": 0.93})
     assert again.accepted
     assert again.repeated
-    assert TaskManager(state_dir=shared_grid.state_dir).get_task_result(task_id) == {"accuracy": 0.93}
+    with TaskManager(state_dir=shared_grid.state_dir) as others:
+        assert others.get_task_result(task_id) == {"accuracy": 0.93}
 
 
 def test_a_failed_task_is_run_again_as_often_as_it_allows(coordinator: Coordinator, worker: str, shared_grid: Shell):

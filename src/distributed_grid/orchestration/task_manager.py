@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.client.blocking_session import BlockingSession
@@ -49,6 +49,16 @@ class TaskManager:
     ) -> None:
         self._session = session or BlockingSession(cluster_config, state_dir=state_dir)
         self.resource_predictor = resource_predictor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect; a later call connects again. Safe to call twice."""
+        self._session.close()
 
     @property
     def task_queue(self) -> list[Task]:
