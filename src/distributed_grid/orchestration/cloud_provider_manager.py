@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.config import ClusterConfig
@@ -20,7 +21,7 @@ from distributed_grid.errors import BadInput
 from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
 
-__all__ = ["CloudProviderBase", "CloudProviderManager"]
+__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
 
 MB_PER_GB = 1024
 

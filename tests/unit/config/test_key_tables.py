@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
 from distributed_grid.config.providers import ProviderSettings
-from distributed_grid.config.sections import ResourceSharing
+from distributed_grid.config.sections import PROVIDER_NAME, ResourceSharing
 from distributed_grid.config.value_kinds import (
     CUSTOM_NAME,
     JUMPS,
@@ -67,7 +67,7 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return rng.choice(["local", "10.0.0.1", "box", "fe80::1"])
     if kind == CUSTOM_NAME:
         return rng.choice(["tpu", "fpga"])
-    return rng.choice(NAMES if kind in (LOGIN, NODE_NAME, JUMPS) else TEXTS)
+    return rng.choice(NAMES if kind in (LOGIN, NODE_NAME, JUMPS, PROVIDER_NAME) else TEXTS)
 
 
 def a_table(table: KeyTable, rng: random.Random) -> dict[str, Any]:
