@@ -129,7 +129,7 @@ class CheckpointAge(Struct, frozen=True):
 
 class Heartbeat(_FromAgent, frozen=True):
     """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
-    control plane may not know of yet."""
+    control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for."""
 
     node: Name
     usage: Usage
@@ -137,6 +137,7 @@ class Heartbeat(_FromAgent, frozen=True):
     generation: Count = 0
     yields: bool = False
     marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_MARKS)] = ()
+    capacity: ReportedCapacity | None = None
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -327,7 +328,8 @@ class HeartbeatReply(_ToAgent, frozen=True):
     """A heartbeat arrived: attempts may run for `hold_ms` more, counted from when it was sent (0: without end). It is
     sent at once, whether or not anything can be stored.
 
-    `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use.
+    `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use. With
+    `report_capacity` the next heartbeat is to say what the machine has.
     """
 
     beat: Count
@@ -336,6 +338,7 @@ class HeartbeatReply(_ToAgent, frozen=True):
     ray_memory_bytes: Count = 0
     ray_gpu_milli: Count = 0
     node: Name = ""
+    report_capacity: bool = False
 
 
 class AcknowledgeMarks(_ToAgent, frozen=True):
@@ -552,7 +555,7 @@ def encode(message: FromAgent | ToAgent) -> bytes:
 def decode_from_agent(data: bytes) -> FromAgent:
     """Decode and check a message of an agent; raises ProtocolError for anything else."""
     message = _decoded(data, _from_agent)
-    if isinstance(message, AgentHello) and message.capacity is not None:
+    if isinstance(message, AgentHello | Heartbeat) and message.capacity is not None:
         gpus, custom = message.capacity.gpus, message.capacity.custom
         if len({gpu.index for gpu in gpus}) < len(gpus) or len(dict(custom)) < len(custom):
             raise ProtocolError("a GPU or another resource is named twice")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from typing import Any
 
 import pytest
 
+from distributed_grid.core import GridOrchestrator
+from tests.e2e.test_rest import rest
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -63,6 +66,23 @@ def test_a_command_that_ran_before_is_sized_from_its_runs(learned: Shell) -> Non
     assert 0.097 < job["max_memory_gb"] < 0.13
     assert "memory:       sized by the grid: 0.1" in learned("jobs", "show", "sized").stdout
     assert "  memory        sized by the grid: " in learned("explain", "sized").stdout
+
+
+def test_submissions_in_python_and_by_rest_are_sized_too(learned: Shell) -> None:
+    async def run() -> None:
+        async with GridOrchestrator(state_dir=learned.state_dir) as orchestrator:
+            argv = ["python3", "hungry.py"]
+            await orchestrator.run_with_shared_resources(argv, job_id="free", cwd=learned.cwd)
+            await orchestrator.run_with_shared_resources(argv, "cpu", 1, job_id="stated", cwd=learned.cwd)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert learned.job("free")["sizing"] is not None
+    assert learned.job("stated")["sizing"] is None
+    with rest(learned) as client:
+        body = {"argv": ["python3", "hungry.py"], "cwd": str(learned.cwd), "job_id": "by-rest", "dry_run": True}
+        assert client.post("/v1/jobs", json=body).json()["job"]["sizing"]["memory_gb"] >= 0.1
+        stated = client.post("/v1/jobs", json={**body, "resources": {"memory": 1}}).json()
+        assert stated["job"]["sizing"] is None
 
 
 def test_a_sized_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:

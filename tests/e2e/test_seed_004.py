@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +17,12 @@ import pytest
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.config import load_cluster_config
 from distributed_grid.orchestration import dynamic_resource_manager, resource_performance_predictor
+from distributed_grid.orchestration.cloud_provider_manager import CloudProviderManager
 from distributed_grid.orchestration.coordinator import Coordinator, CoordinatorServer
 from tests.e2e.guides import Guide
 from tests.support.project import PROJECT
-from tests.support.shell import Shell
+from tests.support.scripted_provider import CloudFile, plug_in
+from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -112,6 +116,40 @@ def the_loop_evaluates_scaling(coordinator: Coordinator, block: str) -> None:
     decision = names["scaling_decision"]
     assert (decision.action, decision.worker_ids) == ("none", [])
     assert decision.reason
+
+
+CONFIG = """
+nodes: [{{name: home, host: local, cpu_count: 1, memory_gb: 4, trust_declared: true}}]
+scaling: {{provider: scripted, evaluation_window_seconds: 3600, scale_up_cooldown_seconds: 0, budget_per_hour: 1}}
+providers: {{scripted: {{state_file: {cloud}, agent: false}}}}
+"""
+"""With this window the next evaluation of the control plane's own is a minute away."""
+
+
+def test_the_loop_starts_the_workers_that_are_missing(grid: Shell, tmp_path: Path) -> None:
+    block = next(
+        one.text for one in Guide("dynamic_resource_management").blocks if one.heading == "Scaling Integration"
+    )
+    cloud = CloudFile(tmp_path / "cloud.json")
+    grid.env |= {"PYTHONPATH": os.pathsep.join([plug_in(tmp_path / "packages"), str(PROJECT)])}
+    (grid.cwd / "cluster.yaml").write_text(CONFIG.format(cloud=cloud.path))
+    grid("daemon", "start", "--config", "cluster.yaml", check=0)
+    for cores in ("1", "2", "2"):
+        grid.detach("-r", "cpu", "-a", cores, "sleep", "300")
+    with (
+        CloudProviderManager(state_dir=str(grid.state_dir)) as providers,
+        Coordinator(state_dir=grid.state_dir, cloud_provider_manager=providers) as coordinator,
+    ):
+        server = CoordinatorServer(coordinator)
+        wait_until(lambda: server.dynamic_resource_manager.evaluate_scaling().action == "scale_up")
+        decision = run(block, self=server, provider_name="scripted")["scaling_decision"]
+        assert (decision.action, decision.count, decision.provider) == ("scale_up", 2, "scripted")
+        assert len(providers.list_workers("scripted")) == 2
+        assert server.evaluate_and_scale().action == "none"  # those are on their way
+        for worker in providers.list_workers("scripted"):
+            providers.terminate_worker("scripted", worker["worker_id"], force=True)
+        wait_until(lambda: not providers.list_workers("scripted"), 40)
+    cloud.close()
 
 
 def a_worker_reports_what_it_measures(coordinator: Coordinator, detect: str, report: str, collect: str) -> None:

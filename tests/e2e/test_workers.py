@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.errors import BadInput, Refused
+from distributed_grid.orchestration.cloud_provider_manager import CloudProviderManager
 from tests.support.processes import is_running
 from tests.support.project import PROJECT
 from tests.support.scripted_provider import CloudFile, plug_in
@@ -183,6 +185,24 @@ def test_a_machine_that_no_worker_stands_for_is_ended_and_that_of_another_grid_i
     assert "worker-foreign" in scripted.cloud.existing()
     scripted.json("workers", "terminate", made, "--wait", "30")
     scripted.cloud.add({"worker_id": "worker-foreign", "grid_id": "another", **machine, "ends_at": 1})
+
+
+async def test_a_program_with_a_running_loop_starts_and_ends_workers_by_plain_calls(scripted: RentedGrid) -> None:
+    scripted.cloud.script()
+    with CloudProviderManager(state_dir=str(scripted.state_dir)) as manager:
+        offers = manager.add_provider("scripted")
+        assert {one["worker_type"] for one in offers} == {"cpu", "gpu"}
+        worker = manager.create_worker("scripted", {"cpu": {"cores": 2}, "memory": {"total_mb": 1024}}, "cpu")
+        assert (worker["cpu_cores"], worker["memory_gb"]) == (2, 1)
+        assert [one["worker_id"] for one in manager.list_workers("scripted")] == [worker["worker_id"]]
+        manager.terminate_worker("scripted", worker["worker_id"])
+        wait_until(lambda: manager.get_worker_status("scripted", worker["worker_id"])["state"] == "gone", 30)
+        with pytest.raises(Refused, match="budget_per_hour"):
+            manager.create_worker("scripted", {"gpus": 1}, "gpu")
+        with pytest.raises(BadInput, match="no provider 'azure'"):
+            manager.add_provider("azure")
+        with pytest.raises(BadInput, match="unknown resources: tpus"):
+            manager.create_worker("scripted", {"tpus": 1})
 
 
 def test_stopping_the_daemon_names_the_workers_that_go_on(scripted: RentedGrid) -> None:

@@ -48,7 +48,7 @@ CLAIM = Claim(
 def test_the_control_plane_understands_the_largest_message_of_an_agent(kind: type) -> None:
     message = largest(kind)
     raw = wire.encode(message)
-    if kind is wire.AgentHello:
+    if kind in (wire.AgentHello, wire.Heartbeat):
         gpus = tuple(wire.ReportedGpu(number, MAX_AMOUNT, WIDEST * 128) for number in range(MAX_GPUS))
         custom = tuple((f"{WIDEST * 124}{number:04}", MAX_AMOUNT) for number in range(256))
         capacity = wire.ReportedCapacity(10**9, MAX_AMOUNT, gpus, custom)

@@ -104,6 +104,7 @@ class Agent:
         meter.set_jobs(jobs, self.host.shim_pids, self.host.exempt)
         self._control = control
         self._capacity = capacity
+        self._to_reassess: set[str] = set()
         self._workdirs = workdirs(self._send_to_control) if workdirs is not None else None
         self._epoch = epoch
         self._on_epoch = on_epoch
@@ -195,6 +196,8 @@ class Agent:
         elif isinstance(message, HeartbeatReply):
             loan = RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli)
             self._meter.set_ray_loan(message.node, loan)
+            if message.report_capacity:
+                self._to_reassess.add(message.node)
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, MemoryOrder | MemoryReply):
@@ -264,8 +267,16 @@ class Agent:
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
-            heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
+            capacity = self._reassessed(node)
+            heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks, capacity)
             self._send_to_control(heartbeat)
+
+    def _reassessed(self, node: str) -> ReportedCapacity | None:
+        """What the machine has, detected anew, where the control plane asked for it."""
+        if node not in self._to_reassess or self._capacity is None:
+            return None
+        self._to_reassess.discard(node)
+        return ReportedCapacity.of(self._capacity())
 
 
 class BlockingObserver:

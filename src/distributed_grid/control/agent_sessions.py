@@ -174,7 +174,8 @@ class AgentSessions:
         """Answer at once what needs no store: the greeting of a known node, and a heartbeat, which renews holds."""
         if isinstance(message, Heartbeat):
             if self._is_served_by(message.node, via):
-                seen = HeartbeatReceived(message.node, message.usage, message.beat, message.generation, message.yields)
+                said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
+                seen = HeartbeatReceived(message.node, *said)
                 self._grid.observe(seen)
                 via.send(heard(self._grid.ledger, message))
             return
@@ -237,6 +238,8 @@ class AgentSessions:
         if seen is None or seen.usage is None:  # it was said before its greeting could be answered
             self.answer(message, via)
         try:
+            if message.capacity is not None:
+                await self._redeclare(message.node, message.capacity.value())
             await self._grid.handle(NodeHeard(message.node))
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
@@ -255,6 +258,13 @@ class AgentSessions:
         else:
             await self._resend_overdue(message.node, via)
         await self._check_missing(message.node)
+
+    async def _redeclare(self, name: str, capacity: Capacity) -> None:
+        """Take in what a node has, detected anew, where that has changed."""
+        node = self._grid.ledger.nodes.get(name)
+        found = self._registry.described(node, capacity) if node is not None else None
+        if node is not None and found is not None and found.capacity != node.capacity:
+            await self._grid.handle(NodeDeclared(replace(node, capacity=found.capacity)))
 
     async def _check_missing(self, node: str) -> None:
         """Give up what was seen on this machine, though its agent had no trace of it, when it is seen no more."""
@@ -408,8 +418,11 @@ class AgentInbox:
     def put(self, message: FromAgent) -> bool:
         """Whether it was taken."""
         if isinstance(message, Heartbeat):
-            if message.node not in self._last_heartbeats:
+            last = self._last_heartbeats.get(message.node)
+            if last is None:
                 self._waiting.append(message)
+            elif message.capacity is None and last.capacity is not None:
+                message = replace(message, capacity=last.capacity)
             self._last_heartbeats[message.node] = message
             return True
         if len(self._waiting) >= MAX_WAITING_REPORTS:
@@ -458,16 +471,17 @@ def epoch_on(ledger: Ledger, name: str) -> int:
 
 def heard(ledger: Ledger, message: Heartbeat) -> HeartbeatReply:
     """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
-    hold_ms = hold_of(ledger, message.node)
+    hold_ms, seen = hold_of(ledger, message.node), ledger.observations.get(message.node)
+    wanted = seen is not None and seen.report_wanted
     if not ledger.bindings:
-        return HeartbeatReply(message.beat, hold_ms, node=message.node)
+        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted)
     book = NodeClaims(
         lease.claim
         for lease in ledger.leases_of(message.node)
         if lease.engine and not lease.job and lease.claim is not None
     )
     gpu_milli = sum(book.gpu_milli.values())
-    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, gpu_milli, message.node)
+    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, gpu_milli, message.node, wanted)
 
 
 def hold_of(ledger: Ledger, name: str) -> int:

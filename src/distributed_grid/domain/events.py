@@ -55,8 +55,10 @@ class NodeForgotten(Struct, frozen=True):
 
 
 class HeartbeatReceived(Struct, frozen=True):
-    """A heartbeat with its measurements; its number, and what the agent itself decided for its owner. `repeats`: a pull
-    worker was heard that did not say anew what it has."""
+    """A heartbeat with its measurements; its number, and what the agent itself decided for its owner.
+
+    `repeats`: it does not say anew what the node has.
+    """
 
     name: str
     usage: Usage
@@ -88,7 +90,7 @@ class TaskAsked(Struct, frozen=True):
 
 
 class ReassessmentRequested(Struct, frozen=True):
-    """Every pull worker is to say anew what it has."""
+    """Every worker of another machine is to say anew what it has."""
 
 
 class AgentRequested(Struct, frozen=True):

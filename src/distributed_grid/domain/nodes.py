@@ -178,7 +178,7 @@ class NodeObservation(Struct, frozen=True):
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
     agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`). It has taken back
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/reclaim_backoff.py`).
-    A pull worker has been asking for a task since `asking_since_ms` (0: it is not), and with `report_wanted` it is to
+    A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
     say anew what it has.
     """
 

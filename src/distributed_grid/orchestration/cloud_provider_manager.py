@@ -10,9 +10,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.config import ClusterConfig
@@ -21,9 +20,21 @@ from distributed_grid.errors import BadInput
 from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
 
+if TYPE_CHECKING:
+    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+
 __all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
 
 MB_PER_GB = 1024
+
+
+def __getattr__(name: str) -> Any:
+    """`DockerLocalProvider`, which is loaded only where it is used."""
+    if name != "DockerLocalProvider":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+
+    return DockerLocalProvider
 
 
 class CloudProviderManager:
@@ -98,7 +109,7 @@ class CloudProviderManager:
 def worker_needs(resources: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request for a worker, from flat requirements or from the nested shape of a worker's report."""
     cpu, memory, gpu = (resources.get(kind) for kind in ("cpu", "memory", "gpu"))
-    known = {"cpu", "memory", "gpu", "cpu_cores", "memory_mb", "memory_gb", "gpu_memory_mb", "gpus"}
+    known = {"cpu", "memory", "gpu", "cpu_cores", "memory_mb", "memory_gb", "gpu_memory_mb", "gpus", "gpu_count"}
     if unknown := resources.keys() - known:
         raise BadInput(f"unknown resources: {', '.join(sorted(unknown))}; use cpu_cores, memory_mb, gpus")
     cores = cpu.get("cores", 0) if isinstance(cpu, Mapping) else resources.get("cpu_cores", cpu or 0)
@@ -106,7 +117,8 @@ def worker_needs(resources: Mapping[str, Any]) -> dict[str, Any]:
         gigabytes = memory.get("total_mb", 0) / MB_PER_GB
     else:
         gigabytes = resources.get("memory_gb", memory or 0) or resources.get("memory_mb", 0) / MB_PER_GB
-    devices = gpu.get("devices", 0) if isinstance(gpu, Mapping) else resources.get("gpus", gpu or 0)
+    flat = resources.get("gpus", resources.get("gpu_count", gpu or 0))
+    devices = gpu.get("devices", 0) if isinstance(gpu, Mapping) else flat
     if not devices and resources.get("gpu_memory_mb"):
         devices = 1
     try:

@@ -115,7 +115,7 @@ class Coordinator:
     @cached_property
     def task_manager(self) -> TaskManager:
         """The tasks of the grid's workers."""
-        return TaskManager(self.session, resource_predictor=self.resource_predictor)
+        return TaskManager(session=self.session, resource_predictor=self.resource_predictor)
 
     def process_message(self, message: Mapping[str, Any], websocket: object = None) -> Reply:
         """The reply to a message of a worker; what is wrong with it is a reply of type `error`."""

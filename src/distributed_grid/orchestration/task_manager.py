@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.client.blocking_session import BlockingSession
 from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed_grid.config import ClusterConfig
 
 Task = dict[str, Any]
 _REQUIREMENTS = ("requirements", "resource_requirements")
@@ -35,8 +39,15 @@ class TaskReceipt:
 class TaskManager:
     """Adds tasks, hands them out and takes their results in."""
 
-    def __init__(self, session: BlockingSession, *, resource_predictor: Any = None) -> None:
-        self._session = session
+    def __init__(
+        self,
+        cluster_config: ClusterConfig | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+        session: BlockingSession | None = None,
+        resource_predictor: Any = None,
+    ) -> None:
+        self._session = session or BlockingSession(cluster_config, state_dir=state_dir)
         self.resource_predictor = resource_predictor
 
     @property

@@ -37,7 +37,7 @@ def next_limit(ledger: Ledger, job: Job) -> BiggerLimit:
     limits, at = job.estimate.memory_limits, job.overruns + 1
     if at >= len(limits):
         given = ", ".join(_limit(limit) for limit in limits)
-        return BiggerLimit((), f"the grid gave it {given}, and does not run it again")
+        return BiggerLimit((), f"the grid gave it {given}, and does not run it again; state its need")
     impossible = _impossible(ledger, _with_memory(job.request, limits[at]))
     if impossible is not None:
         most = most_memory_bytes(ledger, job.request)

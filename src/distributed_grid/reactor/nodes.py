@@ -32,9 +32,15 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance_node
+from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
+from distributed_grid.reactor.pull_liveness import (
+    check_pull_worker,
+    is_deserted,
+    pull_suspect_after_ms,
+    renewed_reservations,
+)
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 from distributed_grid.scheduling.offers.pause import update_recent
@@ -45,12 +51,6 @@ RECLAIM_DELAY_MS = 4_000
 """How long an owner needs back what an engine holds for others, before that is reclaimed."""
 REJECTED_EVERY_MS = 60_000
 """How long the audit trail says nothing more about an agent that is turned away."""
-ASKING_MS = 15_000
-"""How long a pull worker counts as asking for a task after it has asked."""
-UNTAKEN_MS = 30_000
-"""How long a task waits for the pull worker that it was assigned to."""
-DESERTED_MS = 3_600_000
-"""How long a pull worker that is lost stays listed."""
 HOLD_GRACE_MS = 2_000
 """Added to a node's hold before its resources count as free: time to kill what ran there."""
 
@@ -241,7 +241,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
             decision.follow.append(WorkerJoined(node.name))
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
-    decision.changes += _renewed_reservations(ledger, node.name, now)
+    decision.changes += renewed_reservations(ledger, node.name, now)
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
     before = ledger.offers.get(node.name)
     offer = next_offer(node, seen, before, engine_capacity=stock, used=claims)
@@ -252,28 +252,20 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     return decision
 
 
-def _renewed_reservations(ledger: Ledger, node: str, now: int) -> list[Row]:
-    """The reservations for tasks on a node that was heard, with their whole term again once half of it is over."""
-    held = (ledger.leases[lease_id] for lease_id in ledger.reservations_on.get(node, ()))
-    return [
-        replace(lease, ends_at_ms=now + lease.request.duration_ms)
-        for lease in held
-        if lease.state is LeaseState.ACTIVE and 2 * (lease.ends_at_ms - now) < lease.request.duration_ms
-    ]
-
-
 def check_liveness(ledger: Ledger, now: int) -> Decision:
     """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (so many leases in one
     step), go on with draining, withdraw old offers, remove empty forgotten nodes."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
+        suspect_after_ms = SUSPECT_AFTER_MS
         if node.is_pull:
-            _check_pull_worker(ledger, node, seen, decision, now)
-        if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > suspect_after_ms(node)):
+            suspect_after_ms = pull_suspect_after_ms(node)
+            check_pull_worker(ledger, node, seen, decision, now)
+        if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > suspect_after_ms):
             decision.changes.append(_suspected(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
-        elif (node.forgotten or _is_deserted(node, seen, now)) and not ledger.leases_on.get(node.name):
+        elif (node.forgotten or is_deserted(node, seen, now)) and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
         elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
             _declare_lost(ledger, node, decision)
@@ -283,31 +275,6 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))
     return decision
-
-
-def suspect_after_ms(node: Node) -> int:
-    """After how long a silence a node is doubted; a pull worker is heard as often as its hold needs."""
-    return max(node.hold_ms // 3, 1000) if node.is_pull else SUSPECT_AFTER_MS
-
-
-def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None, decision: Decision, now: int) -> None:
-    """A pull worker that has not asked for a while asks no more, and what it does not take goes to another."""
-    if seen is not None and seen.asking_since_ms and now - seen.asking_since_ms > ASKING_MS:
-        decision.changes.append(replace(seen, asking_since_ms=0))
-    for job in ledger.jobs_of(node.name):
-        attempt = job.attempt
-        if attempt is None or job.state is not JobState.ASSIGNED or now - attempt.assigned_at_ms <= UNTAKEN_MS:
-            continue
-        if len(decision.follow) < MAX_LEASES_PER_STEP and not ledger.leases[attempt.lease_id].awaits:
-            why = f"{node.name} did not take it within {UNTAKEN_MS // 1000} s"
-            decision.follow.append(LeaseReclaimed(attempt.lease_id, why))
-
-
-def _is_deserted(node: Node, seen: NodeObservation | None, now: int) -> bool:
-    """Whether a pull worker was lost so long ago that nobody expects it back."""
-    if not node.is_pull or node.state is not NodeState.LOST or seen is None:
-        return False
-    return now - max(seen.at_ms, seen.held_until_ms) > DESERTED_MS
 
 
 _UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING, NodeState.LOST})

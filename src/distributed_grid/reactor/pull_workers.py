@@ -105,8 +105,8 @@ def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:
 
 
 def on_reassessment_requested(ledger: Ledger, event: ReassessmentRequested, now: int) -> Decision:
-    """Have every pull worker say anew what it has; it hears so with the answer to its next heartbeat."""
-    seen = [ledger.observations.get(name) for name in ledger.pull_nodes]
+    """Have every worker of another machine say anew what it has; it hears so with the answer to its next heartbeat."""
+    seen = [ledger.observations.get(node.name) for node in ledger.nodes.values() if node.host != "local"]
     return Decision([replace(one, report_wanted=True) for one in seen if one is not None and not one.report_wanted])
 
 

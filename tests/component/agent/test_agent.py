@@ -1,11 +1,19 @@
-"""An agent whose GPU driver hangs: its heartbeats go on, and what cannot be measured counts as the owner's."""
+"""Heartbeats of an agent: those of one whose GPU driver hangs go on; one that is asked to detects anew what it has."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
+from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.wire import AgentSide, FromAgent, Heartbeat, HeartbeatReply
 from tests.support.nvml.nvml_machine import GpuMachine
 
 AGENT = """
@@ -45,3 +53,36 @@ def test_a_gpu_driver_that_hangs_does_not_stop_the_heartbeats(tmp_path: Path) ->
         finally:
             agent.kill()
     assert "the measurement of GPUs takes longer than 1.5 s" in (tmp_path / "log").read_text()
+
+
+class Listening:
+    """A control plane that remembers what was detected."""
+
+    def __init__(self) -> None:
+        self.detected: list[int] = []
+        self.beats = asyncio.Event()
+
+    def received(self, message: FromAgent, via: AgentSide) -> None:
+        if isinstance(message, Heartbeat):
+            self.detected += [message.capacity.cpu_milli] if message.capacity is not None else []
+            self.beats.set()
+
+
+def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: Path) -> None:
+    sizes = count(1000, 1000)
+
+    async def story() -> list[int]:
+        control = Listening()
+        meter = UsageMeter(MachineProbe(), GpuProbe())
+        agent = Agent(("gpu1",), tmp_path / "jobs", meter, control, capacity=lambda: Capacity(next(sizes)))
+        await agent.start()
+        try:
+            agent.send(HeartbeatReply(0, 0, node="gpu1", report_capacity=True))
+            for _ in range(3):
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+        finally:
+            await agent.stop()
+        return control.detected
+
+    assert len(asyncio.run(story())) == 1

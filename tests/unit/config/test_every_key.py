@@ -49,12 +49,14 @@ from distributed_grid.domain.events import (
     PolicySet,
     PressureRead,
     TimePassed,
+    WorkerJoined,
     WorkerRulesSet,
 )
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import PressureReading, is_automatic
 from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.states import WorkerState
 from distributed_grid.errors import GridError
 from distributed_grid.monitoring.alerts import AlertRules, alert_thresholds
 from distributed_grid.monitoring.usage_history import ClusterHistory
@@ -74,6 +76,7 @@ from distributed_grid.state_dir import StateDir
 from tests.support.builders import a_capacity, a_command, a_node, a_request, a_usage
 from tests.support.project import PROJECT
 from tests.support.scaling import ScalingScenario, a_type
+from tests.support.worker_model import WorkerModel
 from tests.unit.server.in_process_grid import Clock
 
 MACHINE = a_capacity(cores=8, memory_gb=16, gpus=2, gpu_memory_gb=8)
@@ -248,6 +251,36 @@ def scaled(config: ClusterConfig) -> Observed:
         grid.bring_home()
         grid.end_terminating()
     return done
+
+
+def rented(config: ClusterConfig) -> Observed:
+    """After how many seconds workers are given up: never answered, never joined, terminated, and never heard again."""
+
+    def seconds(faults: list[str], *, joins: bool = False, ends: bool = False) -> int:
+        model = WorkerModel(worker_rules(config), forgets=True)
+        model.cloud.faults["create"] = faults
+        worker_id = model.want()
+        model.perform()
+        if joins:
+            model.handle(WorkerJoined(worker_id))
+        if ends:
+            model.terminate(worker_id)
+        for second in range(4000):
+            state = model.states().get(worker_id)
+            if state is None or (state is WorkerState.TERMINATING and not ends):
+                return second
+            model.perform()
+            model.compare()
+            model.pass_time(1000)
+        return -1
+
+    return (
+        seconds(["lose_before"] * 9000),
+        seconds([]),
+        seconds([], joins=True),
+        seconds([], ends=True),
+        seconds(["lose_before"], ends=True),
+    )
 
 
 def kept_minutes(config: ClusterConfig) -> Observed:
@@ -613,6 +646,16 @@ BEHAVIOURS |= {
         ("scale_down_cooldown_seconds", 0, 900),
         ("budget_per_hour", 0.15, 100),
         ("budget_per_day", 0.15, 100),
+    )
+}
+BEHAVIOURS |= {
+    f"workers.{key}": Behaviour(one, other, rented, ONE)
+    for key, one, other in (
+        ("launch_seconds", 60, 120),
+        ("join_seconds", 60, 120),
+        ("consistency_seconds", 5, 20),
+        ("call_seconds", 5, 40),
+        ("exit_seconds", 60, 120),
     )
 }
 BEHAVIOURS["scaling.provider"] = Behaviour(None, "scripted", scaled, ONE)

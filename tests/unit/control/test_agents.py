@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from distributed_grid import wire
-from distributed_grid.control.agent_sessions import MAX_WAITING_REPORTS
+from distributed_grid.control.agent_sessions import MAX_WAITING_REPORTS, NodeRegistry
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import NodeDeclared, TimePassed
+from distributed_grid.domain.events import NodeDeclared, ReassessmentRequested, TimePassed
 from distributed_grid.domain.jobs import Ending, Job, Outcome
-from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.states import JobState, NodeState
-from tests.support.builders import a_node, a_request, a_submission
+from tests.support.builders import a_capacity, a_node, a_request, a_submission
 from tests.unit.control.test_grid import ShakyStore
 
 HOLD_S = 60
@@ -264,5 +267,32 @@ def test_an_agent_that_says_too_much_is_cut_off_once_the_rest_is_stored_and_dela
         await world.until(lambda: world.elm.all(wire.AcknowledgeReport))
         await world.until(lambda: world.ash.closed)
         assert len(world.ash.all(wire.AcknowledgeReport)) == MAX_WAITING_REPORTS + 1
+
+    play(story)
+
+
+class Believing(NodeRegistry):
+    """A registry that believes what agents detect."""
+
+    def described(self, node: Node, capacity: Capacity) -> Node:
+        return replace(node, capacity=capacity)
+
+
+def test_an_agent_that_is_asked_to_says_anew_what_its_machine_has():
+    async def story(world: World) -> None:
+        world.gateway.start(world.grid, Believing())
+        world.ash.beat(2)
+        await world.grid.handle(ReassessmentRequested())
+        world.ash.beat(3)
+        world.elm.beat(3)
+        assert [reply.report_capacity for reply in world.ash.all(wire.HeartbeatReply)[-2:]] == [False, True]
+        more = wire.ReportedCapacity.of(a_capacity(8, 32))
+        world.ash.say(wire.Heartbeat("ash", Usage(), 4, capacity=more))
+        world.ash.beat(5)  # before the last one was taken in: what that said is not lost
+        await world.gateway.settled()
+        assert world.grid.ledger.nodes["ash"].capacity == a_capacity(8, 32)
+        assert not world.ash.all(wire.HeartbeatReply)[-1].report_capacity
+        world.elm.beat(6)
+        assert world.elm.all(wire.HeartbeatReply)[-1].report_capacity  # until it does
 
     play(story)

@@ -27,7 +27,14 @@ from distributed_grid.wire import (
 
 MESSAGES: list[FromAgent] = [
     AgentHello(PROTOCOL, "1", "ash", ("job1.1",), ReportedCapacity.of(Capacity(4000, 1 << 34)), 3, "boot"),
-    Heartbeat("ash", Usage(), 5_000, 2, marks=(CheckpointAge("job1.1", 9, 100),)),
+    Heartbeat(
+        "ash",
+        Usage(),
+        5_000,
+        2,
+        marks=(CheckpointAge("job1.1", 9, 100),),
+        capacity=ReportedCapacity.of(Capacity(4000, 1 << 34)),
+    ),
     AttemptStartedReport(1, "job1.1", 9, 123, (0, 1)),
     AttemptPausedReport(2, "job1.1", 9, True, "why"),
     AttemptEndedReport(3, "job1.1", 9, Outcome(Ending.EXITED, exit_code=0)),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from distributed_grid.api import requests
-from distributed_grid.domain.jobs import MAX_RERUNS, JobEstimate
+from distributed_grid.domain.jobs import JobEstimate
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.prediction.task_runs import MemoryPrediction
 from distributed_grid.prediction.task_shape import TaskShape, number_of
@@ -22,11 +22,13 @@ from distributed_grid.server.services.prediction import PredictionService
 
 MIN_LIMIT_BYTES = 64 * 1024**2
 """The smallest limit: below that, a limit costs more reruns than it saves memory."""
+LEAST_GROWTHS = (1.25, 2.0, 4.0)
+"""Of the limit before, for each rerun."""
 MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5
 """How long the sizes of input files are waited for: a network disk may not answer."""
 MAX_PATH_CHARS = 4096
-KEPT_SECONDS, MAX_KEPT = 1.0, 256
+KEPT_SECONDS, MAX_KEPT = 0.1, 256
 """Estimates that are kept for the next submission of the same words: who submits many jobs at once does not wait."""
 
 
@@ -93,15 +95,15 @@ def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
 
 
 def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:
-    """The limits of the first run and its reruns, each above the one before; where the predictor says no more, twice
-    as much. Limits are rounded up, so that not every waiting job is different from all others."""
-    limits: list[int] = []
-    for size in (predicted.memory_bytes, *predicted.next_memory_bytes)[: 1 + MAX_RERUNS]:
-        rounded = rounded_limit(size)
-        if not limits or rounded > limits[-1]:
-            limits.append(rounded)
-    while len(limits) <= MAX_RERUNS and limits[-1] < MAX_AMOUNT:
-        limits.append(min(2 * limits[-1], MAX_AMOUNT))
+    """The limits of the first run and its reruns: as predicted, and each so much above the one before at least, so that
+    a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that not every waiting job is
+    different from all others."""
+    limits = [rounded_limit(predicted.memory_bytes)]
+    for at, growth in enumerate(LEAST_GROWTHS):
+        sizes = predicted.next_memory_bytes[at : at + 1]
+        bigger = rounded_limit(max((*sizes, int(limits[-1] * growth))))
+        if bigger > limits[-1]:
+            limits.append(bigger)
     return tuple(limits)
 
 

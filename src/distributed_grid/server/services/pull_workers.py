@@ -116,7 +116,7 @@ class PullWorkerService:
                 log.warning("the workers could not be reassessed: %s", failure)
 
     async def reassess(self) -> View:
-        """Detect anew what the nodes of this machine have, and have pull workers say so."""
+        """Detect anew what the node of this machine has, and have all others say so with their heartbeats."""
         await self._grid.handle(ReassessmentRequested())
         capacity = await asyncio.to_thread(self._detect)
 

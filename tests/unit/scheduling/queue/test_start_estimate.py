@@ -7,6 +7,7 @@ import pytest
 from distributed_grid.domain.events import JobSubmitted, PolicySet
 from distributed_grid.domain.jobs import JobEstimate
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
+from distributed_grid.scheduling.queue.backfill import expected_ms, projected_end_ms
 from distributed_grid.scheduling.queue.start_estimate import (
     MAX_PLANNED,
     MAX_PLANNED_FOR_NEWCOMER,
@@ -169,3 +170,11 @@ def test_what_the_user_said_counts_before_earlier_runs():
     scenario.handle(JobSubmitted("said", a_command(), request, 0, JobEstimate(run_ms=500_000)))
     wait(scenario, "x", 4)
     assert outlook_of(scenario, "x").starts_at_ms == scenario.ledger.leases["said.1"].granted_at_ms + 30_000
+
+
+def test_backfill_decides_without_earlier_runs_of_a_command():
+    scenario = a_scenario()
+    run_job(scenario, "long", run_ms=400_000)
+    lease = scenario.ledger.leases["long.1"]
+    assert expected_ms(scenario.ledger, lease) == 0
+    assert projected_end_ms(scenario.ledger, lease, scenario.now) == 0

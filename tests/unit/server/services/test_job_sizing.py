@@ -118,6 +118,7 @@ def test_limits_grow_and_are_four_whatever_the_predictor_says() -> None:
         limits = limits_of(MemoryPrediction(100 * MB, following, None, Tier.STATISTICS, 0.8, 9))
         assert len(limits) == 1 + MAX_RERUNS
         assert list(limits) == sorted(set(limits))
+        assert limits[-1] >= 10 * limits[0]
     assert limits_of(MemoryPrediction(MAX_AMOUNT, (), None, Tier.ML, 0.8, 9)) == (MAX_AMOUNT,)
 
 
