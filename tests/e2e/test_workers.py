@@ -3,6 +3,7 @@ dead-man switch. The provider is plugged in by entry point and follows a script;
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -24,7 +25,8 @@ name: rented
 hold_seconds: 6
 nodes:
 - {{name: here, host: local}}
-workers: {{launch_seconds: {launch}, join_seconds: 30, consistency_seconds: 0.3, call_seconds: 1.5, exit_seconds: {exit}}}
+workers:
+  {{launch_seconds: {launch}, join_seconds: 30, consistency_seconds: 0.3, call_seconds: 1.5, exit_seconds: {exit}}}
 scaling: {{budget_per_hour: {budget}}}
 providers:
   scripted: {{state_file: {state}, agent: {agent}, elsewhere: {elsewhere}, prices: {prices}}}
@@ -166,7 +168,8 @@ def test_a_control_plane_that_is_killed_at_any_step_leaves_no_machine_behind(
     wait_until(lambda: not is_running(pid), 20)
     scripted.cloud.script()
     wait_until(lambda: all(one["state"] != "asked" for one in scripted.workers().values()), 30)
-    assert scripted.cloud.existing().keys() <= scripted.workers().keys()
+    known = scripted.workers()
+    assert scripted.cloud.existing().keys() <= known.keys()
     ids = list(scripted.workers())
     if ids:
         scripted("workers", "terminate", *ids, check=0)
@@ -187,8 +190,12 @@ def test_a_machine_that_no_worker_stands_for_is_ended_and_that_of_another_grid_i
     scripted.cloud.add({"worker_id": "worker-foreign", "grid_id": "another", **machine, "ends_at": 1})
 
 
-async def test_a_program_with_a_running_loop_starts_and_ends_workers_by_plain_calls(scripted: RentedGrid) -> None:
+def test_a_program_with_a_running_loop_starts_and_ends_workers_by_plain_calls(scripted: RentedGrid) -> None:
     scripted.cloud.script()
+    asyncio.run(_use_manager(scripted))
+
+
+async def _use_manager(scripted: RentedGrid) -> None:
     with CloudProviderManager(state_dir=str(scripted.state_dir)) as manager:
         offers = manager.add_provider("scripted")
         assert {one["worker_type"] for one in offers} == {"cpu", "gpu"}

@@ -1,0 +1,270 @@
+"""Deciders of workers: their life under each answer of a provider, proofs, deadlines, budgets, and bounded steps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from distributed_grid.domain.events import (
+    HeartbeatReceived,
+    NodeDeclared,
+    WorkerDrainRequested,
+    WorkerRequested,
+    WorkersChecked,
+    WorkersListed,
+    WorkerTerminationRequested,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
+from distributed_grid.errors import Conflict, Refused
+from distributed_grid.reactor import step
+from distributed_grid.reactor.workers import pause_ms
+from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
+from tests.support.scripted_provider import GIB
+from tests.support.worker_model import BEGIN_MS, WorkerModel
+
+MINUTE = 60_000
+
+
+def a_model(*faults: str, **rules: int) -> tuple[WorkerModel, str]:
+    """A worker that was asked for, with these faults of the creation."""
+    model = WorkerModel(WorkerRules(**rules))
+    model.cloud.faults["create"] = list(faults)
+    worker_id = model.want()
+    model.perform()
+    return model, worker_id
+
+
+def run_for(model: WorkerModel, ms: int, *, joins: bool = False) -> None:
+    """What the control plane does in so long."""
+    end = model.now + ms
+    while model.now < end:
+        model.perform()
+        model.compare()
+        if joins:
+            model.join()
+        model.pass_time(min(5_000, end - model.now))
+
+
+def records(model: WorkerModel, kind: str) -> list[str]:
+    return [record.reason for record in model.records if record.type == kind]
+
+
+def test_a_creation_without_an_answer_is_asked_for_again_and_makes_one_machine() -> None:
+    model, worker_id = a_model("lose_after", "lose_after")
+    run_for(model, 20_000, joins=False)
+    assert model.states() == {worker_id: WorkerState.BOOTING}
+    assert len(model.cloud.machines) == 1
+
+
+def test_a_definite_refusal_ends_the_worker_at_once() -> None:
+    model, worker_id = a_model("refuse")
+    assert worker_id not in model.ledger.workers
+    assert records(model, "worker-gone") == ["create: not allowed"]
+
+
+def test_a_refusal_after_a_lost_answer_proves_nothing_so_it_is_terminated() -> None:
+    model, worker_id = a_model("lose_after", "refuse")
+    model.pass_time(2_000)
+    model.perform()
+    assert model.states() == {worker_id: WorkerState.TERMINATING}
+    run_for(model, 3 * MINUTE)
+    assert not model.cloud.existing()
+    assert not model.ledger.workers
+
+
+def test_an_offer_without_capacity_is_closed_for_three_minutes_and_another_is_wanted_under_a_new_id() -> None:
+    model, worker_id = a_model("no_capacity")
+    (other,) = model.ledger.workers.values()
+    assert other.id != worker_id
+    assert (other.offer, other.why) == ("small-b", f"instead of {worker_id}")
+    assert "scripted/small-a" in model.ledger.offer_closures
+    model.pass_time(3 * MINUTE + 1_000)
+    assert not model.ledger.offer_closures
+
+
+def test_a_zone_without_capacity_closes_its_other_offers_too() -> None:
+    model, _ = a_model("no_capacity:zone-a")
+    assert model.want("gpu") == ""
+    assert model.want("cpu")
+
+
+def test_throttling_closes_nothing_and_is_asked_again_after_a_growing_pause() -> None:
+    model, worker_id = a_model("throttle")
+    worker = model.ledger.workers[worker_id]
+    assert (worker.state, worker.unanswered) == (WorkerState.ASKED, 0)
+    assert not model.ledger.offer_closures
+    assert worker.next_call_at_ms > model.now
+    run_for(model, 10_000)
+    assert model.states() == {worker_id: WorkerState.BOOTING}
+
+
+def test_pauses_grow_to_a_minute_and_differ_between_workers() -> None:
+    pauses = [pause_ms("worker-1", tries) for tries in range(1, 20)]
+    assert all(500 <= pause <= 60_000 for pause in pauses)
+    assert min(pauses[8:]) >= 30_000
+    assert len({pause_ms(f"worker-{number}", 9) for number in range(20)}) > 15
+
+
+def test_what_is_not_launched_in_time_is_terminated() -> None:
+    model, worker_id = a_model(*["lose_before"] * 99)
+    run_for(model, 6 * MINUTE)
+    assert model.states().get(worker_id) in (None, WorkerState.TERMINATING)
+    assert any("not launched within 300 s" in why for why in records(model, "worker-terminating"))
+
+
+def test_a_type_that_never_joined_is_set_aside() -> None:
+    model, worker_id = a_model()
+    run_for(model, 16 * MINUTE)
+    assert worker_id not in model.ledger.workers
+    assert not model.cloud.existing()
+    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/small-a"].why
+    model.want()
+    assert {worker.offer for worker in model.ledger.workers.values()} == {"small-b"}
+
+
+def test_a_machine_that_vanished_is_terminated_and_then_gone() -> None:
+    model, worker_id = a_model()
+    model.cloud.machines.clear()
+    run_for(model, 3 * MINUTE)
+    assert worker_id not in model.ledger.workers
+
+
+def test_a_worker_whose_node_is_heard_is_there_whatever_a_list_says() -> None:
+    model, worker_id = a_model()
+    model.join()
+    model.cloud.visible_after = 10**9
+    run_for(model, 5 * MINUTE)
+    assert model.states() == {worker_id: WorkerState.JOINED}
+
+
+def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
+    model, worker_id = a_model()
+    model.terminate(worker_id)
+    model.cloud.faults["terminate"] = ["fail"] * 10_000
+    run_for(model, 2 * HOUR_MS)
+    worker = model.ledger.workers[worker_id]
+    assert "cannot be terminated" in worker.problem
+    assert budget_state(model.ledger, model.now, model.wall_ms).rate_micro == 100_000
+    before = len(model.cloud.calls)
+    run_for(model, 5 * MINUTE)
+    assert any(call.startswith("terminate") for call in model.cloud.calls[before:])
+    model.cloud.faults = {}
+    run_for(model, 3 * MINUTE)
+    assert not model.ledger.workers
+
+
+def test_the_same_id_for_another_worker_is_a_conflict() -> None:
+    model, worker_id = a_model()
+    other = Worker(worker_id, "elsewhere", "cpu", WorkerResources(), 0)
+    with pytest.raises(Conflict):
+        model.handle(WorkerRequested(other, model.wall_ms))
+
+
+def test_a_worker_with_a_lease_is_neither_drained_nor_terminated_unless_forced() -> None:
+    model, worker_id = a_model()
+    model.join()
+    from distributed_grid.domain.events import LeaseAsked
+    from tests.support.builders import a_request
+
+    model.handle(LeaseAsked(a_request("lease-1", cores=1, user="ada")))
+    assert model.ledger.leases_on[worker_id]
+    with pytest.raises(Refused, match="has 1 leases"):
+        model.handle(WorkerDrainRequested(worker_id, "ada", "idle"))
+    with pytest.raises(Refused, match="has 1 leases"):
+        model.handle(WorkerTerminationRequested(worker_id, "ada", "idle", model.wall_ms))
+    model.handle(WorkerTerminationRequested(worker_id, "ada", "now", model.wall_ms, force=True))
+    run_for(model, MINUTE)
+    assert worker_id not in model.ledger.nodes
+    assert not model.ledger.leases
+
+
+def test_workers_that_run_past_midnight_end_before_the_money_of_the_new_day_is_spent() -> None:
+    model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
+    for _ in range(3):
+        model.want()
+    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True)
+    assert len(model.ledger.workers) == 3
+    run_for(model, 8 * HOUR_MS, joins=True)
+    state = budget_state(model.ledger, model.now, model.wall_ms)
+    assert not model.cloud.existing()
+    assert 900_000 < state.spent_micro <= 1_000_000
+    assert not records(model, "budget-exceeded")
+    assert model.want()
+    assert "by midnight UTC" in model.refusals[-1]
+
+
+def test_an_overrun_by_a_termination_without_an_answer_raises_an_alarm_once() -> None:
+    model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
+    for _ in range(3):
+        model.want()
+    run_for(model, 2 * HOUR_MS, joins=True)
+    model.cloud.faults["terminate"] = ["fail"] * 10_000
+    run_for(model, 9 * HOUR_MS)
+    assert len(records(model, "budget-exceeded")) == 1
+
+
+def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:
+    model = WorkerModel(WorkerRules(budget_per_hour_micro=1_000_000))
+    unpriced = Worker("worker-x", "scripted", "cpu", WorkerResources(1000, GIB), 0, offer="mystery")
+    with pytest.raises(Refused, match="costs is not known"):
+        model.handle(WorkerRequested(unpriced, model.wall_ms))
+
+
+def many_workers(count: int, state: WorkerState) -> Ledger:
+    rules = WorkerRules(budget_per_hour_micro=10**12, budget_per_day_micro=10**12)
+    ledger = Ledger([rules, Spending("scripted", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
+    for number in range(count):
+        ledger.apply(
+            [
+                Worker(
+                    f"worker-{number}",
+                    "scripted",
+                    "cpu",
+                    WorkerResources(2000, GIB),
+                    BEGIN_MS,
+                    offer="small-a",
+                    price_micro=100_000,
+                    state=state,
+                    asked_at_ms=BEGIN_MS,
+                    booted_at_ms=BEGIN_MS,
+                    accepted_at_ms=BEGIN_MS,
+                    terminate_at_ms=BEGIN_MS,
+                    missing=1,
+                )
+            ]
+        )
+        if state is WorkerState.TERMINATING:
+            node = Node(f"worker-{number}", capacity=Capacity(2000, GIB), host="joined")
+            step(ledger, NodeDeclared(node), BEGIN_MS)
+            step(ledger, HeartbeatReceived(node.name, Usage()), BEGIN_MS)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        (WorkerState.ASKED, WorkersChecked(BEGIN_MS + HOUR_MS)),
+        (WorkerState.BOOTING, WorkersChecked(BEGIN_MS + HOUR_MS)),
+        (WorkerState.TERMINATING, WorkersListed("scripted", BEGIN_MS + HOUR_MS, (), BEGIN_MS + HOUR_MS)),
+        (
+            WorkerState.JOINED,
+            WorkerRequested(
+                Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1), BEGIN_MS + HOUR_MS
+            ),
+        ),
+    ],
+    ids=["launches overdue", "joins overdue", "all gone", "one more"],
+)
+def test_no_step_with_a_thousand_workers_takes_more_than_50_ms(state: WorkerState, event: object) -> None:
+    ledger, longest, waiting = many_workers(1000, state), 0.0, [event]
+    while waiting:
+        began = time.thread_time()
+        waiting += step(ledger, waiting.pop(0), BEGIN_MS + HOUR_MS).later  # type: ignore[arg-type]
+        longest = max(longest, time.thread_time() - began)
+    assert longest < 0.05
+    ledger.check()

@@ -1,0 +1,170 @@
+"""Requests about workers against a scripted provider: plans, repeated requests, offers, prefixes, who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.api import requests
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config_mapping import worker_rules
+from distributed_grid.control.batch import EffectRouter
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import Viewer
+from distributed_grid.errors import BadInput, GridError, NotFound, Refused
+from distributed_grid.server.access.admission import Admission, AdvertisedAddress
+from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
+from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
+from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.provider_registry import ProviderRegistry
+from distributed_grid.server.workers.reconciler import WorkerReconciler
+from tests.support.scripted_provider import CloudFile, plug_in
+
+OWNER = Caller("ada", admin=True)
+
+
+class RealClock:
+    """Milliseconds that never go back."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Parts:
+    """The services of a control plane that has to do with workers."""
+
+    def __init__(self, folder: Path, *, budget: float) -> None:
+        self.cloud = CloudFile(folder / "cloud.json")
+        config = ClusterConfig.from_mapping(
+            {
+                "providers": {"scripted": {"state_file": "${CLOUD_FOLDER}/cloud.json"}},
+                "scaling": {"budget_per_hour": budget},
+                "workers": {"consistency_seconds": 0.1, "call_seconds": 1},
+            }
+        )
+        self.grid = Grid(
+            InMemoryStore(), RealClock(), EffectRouter(workers=lambda found: self.reconciler.perform(found))
+        )
+        admission = Admission(
+            TokenStore(folder),
+            configured=[],
+            advertised=lambda: AdvertisedAddress(("127.0.0.1:7433",)),
+            disconnect=lambda node: None,
+        )
+        catalog = OfferCatalog(ProviderRegistry(config), self.grid, call_seconds=1)
+        tokens = WorkerJoinTokens(folder, admission)
+        self.reconciler = WorkerReconciler(
+            self.grid, catalog, tokens, rules=worker_rules(config), grid_id=lambda: "grid-1"
+        )
+        self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens)
+
+    async def state(self, worker_id: str) -> str:
+        return str((await self.service.get(requests.GetWorker(worker_id)))["worker"]["state"])
+
+    async def until(self, worker_id: str, state: str) -> None:
+        async with asyncio.timeout(20):
+            while await self.state(worker_id) != state:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.syspath_prepend(plug_in(tmp_path / "plug"))
+    monkeypatch.setenv("CLOUD_FOLDER", str(tmp_path))
+
+    def scenario(story: Callable[[Parts], Awaitable[None]], budget: float = 1.0) -> None:
+        async def told() -> None:
+            parts = Parts(tmp_path, budget=budget)
+            await parts.grid.start()
+            await parts.reconciler.start()
+            try:
+                await story(parts)
+            finally:
+                await parts.reconciler.stop()
+                await parts.grid.stop()
+
+        asyncio.run(told())
+
+    return scenario
+
+
+def test_a_repeated_request_starts_each_worker_once_also_when_it_is_gone(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        op = requests.CreateWorkers(("worker-aaaa1111",))
+        await parts.service.create(op, OWNER)
+        await parts.until("worker-aaaa1111", "booting")
+        again = await parts.service.create(op, OWNER)
+        assert again["workers"][0]["state"] == "booting"
+        await parts.service.terminate(requests.TerminateWorkers(("worker-aaaa",)), OWNER)
+        await parts.until("worker-aaaa1111", "gone")
+        late = await parts.service.create(op, OWNER)
+        assert late["workers"][0]["state"] == "gone"
+        assert len(parts.cloud.calls("create")) == 1
+        ended = await parts.service.terminate(requests.TerminateWorkers(("worker-aaaa1111",)), OWNER)
+        assert ended["workers"][0]["state"] == "gone"
+
+    run(story)
+
+
+def test_none_of_several_is_started_where_the_budget_does_not_allow_all(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        with pytest.raises(Refused, match="budget_per_hour"):
+            await parts.service.create(requests.CreateWorkers(("worker-1111", "worker-2222", "worker-3333")), OWNER)
+        assert (await parts.service.list(requests.ListWorkers()))["workers"] == []
+        plan = await parts.service.create(requests.CreateWorkers(("worker-1111",), dry_run=True), OWNER)
+        assert plan["budget"]["per_hour"] == pytest.approx(0.1)
+        assert not parts.cloud.calls("create")
+
+    run(story, budget=0.25)
+
+
+def test_what_no_offer_has_is_refused_with_each_offer_and_its_problem(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        with pytest.raises(Refused, match=r"small-a: it has 2 cores, not 64; small-b: it has 2 cores"):
+            await parts.service.create(requests.CreateWorkers(("worker-1111",), cpu=64), OWNER)
+        with pytest.raises(BadInput, match="no tpu workers; it has: cpu, gpu"):
+            await parts.service.create(requests.CreateWorkers(("worker-1111",), worker_type="tpu"), OWNER)
+        with pytest.raises(BadInput, match="no provider 'gcp' in the config"):
+            await parts.service.offers(requests.ListWorkerOffers("gcp"))
+        with pytest.raises(NotFound):
+            await parts.service.get(requests.GetWorker("worker-none"))
+
+    run(story)
+
+
+def test_only_the_owner_of_the_grid_spends_money(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        guest = Caller("bob")
+        with pytest.raises(Forbidden):
+            await parts.service.create(requests.CreateWorkers(("worker-1111",)), guest)
+        with pytest.raises(Forbidden):
+            await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), guest)
+
+    run(story)
+
+
+def test_a_provider_that_throttles_and_loses_answers_gets_one_machine_in_the_end(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        parts.cloud.script(create=["throttle", "lose_after"], list=["fail", "lose_before"])
+        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.until("worker-1111", "booting")
+        assert list(parts.cloud.existing()) == ["worker-1111"]
+
+    run(story)
+
+
+def test_a_variable_of_a_providers_settings_that_is_missing_is_named(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(parts: Parts) -> None:
+        monkeypatch.delenv("CLOUD_FOLDER")
+        with pytest.raises(GridError, match="CLOUD_FOLDER"):
+            await parts.service.offers(requests.ListWorkerOffers("scripted"))
+
+    run(story)
