@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ CONFIG = """
 name: scaled
 nodes:
   - {{name: home, host: local, cpu_count: 1, memory_gb: 4, trust_declared: true}}
+server: {{port: {port}}}
 workers: {{consistency_seconds: 1}}
 scaling:
   provider: scripted
@@ -42,7 +44,7 @@ class ScaledGrid(Shell):
         self.env |= {"PYTHONPATH": os.pathsep.join([packages, str(PROJECT)])}
 
     def configure(self, *, most: int = 2, window: float = 2, cooldown: float = 2) -> None:
-        text = CONFIG.format(cloud=self.cloud.path, most=most, window=window, cooldown=cooldown)
+        text = CONFIG.format(port=free_port(), cloud=self.cloud.path, most=most, window=window, cooldown=cooldown)
         (self.cwd / "cluster.yaml").write_text(text)
         self("daemon", "start", "--config", "cluster.yaml", check=0)
 
@@ -56,6 +58,13 @@ class ScaledGrid(Shell):
     def close(self) -> None:
         super().close()
         self.cloud.close()
+
+
+def free_port() -> int:
+    """A port that a control plane that was killed finds free again: workers come back to the one they know."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

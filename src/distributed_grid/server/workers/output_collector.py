@@ -108,7 +108,8 @@ class OutputCollector:
         try:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:
-            log.warning("the files on %s cannot be brought home: %s", worker.id, failure)
+            if since == now:  # once: it is tried again and again
+                log.warning("the files on %s cannot be brought home yet: %s", worker.id, failure)
             if now - since < self._give_up_seconds:
                 return
             haul = Haul(0, lost=[f"files of its jobs: {failure}"])
