@@ -6,6 +6,7 @@ but the stored rows. A call whose answer is lost may take its effect later, with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from distributed_grid.domain.events import (
@@ -52,6 +53,7 @@ class WorkerModel:
             lambda: self.now / 1000, visible_after=visible_after, stops_in=stops_in, forgets=forgets
         )
         self.number = 0
+        self.during_call: Callable[[], None] = lambda: None
         self.late: list[tuple[int, WorkerOrder]] = []
         self.records: list[Any] = []
         self.refusals: list[str] = []
@@ -80,8 +82,9 @@ class WorkerModel:
         if worker_id in self.ledger.workers:
             self.handle(WorkerTerminationRequested(worker_id, "ada", "asked", self.wall_ms, force=True))
 
-    def perform(self, *, dies_at: str = "") -> None:
+    def perform(self, *, dies_at: str = "", during_call: Callable[[], None] = lambda: None) -> None:
         """Do what is pending; where it `dies_at` a step ("recorded", "called"), the control plane starts anew."""
+        self.during_call = during_call
         for effect in pending_workers(self.ledger, self.now):
             worker = effect.worker
             try:
@@ -112,6 +115,7 @@ class WorkerModel:
             event = call_outcomes.created(worker, made, self.wall_ms)
         if dies_at == "called":
             raise _DiedError
+        self.during_call()
         self.handle(event)
 
     def _instead(self, worker: Worker, failure: Exception) -> Worker | None:

@@ -111,10 +111,11 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     booted = replace(worker, instance=event.instance or worker.instance, warning=warning)
     if worker.state is not WorkerState.TERMINATING:
         booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
+    if not worker.instance:
+        booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
     records = []
     if worker.state is WorkerState.ASKED:
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
-        booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -146,7 +147,7 @@ def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decisio
     if worker is None:
         return Decision()
     failed = replace(_paused(worker, now), problem=event.why)
-    if not event.was_lost and worker.state is WorkerState.ASKED:
+    if not event.was_lost:
         failed = replace(failed, unanswered=max(worker.unanswered - 1, 0))
     is_news = event.why != worker.problem
     return Decision([failed], [worker_record("worker-problem", failed, event.why)] if is_news else [])
@@ -173,8 +174,10 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
     if event.scope:
         until = now + ledger.worker_rules.closed_ms
         decision = _close(worker, event.scope, until, event.why)
-    if worker.unanswered > 1 or worker.state not in (WorkerState.ASKED, WorkerState.WANTED):
-        if worker.state is not WorkerState.TERMINATING:
+    if worker.unanswered > 1 or worker.instance or worker.joined_at_ms:
+        if worker.state is WorkerState.TERMINATING:
+            decision.changes.append(replace(worker, unanswered=max(worker.unanswered - 1, 0)))
+        else:
             add_to(decision, terminate(ledger, worker, event.why, now))
     else:
         add_to(decision, end_worker(ledger, worker, event.why, now, event.wall_ms))

@@ -79,6 +79,18 @@ def test_a_refusal_after_a_lost_answer_proves_nothing_so_it_is_terminated() -> N
     assert not model.ledger.workers
 
 
+@pytest.mark.parametrize("fault", ["", "throttle", "refuse", "no_capacity"])
+def test_an_answer_that_comes_after_the_termination_was_asked_for_counts(fault: str) -> None:
+    model = WorkerModel(WorkerRules())
+    model.cloud.faults["create"] = [fault]
+    worker_id = model.want()
+    model.perform(during_call=lambda: model.terminate(worker_id))
+    run_for(model, 5_000)
+    assert worker_id not in model.ledger.workers or fault == "throttle"
+    assert all(not worker.unanswered for worker in model.ledger.workers.values())
+    assert worker_id not in {one["worker_id"] for one in model.cloud.existing()}
+
+
 def test_an_offer_without_capacity_is_closed_for_three_minutes_and_another_is_wanted_under_a_new_id() -> None:
     model, worker_id = a_model("no_capacity")
     (other,) = model.ledger.workers.values()
