@@ -26,9 +26,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from distributed_grid import __version__
+from distributed_grid.adapters.clouds.docker_engine import connected
 from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.node.wheels import gather_wheels
 from distributed_grid.config.providers import DockerLocalSettings
+from distributed_grid.errors import GridError
 
 COMMANDS = (
     "sh bash env cat cp mv rm ln ls mkdir mktemp rmdir chmod chown touch dd df du stat sync true false test [ echo",
@@ -244,51 +246,18 @@ def mode_of(path: Path, root: Path) -> int:
 
 
 def give_to_engine(archive: Path, image: str, engine: str) -> None:
-    """Have the engine take the files as an image of that name; the one that had the name before goes."""
-    import docker
-    import docker.errors
-
-    name, _, tag = image.rpartition(":") if ":" in image.rpartition("/")[2] else (image, "", "latest")
+    """Have the engine take the files as an image of that name."""
     try:
-        api = docker.APIClient(base_url=engine, version="auto", timeout=TIMEOUT_SECONDS)
-        before = image_id(api, image)
-        said = api.import_image_from_stream(chunks(archive), repository=name, tag=tag, changes=list(instructions()))
-        if '"error"' in said:
-            raise CannotBuild(f"the engine did not take the image: {said.strip()[:300]}")
-        if before is not None and before != image_id(api, image):
-            remove_unused(api, before)
-        api.close()
-    except docker.errors.APIError as failure:
-        raise CannotBuild(f"the engine did not take the image: {str(failure.explanation or failure)[:300]}") from None
-    except (docker.errors.DockerException, OSError) as failure:
-        raise CannotBuild(f"no answer from the Docker engine at {engine}: {str(failure)[:300]}") from None
+        with connected(engine, TIMEOUT_SECONDS) as opened:
+            opened.import_image(image, chunks(archive), list(instructions()))
+    except GridError as failure:
+        raise CannotBuild(str(failure)) from None
 
 
 def chunks(archive: Path) -> Iterator[bytes]:
     with archive.open("rb") as file:
         while chunk := file.read(1 << 20):
             yield chunk
-
-
-def image_id(api: object, image: str) -> str | None:
-    """The engine's id of an image; None where there is none of that name."""
-    import docker.errors
-
-    try:
-        found: str = api.inspect_image(image)["Id"]  # type: ignore[attr-defined]
-    except docker.errors.ImageNotFound:
-        return None
-    return found
-
-
-def remove_unused(api: object, image: str) -> None:
-    """Remove an image that has no name any more, unless a container still runs from it."""
-    import contextlib
-
-    import docker.errors
-
-    with contextlib.suppress(docker.errors.APIError):
-        api.remove_image(image)  # type: ignore[attr-defined]
 
 
 def instructions() -> Iterable[str]:

@@ -103,7 +103,7 @@ def the_demo_borrows_because_of_pressure_and_places_by_strategy(clone: UsedClone
         assert re.search(rf"^{asked} for gpu-master: lent by gpu[12] as \w+, released$", shown, re.MULTILINE), asked
     assert "10000 cores for gpu-master: refused" in shown
     places = dict(re.findall(r"^(\w+): ([\w-]+), confidence ", shown, re.MULTILINE))
-    assert len(places) == 7
+    assert len(places) == 8
     assert (places["load_balanced"], places["local_first"], places["best_fit"]) == ("gpu2", "gpu-master", "gpu-master")
     for node in NODES:
         assert f"  {node:<12} ## 2\n" in shown

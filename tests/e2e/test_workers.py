@@ -216,6 +216,9 @@ def test_stopping_the_daemon_names_the_workers_that_go_on(scripted: RentedGrid) 
     worker = scripted.json("workers", "create")["workers"][0]["worker_id"]
     refused = scripted("daemon", "stop", check=1)
     assert worker in refused.stderr
+    other = scripted.cwd.parent / "other.yaml"
+    other.write_text("name: other\n")
+    assert worker in scripted("daemon", "start", "--config", str(other), check=1).stderr
     stopped = scripted("daemon", "stop", "--force", check=0)
     assert worker in stopped.stderr
     assert scripted.workers().keys() == {worker}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import docker.types
 
 from distributed_grid.adapters.clouds.docker_engine import connected
 from distributed_grid.errors import Unreachable
@@ -91,6 +92,17 @@ class LocalDockerEngine:
             yield client
         finally:
             client.close()
+
+    @contextlib.contextmanager
+    def network(self, name: str, subnet: str) -> Iterator[str]:
+        """A network of containers with a bridge on this machine; the address of the bridge."""
+        pool = docker.types.IPAMPool(subnet=subnet)
+        with self.client() as client:
+            network = client.create_network(name, driver="bridge", ipam=docker.types.IPAMConfig(pool_configs=[pool]))
+            try:
+                yield client.inspect_network(network["Id"])["IPAM"]["Config"][0].get("Gateway", f"{subnet[:-4]}1")
+            finally:
+                client.remove_network(network["Id"])
 
     def build_worker_image(self) -> None:
         """Have the image that `make worker-image` builds."""

@@ -104,6 +104,10 @@ class Monitor:
                 self.histories.forget(name)
                 self._report(self._alerts.forget(name, now))
 
+    def send_alert(self, alert: Alert) -> None:
+        """Log and deliver an alert that somebody else has raised."""
+        self._delivery.send(alert)
+
     def _report(self, alerts: list[Alert]) -> None:
         for alert in alerts:
             self._delivery.send(alert)

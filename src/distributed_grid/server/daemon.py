@@ -225,7 +225,7 @@ class Daemon:
         catalog = OfferCatalog(ProviderRegistry(config), grid, call_seconds=config.workers.call_seconds)
         tokens = WorkerJoinTokens(self._state_dir.host_dir, self._listener.admission)
         self._workers = WorkerReconciler(
-            grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id
+            grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id, on_alarm=self._alarm
         )
         workers = WorkerService(grid, viewer, catalog, tokens)
         predictive = config.resource_sharing.policy == PREDICTIVE
@@ -377,6 +377,10 @@ class Daemon:
         self._grid.store.close()
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
+
+    def _alarm(self, about: str, why: str) -> None:
+        """Alert whoever the config names of money that is spent against the will of everybody."""
+        self._monitor.send_alert(Alert(about, "budget", True, 1.0, 1.0, self._grid.now_ms(), why))
 
     def _perform_workers(self, effects: list[WorkerEffect]) -> None:
         self._workers.perform(effects)

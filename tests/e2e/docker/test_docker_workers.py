@@ -163,6 +163,31 @@ def test_a_missing_image_is_one_clear_line(engine: LocalDockerEngine, tmp_path: 
         shell.close()
 
 
+def test_containers_in_a_network_of_their_own_need_a_control_plane_that_they_reach(
+    engine: LocalDockerEngine, tmp_path: Path
+) -> None:
+    shell = Shell(tmp_path / "state", tmp_path)
+    config = tmp_path / "bridge.yaml"
+    text = CONFIG.format(url=engine.url) + "    network: grid-test\n"
+    with engine.network("grid-test", "10.213.77.0/24") as gateway:
+        try:
+            config.write_text(text)
+            shell("daemon", "start", "--config", str(config), check=0)
+            refused = shell("workers", "create", check=1)
+            assert "could not reach this control plane, which listens on this machine only" in refused.stderr
+            assert containers(engine) == {}
+            shell("daemon", "stop", check=0)
+            config.write_text(f"server: {{host: {gateway}}}\n{text}")
+            shell("daemon", "start", "--config", str(config), check=0)
+            name = create(shell)["worker_id"]
+            where = ("-n", name, "--strategy", "node_specific")
+            done = shell("run-shared", "-r", "cpu", "-a", "1", *where, "cat", "/etc/hosts", check=0)
+            assert f"10.213.77.2\t{name}" in done.stdout
+            shell("workers", "terminate", name, "--wait", "40", check=0)
+        finally:
+            shell.close()
+
+
 def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, engine: LocalDockerEngine) -> None:
     first = create(grid)["worker_id"]
     engine.kill()

@@ -8,6 +8,7 @@ import pytest
 
 from distributed_grid.domain.events import (
     HeartbeatReceived,
+    LeaseAsked,
     NodeDeclared,
     WorkerDrainRequested,
     WorkerRequested,
@@ -24,6 +25,7 @@ from distributed_grid.errors import Conflict, Refused
 from distributed_grid.reactor import step
 from distributed_grid.reactor.workers import pause_ms
 from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
+from tests.support.builders import a_request
 from tests.support.scripted_provider import GIB
 from tests.support.worker_model import BEGIN_MS, WorkerModel
 
@@ -158,6 +160,52 @@ def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
     assert not model.ledger.workers
 
 
+def listed_at(model: WorkerModel, *seconds: int) -> list[bool]:
+    """Whether the worker is still there after lists at these seconds from now."""
+    began, there = model.now, []
+    for second in seconds:
+        model.now = began + 1000 * second
+        model.compare()
+        there.append(bool(model.ledger.workers))
+    return there
+
+
+def test_two_lists_without_it_later_than_a_list_may_lag_prove_it_gone() -> None:
+    model = WorkerModel(WorkerRules(), forgets=True)
+    worker_id = model.want()
+    model.perform()
+    model.terminate(worker_id)
+    model.perform()
+    assert model.ledger.workers[worker_id].accepted_at_ms
+    assert listed_at(model, 5, 28, 29, 31, 32) == [True, True, True, True, False]
+
+
+def test_where_a_creation_had_no_answer_they_count_only_when_it_cannot_take_effect_any_more() -> None:
+    model = WorkerModel(WorkerRules(), forgets=True)
+    model.cloud.faults["create"] = ["late"]
+    worker_id = model.want()
+    model.perform()
+    model.terminate(worker_id)
+    model.perform()
+    assert listed_at(model, 31, 40, 61, 89, 91, 92) == [True, True, True, True, True, False]
+
+
+def test_lists_prove_nothing_while_the_termination_was_not_accepted() -> None:
+    model, worker_id = a_model()
+    model.cloud.machines.clear()
+    model.terminate(worker_id)
+    model.cloud.faults["terminate"] = ["fail"] * 99
+    model.perform()
+    assert all(listed_at(model, 100, 200, 300, 400))
+
+
+def test_a_new_day_has_cost_what_was_spent_since_midnight() -> None:
+    model = WorkerModel(WorkerRules(budget_per_day_micro=10**9))
+    model.want()
+    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True)
+    assert budget_state(model.ledger, model.now, model.wall_ms).spent_micro == pytest.approx(50_000, abs=500)
+
+
 def test_the_same_id_for_another_worker_is_a_conflict() -> None:
     model, worker_id = a_model()
     other = Worker(worker_id, "elsewhere", "cpu", WorkerResources(), 0)
@@ -168,9 +216,6 @@ def test_the_same_id_for_another_worker_is_a_conflict() -> None:
 def test_a_worker_with_a_lease_is_neither_drained_nor_terminated_unless_forced() -> None:
     model, worker_id = a_model()
     model.join()
-    from distributed_grid.domain.events import LeaseAsked
-    from tests.support.builders import a_request
-
     model.handle(LeaseAsked(a_request("lease-1", cores=1, user="ada")))
     assert model.ledger.leases_on[worker_id]
     with pytest.raises(Refused, match="has 1 leases"):

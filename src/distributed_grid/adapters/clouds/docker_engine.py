@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,8 +55,29 @@ class DockerEngine:
     def has_runtime(self, name: str) -> bool:
         return name in self._client.info().get("Runtimes", {})
 
-    def has_image(self, name: str) -> bool:
-        return _answer(self._client.inspect_image, name) is not None
+    def image_id(self, name: str) -> str | None:
+        """The engine's id of an image; None where it has none of that name."""
+        found = _answer(self._client.inspect_image, name)
+        return None if found is None else str(found["Id"])
+
+    def import_image(self, name: str, archive: Iterable[bytes], instructions: Sequence[str]) -> None:
+        """Have an image of that name with the files of a tar; the one that had the name before goes, unless it is used.
+
+        Raises `Refused` with what the engine says against it.
+        """
+        import docker.errors
+
+        before = self.image_id(name)
+        has_tag = ":" in name.rpartition("/")[2]
+        repository, _, tag = name.rpartition(":") if has_tag else (name, "", "latest")
+        said = self._client.import_image_from_stream(
+            iter(archive), repository=repository, tag=tag, changes=list(instructions)
+        )
+        if '"error"' in said:
+            raise Refused(f"the Docker engine did not take the image: {_line(said)}")
+        if before is not None and before != self.image_id(name):
+            with contextlib.suppress(docker.errors.APIError):
+                self._client.remove_image(before)
 
     def has_network(self, name: str) -> bool:
         return _answer(self._client.inspect_network, name) is not None

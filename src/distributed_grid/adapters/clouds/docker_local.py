@@ -20,10 +20,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from distributed_grid.adapters.clouds.docker_engine import Container, DockerEngine, connected
-from distributed_grid.config.providers import DockerLocalSettings
+from distributed_grid.config.providers import DockerLocalSettings, open_provider
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import Conflict, NoCapacity, Refused, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
@@ -49,7 +49,7 @@ _STATES: Mapping[str, Literal["starting", "running", "stopping"]] = {
 
 
 class DockerLocalProvider(CloudProviderBase):
-    """Starts and removes worker containers.
+    """Starts and removes worker containers, with the settings of `providers.docker_local` or a mapping of its keys.
 
     The agent in them runs as the user and group of this process, unless others are given.
     """
@@ -59,14 +59,14 @@ class DockerLocalProvider(CloudProviderBase):
 
     def __init__(
         self,
-        settings: DockerLocalSettings,
+        settings: DockerLocalSettings | Mapping[str, Any],
         *,
         user: tuple[int, int] | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         nvidia_devices: Path = NVIDIA_DEVICES,
     ) -> None:
-        self._settings = settings
-        self.is_on_this_host = settings.network == "host"
+        self._settings = _checked(settings)
+        self.is_on_this_host = self._settings.network == "host"
         self._user = user or (os.getuid(), os.getgid())
         self._timeout_seconds = timeout_seconds
         self._nvidia_devices = nvidia_devices
@@ -150,7 +150,7 @@ class DockerLocalProvider(CloudProviderBase):
 
     def _create(self, engine: DockerEngine, order: WorkerOrder, limits: WorkerResources) -> Container:
         """The container, created unless another call was quicker."""
-        if not engine.has_image(self._settings.image):
+        if engine.image_id(self._settings.image) is None:
             raise Refused(f"image {self._settings.image} is not there: make worker-image")
         if not engine.has_network(self._settings.network):
             raise Refused(f"the Docker engine has no network {self._settings.network}")
@@ -171,6 +171,14 @@ class DockerLocalProvider(CloudProviderBase):
         if found is None:
             raise Unreachable(f"container {order.worker_id} was removed as soon as it was created")
         return found
+
+
+def _checked(settings: DockerLocalSettings | Mapping[str, Any]) -> DockerLocalSettings:
+    """The settings, read as those of a config where they are a mapping."""
+    name = DockerLocalProvider.name
+    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
+    assert isinstance(found, DockerLocalSettings)
+    return found
 
 
 def _check_room(containers: Sequence[Container], machine: WorkerResources, limits: WorkerResources) -> None:

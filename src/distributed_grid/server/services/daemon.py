@@ -27,6 +27,7 @@ from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, 
 from distributed_grid.state_dir import StateDir
 
 MAX_NAMED = 10
+TERMINATE_ADVICE = "grid workers terminate ID…"
 QUERY_ADVICE = "leave --config (or $GRID_CONFIG) out, or type: grid daemon stop"
 log = logging.getLogger(__name__)
 
@@ -95,13 +96,15 @@ async def should_hand_over(hello: requests.ClientHello, selected: SelectedConfig
     if is_same and not (hello.config and selected.inert):
         return False
 
-    def in_use(ledger: Ledger, now: int) -> tuple[int, list[str]]:
+    def in_use(ledger: Ledger, now: int) -> tuple[int, list[str], list[str]]:
         wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
-        return len(user_leases(ledger)), wanted
+        return len(user_leases(ledger)), wanted, list(ledger.workers)
 
-    busy, served = await grid.read(in_use)
+    busy, served, workers = await grid.read(in_use)
     if is_same:  # what was inert in it acts from the next start on: now, unless that would disturb somebody
         return not busy and not served
+    if workers:
+        raise Refused(f"{using} and has workers of a provider: {name_some(workers)}; first type: {TERMINATE_ADVICE}")
     if busy:
         raise Refused(
             f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
@@ -113,6 +116,11 @@ async def should_hand_over(hello: requests.ClientHello, selected: SelectedConfig
         ClusterConfig.from_yaml(hello.config_path)  # an unusable config must not end this daemon
     log.info("handing over to config %s", hello.config_path)
     return True
+
+
+def name_some(workers: list[str]) -> str:
+    """Workers in a message."""
+    return ", ".join(workers[:MAX_NAMED]) + (" and others" if workers[MAX_NAMED:] else "")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -192,10 +200,9 @@ class DaemonService:
         """Stop; refused while workers of providers are not proven gone, unless it is forced: they cost money."""
         workers: list[str] = await self._grid.read(lambda ledger, now: list(ledger.workers))
         if workers and not op.force:
-            named = ", ".join(workers[:MAX_NAMED]) + (" and others" if workers[MAX_NAMED:] else "")
             raise Refused(
                 f"{len(workers)} worker{'' if len(workers) == 1 else 's'} of a provider would go on and cost money: "
-                f"{named}; first type: grid workers terminate ID…, or stop all the same: grid daemon stop --force"
+                f"{name_some(workers)}; first type: {TERMINATE_ADVICE}, or stop all the same: grid daemon stop --force"
             )
         self._listener.forget()
         self._set_keep_running(False)

@@ -34,6 +34,8 @@ from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
+from distributed_grid.reactor.worker_checks import DAY_ALARM, HOUR_ALARM
+from distributed_grid.scheduling.scaling.budget import budget_state, usd
 from distributed_grid.server.workers import call_outcomes
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
@@ -60,12 +62,15 @@ class WorkerReconciler:
         *,
         rules: WorkerRules,
         grid_id: Callable[[], str],
+        on_alarm: Callable[[str, str], None] = lambda about, why: None,
     ) -> None:
+        """`on_alarm` hears what costs money against the will of everybody: what it is about, and why."""
         self._grid = grid
         self._catalog = catalog
         self._tokens = tokens
         self._rules = rules
         self._grid_id = grid_id
+        self._on_alarm = on_alarm
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._listed_at: dict[str, float] = {}
         self._strays: set[str] = set()
@@ -143,8 +148,8 @@ class WorkerReconciler:
     async def _terminate(self, worker: Worker) -> None:
         """Have a machine ended, and look whether it is gone; its key is worth nothing from here on."""
         grid_id = self._grid_id()
+        await self._revoke(worker.id)
         try:
-            await self._tokens.revoke(worker.id)
             calls = await self._catalog.calls(worker.provider)
         except GridError as failure:
             await self._keep(worker, failure)
@@ -165,9 +170,19 @@ class WorkerReconciler:
         is_gone = found is None and provider.is_consistent
         await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
 
+    async def _revoke(self, worker_id: str) -> None:
+        """Have the key of a worker be worth nothing; where that fails, the worker is ended all the same."""
+        try:
+            await self._tokens.revoke(worker_id)
+        except GridError as failure:
+            log.warning("the join token of %s could not be revoked: %s", worker_id, failure)
+
     async def _keep(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
-        log.error("worker %s could not be terminated, it goes on costing money: %s", worker.id, failure)
+        why = f"worker {worker.id} could not be terminated, it goes on costing money: {failure}"
+        log.error("%s", why)
+        if not worker.tries:
+            self._on_alarm(worker.id, why)
         await self._handle(call_outcomes.not_terminated(worker, failure))
 
     async def _handle(self, event: Event) -> None:
@@ -179,7 +194,11 @@ class WorkerReconciler:
         """Compare with the time every tick, with each provider's list as often as there is something to learn."""
         while True:
             if self._grid.ledger.workers or self._grid.ledger.offer_closures:
+                before = await self._grid.read(budget_alarms)
                 await self._handle(WorkersChecked(wall_ms()))
+                after = await self._grid.read(budget_alarms)
+                for about in after.keys() - before.keys():
+                    self._on_alarm(about, after[about])
                 effects: list[WorkerEffect] = await self._grid.read(pending_workers)
                 self.perform(effects)
             for provider in await self._grid.read(self._to_list):
@@ -210,8 +229,11 @@ class WorkerReconciler:
             return
         ours = [one for one in listed if one.grid_id == grid_id]
         instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
+        before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
+        for worker_id in before - known:
+            await self._revoke(worker_id)
         old_enough = self._rules.consistency_ms / 1000
         strays = [
             one for one in ours if one.worker_id not in known and one.state != "gone" and one.age_seconds >= old_enough
@@ -226,9 +248,22 @@ class WorkerReconciler:
             self._strays.add(stray.worker_id)
             log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
             await self._handle(StrayInstanceFound(name, stray.worker_id, stray.instance))
-        await self._tokens.revoke(stray.worker_id)
+        await self._revoke(stray.worker_id)
         calls = await self._catalog.calls(name)
         try:
             await calls.call(f"terminate {stray.worker_id}", lambda: provider.terminate(stray.worker_id, stray.grid_id))
         except Exception as failure:  # it is found again with the next list
             log.warning("%s could not be terminated: %s", stray.worker_id, failure)
+
+
+def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:
+    """The alarms about budgets that are raised, by the day or the hour, and what each says."""
+    found: dict[str, str] = {}
+    state = budget_state(ledger, now, wall_ms())
+    if (day := ledger.counters.get(DAY_ALARM)) is not None and state.per_day_micro is not None:
+        why = f"workers have cost {usd(state.spent_micro)} today, and scaling.budget_per_day is"
+        found[f"budget of day {day}"] = f"{why} {usd(state.per_day_micro)}"
+    if ledger.counters.get(HOUR_ALARM) and state.per_hour_micro is not None:
+        why = f"workers cost {usd(state.rate_micro)} an hour, and scaling.budget_per_hour is"
+        found["budget of an hour"] = f"{why} {usd(state.per_hour_micro)}"
+    return found

@@ -15,9 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+from distributed_grid.config import ConfigProblems
 from distributed_grid.config.providers import DockerLocalSettings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import Conflict, NoCapacity, Refused, Unreachable
+from distributed_grid.orchestration.cloud_provider_manager import DockerLocalProvider as CloudDockerProvider
 from distributed_grid.ports import CloudProviderBase, WorkerOrder
 from tests.component.adapters.clouds.conftest import SLEEPER
 from tests.support.docker_engines import LocalDockerEngine
@@ -250,6 +252,14 @@ def test_a_price_is_what_the_config_says_and_nothing_without(
     priced = DockerLocalProvider(settings_for(engine, price_per_hour={"cpu": 0.05}, cpu_limit_milli=500))
     assert priced.offers()[0].price_micro == 50_000
     assert priced.offers()[0].resources.cpu_milli == 500
+
+
+def test_it_takes_the_keys_of_the_config_in_python_too(engine: LocalDockerEngine) -> None:
+    provider = CloudDockerProvider({"image": SLEEPER, "cpu_limit": 0.5, "endpoint_url": engine.url, "network": "host"})
+    assert provider.offers()[0].resources.cpu_milli == 500
+    assert provider.is_on_this_host
+    with pytest.raises(ConfigProblems, match=r"providers.docker_local.cpu_limit: found the number -1"):
+        CloudDockerProvider({"cpu_limit": -1})
 
 
 def test_an_engine_that_is_not_there_is_unreachable(tmp_path: Path) -> None:

@@ -16,9 +16,12 @@ from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
+from distributed_grid.domain.events import WorkerRulesSet
+from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
+from distributed_grid.server.services.daemon import is_unused
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
@@ -40,6 +43,7 @@ class Parts:
     """The services of a control plane that has to do with workers."""
 
     def __init__(self, folder: Path, *, budget: float) -> None:
+        self.alarms: list[str] = []
         self.cloud = CloudFile(folder / "cloud.json")
         config = ClusterConfig.from_mapping(
             {
@@ -60,7 +64,12 @@ class Parts:
         catalog = OfferCatalog(ProviderRegistry(config), self.grid, call_seconds=1)
         tokens = WorkerJoinTokens(folder, admission)
         self.reconciler = WorkerReconciler(
-            self.grid, catalog, tokens, rules=worker_rules(config), grid_id=lambda: "grid-1"
+            self.grid,
+            catalog,
+            tokens,
+            rules=worker_rules(config),
+            grid_id=lambda: "grid-1",
+            on_alarm=lambda about, why: self.alarms.append(why),
         )
         self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens)
 
@@ -166,5 +175,44 @@ def test_a_variable_of_a_providers_settings_that_is_missing_is_named(
         monkeypatch.delenv("CLOUD_FOLDER")
         with pytest.raises(GridError, match="CLOUD_FOLDER"):
             await parts.service.offers(requests.ListWorkerOffers("scripted"))
+
+    run(story)
+
+
+def test_a_termination_that_fails_raises_an_alarm_and_is_made_again_until_it_is_gone(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.until("worker-1111", "booting")
+        parts.cloud.script(terminate=["fail", "lose_before"])
+        await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), OWNER)
+        await parts.until("worker-1111", "gone")
+        assert len(parts.alarms) == 1
+        assert "could not be terminated, it goes on costing money" in parts.alarms[0]
+        assert not parts.cloud.existing()
+
+    run(story)
+
+
+def test_more_than_the_budget_allows_raises_an_alarm_once(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.until("worker-1111", "booting")
+        await parts.grid.handle(WorkerRulesSet(WorkerRules(budget_per_hour_micro=10_000)))
+        async with asyncio.timeout(20):
+            while not parts.alarms:
+                await asyncio.sleep(0.01)
+        assert parts.alarms == ["workers cost $0.10 an hour, and scaling.budget_per_hour is $0.01"]
+
+    run(story)
+
+
+def test_a_worker_that_is_not_proven_gone_keeps_the_daemon_from_leaving_when_idle(run: Callable[..., None]) -> None:
+    async def story(parts: Parts) -> None:
+        assert await parts.grid.read(is_unused)
+        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        assert not await parts.grid.read(is_unused)
+        await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), OWNER)
+        await parts.until("worker-1111", "gone")
+        assert await parts.grid.read(is_unused)
 
     run(story)
