@@ -24,6 +24,7 @@ from distributed_grid.reactor import (
     rebalancing,
     scaling,
     worker_checks,
+    worker_listing,
     workers,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
@@ -97,9 +98,9 @@ DECIDERS: dict[type, Decider] = {
     events.WorkerTerminationRequested: workers.on_termination_requested,
     events.WorkerTerminationAccepted: workers.on_termination_accepted,
     events.WorkerGone: workers.on_gone,
-    events.WorkersListed: workers.on_listed,
+    events.WorkersListed: worker_listing.on_listed,
     events.WorkersChecked: worker_checks.on_checked,
-    events.StrayInstanceFound: workers.on_stray_found,
+    events.StrayInstanceFound: worker_listing.on_stray_found,
     events.ScalingRulesSet: scaling.on_rules_set,
     events.ScalingEvaluated: scaling.on_evaluated,
     events.OutputsBroughtHome: scaling.on_outputs_brought_home,

@@ -14,12 +14,10 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     Event,
-    ListedInstance,
     NodeDrained,
     NodeForgotten,
     NodeResumed,
     NodeStopped,
-    StrayInstanceFound,
     WorkerAsked,
     WorkerBooted,
     WorkerCallFailed,
@@ -30,7 +28,6 @@ from distributed_grid.domain.events import (
     WorkerRequested,
     WorkerResumed,
     WorkerRulesSet,
-    WorkersListed,
     WorkerTerminationAccepted,
     WorkerTerminationRequested,
 )
@@ -38,8 +35,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
-from distributed_grid.domain.states import NodeState, Step, WorkerState, advance_worker
-from distributed_grid.domain.workers import OfferClosure, Worker
+from distributed_grid.domain.states import Step, WorkerState, advance_worker
+from distributed_grid.domain.workers import OfferClosure, Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.worker_hosts import lease_host, release_host
@@ -49,8 +46,6 @@ from distributed_grid.scheduling.scaling.host_machine import with_host
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
 MAX_WORKERS_PER_STEP = 100
 """Workers that change in one step, so that it does not take long; the next follows at once."""
-PROOF_LISTINGS = 2
-"""Listings without a machine that prove it gone, once its termination was accepted."""
 
 
 def on_rules_set(ledger: Ledger, event: WorkerRulesSet, now: int) -> Decision:
@@ -180,9 +175,9 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
         decision = _close(worker, event.scope, until, event.why)
     if worker.unanswered > 1 or worker.state not in (WorkerState.ASKED, WorkerState.WANTED):
         if worker.state is not WorkerState.TERMINATING:
-            _add(decision, terminate(ledger, worker, event.why, now))
+            add_to(decision, terminate(ledger, worker, event.why, now))
     else:
-        _add(decision, end_worker(ledger, worker, event.why, now, event.wall_ms))
+        add_to(decision, end_worker(ledger, worker, event.why, now, event.wall_ms))
     if event.instead is not None:
         _want_instead(ledger, worker, event.instead, decision, now, event.wall_ms)
     return decision
@@ -208,7 +203,8 @@ def _close(worker: Worker, scope: str, until_ms: int, why: str) -> Decision:
     return Decision([closure], [worker_record("offer-closed", worker, f"{scope}: {why}")])
 
 
-def _add(decision: Decision, more: Decision) -> None:
+def add_to(decision: Decision, more: Decision) -> None:
+    """Add what is decided about one worker to a decision about several."""
     decision.changes += more.changes
     decision.records += more.records
     decision.follow += more.follow
@@ -229,10 +225,13 @@ def terminate(ledger: Ledger, worker: Worker, why: str, now: int, by: str = "") 
     return Decision([ending], [worker_record("worker-terminating", ending, why, by)], WorkerAnswer(ending), [*drained])
 
 
-def end_worker(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int) -> Decision:
-    """A worker that is proven gone: its cost ends, and its node is forgotten."""
+def end_worker(
+    ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int, spending: Spending | None = None
+) -> Decision:
+    """A worker that is proven gone: its cost ends, and its node is forgotten. `spending` is what was spent until now,
+    where that is known already."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
-    changes: list[Row] = [settle(ledger, worker.provider, now, wall_ms), gone]
+    changes: list[Row] = [spending or settle(ledger, worker.provider, now, wall_ms), gone]
     if worker.spare:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = release_host(ledger, worker)
@@ -293,74 +292,17 @@ def on_gone(ledger: Ledger, event: WorkerGone, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state is WorkerState.WANTED:
         return Decision()
-    return _proven(ledger, worker, event.why, now, event.wall_ms)
+    return prove_gone(ledger, worker, event.why, now, event.wall_ms)
 
 
-def _proven(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int) -> Decision:
+def prove_gone(
+    ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int, spending: Spending | None = None
+) -> Decision:
     """A provider says that a machine is gone. While a creation without an answer may still take effect it is ended once
     more after that: the provider may not remember that it had made it."""
     is_settled = not worker.unanswered or now > worker.called_at_ms + ledger.worker_rules.call_ms
     if is_settled and worker.state is not WorkerState.ASKED:
-        return end_worker(ledger, worker, why, now, wall_ms)
+        return end_worker(ledger, worker, why, now, wall_ms, spending)
     if worker.state is WorkerState.TERMINATING:
         return on_termination_accepted(ledger, WorkerTerminationAccepted(worker.id), now)
     return terminate(ledger, worker, why, now)
-
-
-def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
-    """Compare the workers of a provider with its list, so many in one step."""
-    listed = {one.worker_id: one for one in event.instances}
-    decision = Decision()
-    changed = 0
-    for worker in ledger.workers.values():
-        if worker.provider != event.provider or worker.state is WorkerState.WANTED:
-            continue
-        if worker.listed_at_ms >= event.asked_at_ms or worker.called_at_ms >= event.asked_at_ms:
-            continue  # counted already, or asked for while the list was made
-        one = _compare(ledger, worker, listed.get(worker.id), event, now)
-        if one is None:
-            continue
-        _add(decision, one)
-        changed += 1
-        if changed >= MAX_WORKERS_PER_STEP:
-            decision.later.append(event)
-            break
-    return decision
-
-
-def _compare(
-    ledger: Ledger, worker: Worker, found: ListedInstance | None, event: WorkersListed, now: int
-) -> Decision | None:
-    """What a list says about one worker; None where that is nothing new."""
-    rules = ledger.worker_rules
-    if found is not None and found.state == "gone":
-        return _proven(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
-    if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
-        return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
-    if found is not None:
-        if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
-            return on_booted(ledger, WorkerBooted(worker.id, found.instance), now)
-        return Decision([replace(worker, missing=0)]) if worker.missing else None
-    if worker.state is WorkerState.ASKED:
-        return None
-    effective_at = worker.called_at_ms + (rules.call_ms if worker.unanswered else 0)
-    if event.asked_at_ms < max(effective_at, worker.booted_at_ms, worker.accepted_at_ms) + rules.consistency_ms:
-        return None
-    if worker.state is WorkerState.TERMINATING:
-        if not worker.accepted_at_ms:
-            return None
-        if worker.missing + 1 >= PROOF_LISTINGS:
-            return end_worker(ledger, worker, "its provider lists it no more", now, event.wall_ms)
-    else:
-        node = ledger.nodes.get(worker.node)
-        if node is not None and node.state is NodeState.ALIVE:
-            return None  # it was heard just now, whatever the list says
-        if worker.missing + 1 >= PROOF_LISTINGS:
-            return terminate(ledger, worker, "its provider does not list it", now)
-    return Decision([replace(worker, missing=worker.missing + 1, listed_at_ms=event.asked_at_ms)])
-
-
-def on_stray_found(ledger: Ledger, event: StrayInstanceFound, now: int) -> Decision:
-    """Record that a machine without a worker is ended."""
-    why = f"{event.provider} has {event.instance}, which no worker stands for: it is terminated"
-    return Decision(records=[Record("worker-stray", "", event.worker_id, "", why)])
