@@ -310,5 +310,5 @@ def test_a_step_with_many_workers_changes_so_many_rows_at_most(state: WorkerStat
         stepped = step(ledger, waiting.pop(0), BEGIN_MS + HOUR_MS)  # type: ignore[arg-type]
         waiting += stepped.later
         most = max(most, len(stepped.changes))
-    assert 0 < most <= 5 * MAX_WORKERS_PER_STEP
+    assert 0 < most <= 6 * MAX_WORKERS_PER_STEP  # with its node, offer and leases
     ledger.check()
