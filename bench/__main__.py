@@ -35,6 +35,7 @@ from bench import (
     simulator,
     sizing,
     swf,
+    worker_steps,
 )
 from bench.table import render
 
@@ -63,6 +64,7 @@ ALL = {
     "simulator": simulator,
     "sizing": sizing,
     "scaling": scaling,
+    "worker_steps": worker_steps,
     "prediction": prediction,
     "swf": swf,
     "fairness": fairness,

@@ -54,7 +54,11 @@ NOT_RUN = {
         if block.heading in ("Basic Usage", "Debug Commands", "Testing")
     },
     **dict.fromkeys(
-        page_blocks("docs/guide/docker-workers.md", "bash"),
+        [
+            *page_blocks("docs/guide/docker-workers.md", "bash"),
+            *page_blocks("docs/guide/workers.md", "python"),
+            *[block for block in page_blocks("docs/DISTRIBUTED_TESTING_GUIDE.md", "bash") if "testing.yaml" in block],
+        ],
         "it needs a Docker engine: tests/e2e/docker/test_docker_workers.py runs it",
     ),
 }

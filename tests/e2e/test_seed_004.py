@@ -120,17 +120,21 @@ def the_loop_evaluates_scaling(coordinator: Coordinator, block: str) -> None:
 
 CONFIG = """
 nodes: [{{name: home, host: local, cpu_count: 1, memory_gb: 4, trust_declared: true}}]
+workers: {{consistency_seconds: 0.3}}
 scaling: {{provider: scripted, evaluation_window_seconds: 3600, scale_up_cooldown_seconds: 0, budget_per_hour: 1}}
 providers: {{scripted: {{state_file: {cloud}, agent: false}}}}
 """
 """With this window the next evaluation of the control plane's own is a minute away."""
 
 
-def test_the_loop_starts_the_workers_that_are_missing(grid: Shell, tmp_path: Path) -> None:
+def test_the_loop_starts_the_workers_that_are_missing(
+    grid: Shell, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     block = next(
         one.text for one in Guide("dynamic_resource_management").blocks if one.heading == "Scaling Integration"
     )
     cloud = CloudFile(tmp_path / "cloud.json")
+    request.addfinalizer(cloud.close)
     grid.env |= {"PYTHONPATH": os.pathsep.join([plug_in(tmp_path / "packages"), str(PROJECT)])}
     (grid.cwd / "cluster.yaml").write_text(CONFIG.format(cloud=cloud.path))
     grid("daemon", "start", "--config", "cluster.yaml", check=0)
@@ -146,10 +150,10 @@ def test_the_loop_starts_the_workers_that_are_missing(grid: Shell, tmp_path: Pat
         assert (decision.action, decision.count, decision.provider) == ("scale_up", 2, "scripted")
         assert len(providers.list_workers("scripted")) == 2
         assert server.evaluate_and_scale().action == "none"  # those are on their way
+        wait_until(lambda: {one["state"] for one in providers.list_workers("scripted")} == {"booting"})
         for worker in providers.list_workers("scripted"):
             providers.terminate_worker("scripted", worker["worker_id"], force=True)
         wait_until(lambda: not providers.list_workers("scripted"), 40)
-    cloud.close()
 
 
 def a_worker_reports_what_it_measures(coordinator: Coordinator, detect: str, report: str, collect: str) -> None:

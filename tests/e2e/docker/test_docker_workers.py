@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.guides import page_blocks
 from tests.support.docker_engines import LocalDockerEngine
+from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -88,6 +90,43 @@ def test_the_guide_leads_from_nothing_to_a_job_in_a_container(engine: LocalDocke
         shell("config", "check", "scaled.yaml", check=0)
     finally:
         shell.close()
+
+
+def test_the_testing_guide_runs_a_suite_in_a_container(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    page = "docs/DISTRIBUTED_TESTING_GUIDE.md"
+    (walk,) = [block for block in page_blocks(page, "bash") if "testing.yaml" in block]
+    (config,) = page_blocks(page, "yaml")
+    shell = Shell(tmp_path / "state", PROJECT)
+    with_engine = config.replace("memory_limit: 512m", f"memory_limit: 512m, endpoint_url: '{engine.url}'")
+    (tmp_path / "testing.yaml").write_text(with_engine)
+    walk = walk.replace("testing.yaml", str(tmp_path / "testing.yaml"))
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", walk], cwd=PROJECT, env=shell.env, capture_output=True, text=True, timeout=150, check=False
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said
+        assert "test_every_even_number_is_a_sum_of_two_primes" in said
+        assert said.count("\nOK\n") == 2
+        (worker,) = workers(shell, "--all")
+        jobs = shell.json("jobs", "list", "--all")
+        assert [job["node_id"] for job in jobs] == [worker, worker]
+        assert "OK" in shell("jobs", "logs", jobs[0]["job_id"], check=0).stderr, "brought home"
+        assert containers(engine) == {}
+    finally:
+        shell.close()
+
+
+def test_workers_are_started_and_ended_from_python(grid: Shell) -> None:
+    (program,) = page_blocks("docs/guide/workers.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=grid.env, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    offer, state = done.stdout.splitlines()
+    assert offer.endswith(" 0.0")
+    assert state in ("wanted", "asked", "booting", "joined")
+    wait_until(lambda: workers(grid) == {}, 60)
 
 
 def test_a_job_runs_in_the_container_and_nothing_is_left_of_it(grid: Shell, engine: LocalDockerEngine) -> None:

@@ -400,21 +400,17 @@ def test_what_its_own_tasks_use_is_not_counted_twice() -> None:
     assert usage.cpu_busy_milli == 750
 
 
-def test_a_step_is_short_with_ten_thousand_tasks_waiting_and_two_hundred_workers_asking(grid: Workers) -> None:
-    from time import thread_time
-
-    for number in range(10_000):
+def test_a_step_changes_little_with_thousands_of_tasks_waiting_and_two_hundred_workers_asking(grid: Workers) -> None:
+    for number in range(2_000):
         request = a_request(f"t{number}", runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
         step(grid.ledger, JobSubmitted(f"t{number}", Command((), payload=PAYLOAD), request), grid.now)
     for number in range(200):
         grid.register(f"w{number}")
-    longest, got = 0.0, set()
+    got = set()
     for number in range(200):
-        for _ in range(2):
-            began = thread_time()
-            answer = step(grid.ledger, TaskAsked(f"w{number}", "one"), grid.now).answer
-            longest = max(longest, thread_time() - began)
+        asked = [step(grid.ledger, TaskAsked(f"w{number}", "one"), grid.now) for _ in range(2)]
+        assert max(len(one.changes) for one in asked) < 20  # bench/worker_steps.py measures how long it takes
+        answer = asked[-1].answer
         assert isinstance(answer, JobAnswer)
         got.add(answer.job.id)
     assert len(got) == 200
-    assert longest < 0.05

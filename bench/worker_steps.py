@@ -1,0 +1,109 @@
+"""Steps about workers in a ledger with many of them: the longest of each kind, decide and apply, CPU time.
+
+1,000 workers of a provider that are all overdue, all gone, or one more of them is wanted; 200 pull workers that ask for
+tasks while 10,000 wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from bench.table import Line
+from distributed_grid.domain.events import (
+    Event,
+    HeartbeatReceived,
+    JobSubmitted,
+    NodeDeclared,
+    PullWorkerRegistered,
+    TaskAsked,
+    WorkerRequested,
+    WorkersChecked,
+    WorkersListed,
+)
+from distributed_grid.domain.jobs import Command
+from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
+from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
+from distributed_grid.reactor import step
+
+WORKERS, PULL_WORKERS, TASKS = 1_000, 200, 10_000
+GB = 1024**3
+HOUR_MS = 3_600_000
+BEGIN_MS = 500_000 * HOUR_MS
+LATER_MS = BEGIN_MS + HOUR_MS
+BAR_MS = 50
+MICRO = 10**12
+
+
+def measure() -> list[Line]:
+    """The longest step of each story."""
+    new = Worker("worker-new", "bench", "cpu", WorkerResources(), 0, price_micro=1)
+    stories: list[tuple[str, Ledger, Iterable[Event]]] = [
+        ("all launches are overdue", many_workers(WorkerState.ASKED), [WorkersChecked(LATER_MS)]),
+        ("all joins are overdue", many_workers(WorkerState.BOOTING), [WorkersChecked(LATER_MS)]),
+        ("all are gone", many_workers(WorkerState.TERMINATING), [WorkersListed("bench", LATER_MS, (), LATER_MS)]),
+        ("one more is wanted", many_workers(WorkerState.JOINED), [WorkerRequested(new, LATER_MS)]),
+    ]
+    lines = [_line(f"1,000 workers, {what}", longest_ms(ledger, events)) for what, ledger, events in stories]
+    asking = [TaskAsked(f"w{number}", "one") for number in range(PULL_WORKERS) for _ in range(2)]
+    lines.append(_line("200 pull workers ask, 10,000 tasks wait", longest_ms(pull_workers(), asking)))
+    return lines
+
+
+def _line(what: str, longest: float) -> Line:
+    return Line(f"longest step, {what}", longest, BAR_MS, "ms", lower_is_better=True)
+
+
+def longest_ms(ledger: Ledger, events: Iterable[Event]) -> float:
+    """The longest step of these events, and of all that they leave for later."""
+    longest, ahead = 0.0, list(events)
+    for event in ahead:  # it grows
+        began = time.process_time()
+        ahead += step(ledger, event, LATER_MS).later
+        longest = max(longest, time.process_time() - began)
+    return 1000 * longest
+
+
+def many_workers(state: WorkerState) -> Ledger:
+    """Workers of a provider that have been in this state for an hour; those that end are nodes, too."""
+    rules = WorkerRules(budget_per_hour_micro=MICRO, budget_per_day_micro=MICRO)
+    ledger = Ledger([rules, Spending("bench", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
+    for number in range(WORKERS):
+        worker = Worker(
+            f"worker-{number}",
+            "bench",
+            "cpu",
+            WorkerResources(2000, GB),
+            BEGIN_MS,
+            offer="small",
+            price_micro=100_000,
+            state=state,
+            asked_at_ms=BEGIN_MS,
+            booted_at_ms=BEGIN_MS,
+            accepted_at_ms=BEGIN_MS,
+            terminate_at_ms=BEGIN_MS,
+            missing=1,
+        )
+        ledger.apply([worker])
+        if state is WorkerState.TERMINATING:
+            step(ledger, NodeDeclared(Node(worker.id, capacity=Capacity(2000, GB), host="joined")), BEGIN_MS)
+            step(ledger, HeartbeatReceived(worker.id, Usage()), BEGIN_MS)
+    return ledger
+
+
+def pull_workers() -> Ledger:
+    """Pull workers that have just been registered, and tasks that wait."""
+    ledger = Ledger()
+    for number in range(TASKS):
+        ask = Amounts(cpu_milli=1000)
+        request = Request(f"t{number}", "ana", ask, runs_on=WorkerKind.PULL, strategy=Strategy.FITTEST)
+        step(ledger, JobSubmitted(f"t{number}", Command((), payload='{"type": "probe"}'), request), LATER_MS)
+    for number in range(PULL_WORKERS):
+        node = Node(f"w{number}", capacity=Capacity(4000, 16 * GB), host=PULL_HOST, hold_ms=60_000, incarnation="one")
+        step(ledger, PullWorkerRegistered(node, Usage()), LATER_MS)
+    return ledger
