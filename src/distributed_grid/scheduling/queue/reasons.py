@@ -19,6 +19,7 @@ from distributed_grid.scheduling.queue.fairness import Quotas
 
 MAX_NODES_LISTED = 100
 """Nodes whose reasons are listed: nobody reads more, and writing them costs more than deciding."""
+MAX_WORKERS_LISTED = 10
 
 
 @lru_cache(maxsize=1024)
@@ -96,7 +97,22 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
         return (exceeded,)
     nodes = _candidates(ledger, request)
     lines = [f"{node.name}: {why_not_there(ledger, request, node, now)}" for node in nodes[:MAX_NODES_LISTED]]
-    return _truncated(lines, len(nodes))
+    return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *_truncated(lines, len(nodes)))
+
+
+def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:
+    """The workers that could serve the request once they have joined."""
+    if request.require or request.labels or request.runs_on is WorkerKind.PULL:
+        return []
+    ask = request.ask
+    return [
+        f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}"
+        for worker in ledger.workers.values()
+        if worker.is_on_its_way
+        and worker.resources.cpu_milli >= ask.cpu_milli
+        and worker.resources.memory_bytes >= ask.memory_bytes
+        and WHOLE_GPU * worker.resources.gpu_count >= ask.gpu_milli
+    ]
 
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:

@@ -9,6 +9,8 @@ from distributed_grid.domain.events import HeartbeatReceived, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import GpuDevice, cores, gigabytes, gpus
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.scheduling.queue.reasons import MAX_NODES_LISTED, describe_amounts, never_fits, why_not_now
 from tests.support.builders import GB, Scenario, a_node, a_request, a_usage, an_ask, caps, thresholds
 
@@ -180,3 +182,12 @@ def test_of_very_many_nodes_that_never_could_only_some_are_told_of() -> None:
     assert reasons is not None
     assert (len(reasons), reasons[-1]) == (MAX_NODES_LISTED + 1, "and 23 more nodes")
     assert reasons[0] == "n0: 2 cores at most, 4 cores asked"
+
+
+def test_a_worker_on_its_way_that_could_serve_it_is_named():
+    scenario = Scenario(a_node("gpu1", cores=4))
+    coming = Worker("w1", "docker_local", "cpu", WorkerResources(8000, 8 * GB), 1, state=WorkerState.BOOTING)
+    scenario.ledger.apply([coming, replace(coming, id="w2", state=WorkerState.TERMINATING)])
+    assert why(scenario, cores=6)[0] == "w1: a worker of docker_local that could serve it; it is booting"
+    assert [line.partition(":")[0] for line in why(scenario, cores=9)] == ["gpu1"]
+    assert [line.partition(":")[0] for line in why(scenario, cores=6, require=("gpu1",))] == ["gpu1"]
