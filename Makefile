@@ -12,7 +12,7 @@ SLOW_UNIT_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.slow tests/
 ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
 # In the order of tests/support/run_order.py.
 ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
-FAST = -n 2 $(ORDERED) -m "not slow"
+FAST = $(ORDERED) -m "not slow"
 PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
 TEST_WORKERS ?= 5
 CHECKED = $(wildcard src tests bench scripts examples)
@@ -48,9 +48,9 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
+	$(BIN)/pytest $(DOMAIN_TESTS) -n 2 $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
-	$(BIN)/pytest $(OTHER_UNIT_TESTS) $(FAST) $(PYTEST_ARGS)
+	$(BIN)/pytest $(OTHER_UNIT_TESTS) -n 3 $(FAST) $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests

@@ -49,7 +49,7 @@ with open("big", "wb") as file:
 with open("big", "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     sum(mapped[at] for at in range(0, len(mapped), 4096))
-    time.sleep(0.3)
+    time.sleep(1.5)  # long enough to be read, beside other tests too
 """
 
 

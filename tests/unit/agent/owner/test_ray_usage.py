@@ -216,10 +216,10 @@ def test_on_a_simulated_node_what_is_not_lent_is_measured_too_and_rays_own_agent
     try:
         wait_until(lambda: any(b"Dashboard" in _command(one.pid) for one in children_of(shell.pid)))
         record = tmp_path / "started.json"
-        workers = RayWorkers(record, "gpu1")
-        assert workers.measure() == (0, 0)  # nothing is recorded, nothing is lent
+        assert RayWorkers(record, "gpu1").measure() == (0, 0)  # nothing is recorded, nothing is lent
         note = {"boot": boot_id(), "leader": shell.pid, "leader_start": start_of(shell.pid), "mark": "m"}
         record.write_text(json.dumps(note))
+        workers = RayWorkers(record, "gpu1")
         wait_until(lambda: workers.measure() == (0, 0) and workers.beyond_loan()[1] >= 60 << 20)
         assert workers.beyond_loan()[1] < 300 << 20
         wait_until(lambda: workers.measure() == (0, 0) and workers.beyond_loan()[0] > 0)
