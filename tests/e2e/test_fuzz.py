@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fuzz.campaign import SHARES, Campaign
 
-FRAMES = 12_000
+FRAMES = 4_000
 
 
 def test_mutated_frames_neither_crash_nor_hang_a_process(tmp_path: Path) -> None:
