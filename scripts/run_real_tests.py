@@ -1,8 +1,8 @@
 """Run pytest with these arguments; a few tests that failed beside others are run once more, one at a time.
 
-Tests of real processes, and some of threads, wait for what happens within some seconds. On a machine whose cores others use as well, seconds
-can pass in which nothing happens. What fails the second time, too, has failed. What passes only then is listed: it is a
-defect, of the test or of the product, that is to be found.
+Tests of real processes, and some of threads, wait for what happens within some seconds. On a machine whose cores others
+use as well, seconds can pass in which nothing happens. What fails the second time, too, has failed. What passes only
+then is listed: it is a defect, of the test or of the product, that is to be found.
 """
 
 from __future__ import annotations
