@@ -71,7 +71,14 @@ CHANGING = (
     requests.CreateJoinToken,
     requests.DrainNode,
 )
-STREAMED = (requests.ListEvents, requests.ReadLogs, requests.FetchFiles, requests.DrainNode, requests.ManageCluster)
+STREAMED = (
+    requests.ListEvents,
+    requests.ReadLogs,
+    requests.FetchFiles,
+    requests.DrainNode,
+    requests.ManageCluster,
+    requests.TrainPredictor,
+)
 
 
 def is_harmful(op: requests.Message) -> bool:
