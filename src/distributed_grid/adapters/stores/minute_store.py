@@ -12,6 +12,8 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
+from distributed_grid.adapters.stores.auxiliary_file import open_auxiliary_file
+
 VERSION = 1
 _TABLE = """
 CREATE TABLE IF NOT EXISTS minutes (
@@ -75,21 +77,7 @@ class MinuteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            self._path.touch(mode=0o600)
-            db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
-            try:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                (version,) = db.execute("PRAGMA user_version").fetchone()
-                if version not in (0, VERSION):
-                    raise sqlite3.DatabaseError(f"it has version {version}, this program knows {VERSION}")
-                db.execute(_TABLE)
-                db.execute(f"PRAGMA user_version = {VERSION}")
-                db.commit()
-            except BaseException:
-                db.close()
-                raise
-            self._db = db
+            self._db = open_auxiliary_file(self._path, VERSION, (_TABLE,))
         return self._db
 
     def _remove(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from distributed_grid.adapters.stores.auxiliary_file import open_auxiliary_file
 from distributed_grid.prediction.run_summary import RunSummary
 from distributed_grid.prediction.task_runs import TaskRun
 
@@ -169,23 +170,8 @@ class TaskHistory:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            self._path.touch(mode=0o600)
-            db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
-            try:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
-                (version,) = db.execute("PRAGMA user_version").fetchone()
-                if version not in (0, VERSION):
-                    raise sqlite3.DatabaseError(f"it has version {version}, this program knows {VERSION}")
-                for statement in _TABLES.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {VERSION}")
-                db.commit()
-            except BaseException:
-                db.close()
-                raise
-            self._db = db
+            journal = f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}"
+            self._db = open_auxiliary_file(self._path, VERSION, (journal, *_TABLES.split(";")))
         return self._db
 
     def _set_aside(self) -> None:
