@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from bench.table import Line
 from distributed_grid.domain.events import (
     Event,
-    HeartbeatReceived,
     JobSubmitted,
-    NodeDeclared,
     PullWorkerRegistered,
     TaskAsked,
     WorkerRequested,
@@ -28,26 +26,29 @@ from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
+from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.reactor import step
+from distributed_grid.scheduling.scaling.budget import HOUR_MS
+from tests.support.worker_model import BEGIN_MS, many_workers
 
 WORKERS, PULL_WORKERS, TASKS = 1_000, 200, 10_000
 GB = 1024**3
-HOUR_MS = 3_600_000
-BEGIN_MS = 500_000 * HOUR_MS
 LATER_MS = BEGIN_MS + HOUR_MS
 BAR_MS = 50
-MICRO = 10**12
 
 
 def measure() -> list[Line]:
     """The longest step of each story."""
-    new = Worker("worker-new", "bench", "cpu", WorkerResources(), 0, price_micro=1)
+    new = Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1)
     stories: list[tuple[str, Ledger, Iterable[Event]]] = [
-        ("all launches are overdue", many_workers(WorkerState.ASKED), [WorkersChecked(LATER_MS)]),
-        ("all joins are overdue", many_workers(WorkerState.BOOTING), [WorkersChecked(LATER_MS)]),
-        ("all are gone", many_workers(WorkerState.TERMINATING), [WorkersListed("bench", LATER_MS, (), LATER_MS)]),
-        ("one more is wanted", many_workers(WorkerState.JOINED), [WorkerRequested(new, LATER_MS)]),
+        ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WorkersChecked(LATER_MS)]),
+        ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WorkersChecked(LATER_MS)]),
+        (
+            "all are gone",
+            many_workers(WORKERS, WorkerState.TERMINATING),
+            [WorkersListed("scripted", LATER_MS, (), LATER_MS)],
+        ),
+        ("one more is wanted", many_workers(WORKERS, WorkerState.JOINED), [WorkerRequested(new, LATER_MS)]),
     ]
     lines = [_line(f"1,000 workers, {what}", longest_ms(ledger, events)) for what, ledger, events in stories]
     asking = [TaskAsked(f"w{number}", "one") for number in range(PULL_WORKERS) for _ in range(2)]
@@ -67,33 +68,6 @@ def longest_ms(ledger: Ledger, events: Iterable[Event]) -> float:
         ahead += step(ledger, event, LATER_MS).later
         longest = max(longest, time.process_time() - began)
     return 1000 * longest
-
-
-def many_workers(state: WorkerState) -> Ledger:
-    """Workers of a provider that have been in this state for an hour; those that end are nodes, too."""
-    rules = WorkerRules(budget_per_hour_micro=MICRO, budget_per_day_micro=MICRO)
-    ledger = Ledger([rules, Spending("bench", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
-    for number in range(WORKERS):
-        worker = Worker(
-            f"worker-{number}",
-            "bench",
-            "cpu",
-            WorkerResources(2000, GB),
-            BEGIN_MS,
-            offer="small",
-            price_micro=100_000,
-            state=state,
-            asked_at_ms=BEGIN_MS,
-            booted_at_ms=BEGIN_MS,
-            accepted_at_ms=BEGIN_MS,
-            terminate_at_ms=BEGIN_MS,
-            missing=1,
-        )
-        ledger.apply([worker])
-        if state is WorkerState.TERMINATING:
-            step(ledger, NodeDeclared(Node(worker.id, capacity=Capacity(2000, GB), host="joined")), BEGIN_MS)
-            step(ledger, HeartbeatReceived(worker.id, Usage()), BEGIN_MS)
-    return ledger
 
 
 def pull_workers() -> Ledger:

@@ -25,10 +25,10 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker, WorkerResources, WorkerRules
+from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
 from distributed_grid.errors import GridError, NoCapacity
 from distributed_grid.ports import WorkerOrder
-from distributed_grid.reactor import pending_workers, step_through
+from distributed_grid.reactor import pending_workers, step, step_through
 from distributed_grid.reactor.effects import CreateWorker
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS
 from distributed_grid.server.workers import call_outcomes
@@ -195,3 +195,34 @@ class WorkerModel:
 
 class _DiedError(Exception):
     """The control plane was killed here."""
+
+
+def many_workers(count: int, state: WorkerState) -> Ledger:
+    """So many workers that have been in this state since `BEGIN_MS`; those that end are nodes, too."""
+    rules = WorkerRules(budget_per_hour_micro=10**12, budget_per_day_micro=10**12)
+    ledger = Ledger([rules, Spending("scripted", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
+    for number in range(count):
+        ledger.apply(
+            [
+                Worker(
+                    f"worker-{number}",
+                    "scripted",
+                    "cpu",
+                    WorkerResources(2000, GIB),
+                    BEGIN_MS,
+                    offer="small-a",
+                    price_micro=100_000,
+                    state=state,
+                    asked_at_ms=BEGIN_MS,
+                    booted_at_ms=BEGIN_MS,
+                    accepted_at_ms=BEGIN_MS,
+                    terminate_at_ms=BEGIN_MS,
+                    missing=1,
+                )
+            ]
+        )
+        if state is WorkerState.TERMINATING:
+            node = Node(f"worker-{number}", capacity=Capacity(2000, GIB), host="joined")
+            step(ledger, NodeDeclared(node), BEGIN_MS)
+            step(ledger, HeartbeatReceived(node.name, Usage()), BEGIN_MS)
+    return ledger

@@ -5,27 +5,22 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.domain.events import (
-    HeartbeatReceived,
     LeaseAsked,
-    NodeDeclared,
     WorkerDrainRequested,
     WorkerRequested,
     WorkersChecked,
     WorkersListed,
     WorkerTerminationRequested,
 )
-from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
+from distributed_grid.domain.workers import Worker, WorkerResources, WorkerRules
 from distributed_grid.errors import Conflict, Refused
 from distributed_grid.reactor import step
 from distributed_grid.reactor.workers import MAX_WORKERS_PER_STEP, pause_ms
 from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
 from tests.support.builders import a_request
 from tests.support.scripted_provider import GIB
-from tests.support.worker_model import BEGIN_MS, WorkerModel
+from tests.support.worker_model import BEGIN_MS, WorkerModel, many_workers
 
 MINUTE = 60_000
 
@@ -268,36 +263,6 @@ def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:
     unpriced = Worker("worker-x", "scripted", "cpu", WorkerResources(1000, GIB), 0, offer="mystery")
     with pytest.raises(Refused, match="costs is not known"):
         model.handle(WorkerRequested(unpriced, model.wall_ms))
-
-
-def many_workers(count: int, state: WorkerState) -> Ledger:
-    rules = WorkerRules(budget_per_hour_micro=10**12, budget_per_day_micro=10**12)
-    ledger = Ledger([rules, Spending("scripted", BEGIN_MS // (24 * HOUR_MS), 0, BEGIN_MS)])
-    for number in range(count):
-        ledger.apply(
-            [
-                Worker(
-                    f"worker-{number}",
-                    "scripted",
-                    "cpu",
-                    WorkerResources(2000, GIB),
-                    BEGIN_MS,
-                    offer="small-a",
-                    price_micro=100_000,
-                    state=state,
-                    asked_at_ms=BEGIN_MS,
-                    booted_at_ms=BEGIN_MS,
-                    accepted_at_ms=BEGIN_MS,
-                    terminate_at_ms=BEGIN_MS,
-                    missing=1,
-                )
-            ]
-        )
-        if state is WorkerState.TERMINATING:
-            node = Node(f"worker-{number}", capacity=Capacity(2000, GIB), host="joined")
-            step(ledger, NodeDeclared(node), BEGIN_MS)
-            step(ledger, HeartbeatReceived(node.name, Usage()), BEGIN_MS)
-    return ledger
 
 
 @pytest.mark.parametrize(
