@@ -62,10 +62,12 @@ def registered_worker(ledger: Ledger, name: str, incarnation: str) -> Node:
 def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
     """Hand out the attempt that waits for a worker, or that it was given and does not have; else remember that it asks.
 
-    What is to be stopped, and what it says it does not have, is over.
+    What is to be stopped, and what it says it does not have, is over. Who asks is heard, with what was last reported.
     """
     node = registered_worker(ledger, event.worker, event.incarnation)
-    running, over = frozenset(event.running), Decision()
+    last = ledger.observations.get(node.name)
+    usage = last.usage if last is not None and last.usage is not None else Usage()
+    running, over = frozenset(event.running), Decision(follow=[HeartbeatReceived(node.name, usage)])
     attempts = [(job.attempt.assigned_at_ms, job.uid, job) for job in ledger.jobs_of(node.name) if job.attempt]
     for _, _, job in sorted(attempts, key=lambda entry: entry[:2]):
         attempt = job.attempt

@@ -107,6 +107,19 @@ def test_a_task_waits_until_a_worker_asks_for_one(grid: Workers) -> None:
     assert grid.lease_of("t1").state is LeaseState.ACTIVE
 
 
+def test_a_worker_that_only_asks_is_heard(grid: Workers) -> None:
+    grid.register()
+    grid.handle(ControlPlaneStarted(epoch=2))  # by which nobody is heard yet
+    assert state_of(grid) is NodeState.SUSPECT
+    for _ in range(5):
+        grid.now += 4_000
+        assert grid.take() is None
+        grid.handle(TimePassed())
+        assert state_of(grid) is NodeState.ALIVE
+    grid.add()
+    assert grid.take() is not None
+
+
 def test_the_same_attempt_is_handed_out_again_when_the_worker_asks_again(grid: Workers) -> None:
     grid.register()
     grid.add("t1")
