@@ -4,7 +4,7 @@
 BIN := .venv/bin
 # Counting branches makes a test twice as slow: only those that cover domain/ are run with it.
 PROPERTY_TESTS = $(wildcard tests/unit/reactor/test_*invariants.py tests/unit/reactor/test_*chains.py)
-DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py))
+DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py)) tests/unit/reactor/workers
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
 	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
 REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component

@@ -20,8 +20,8 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import TierSettings
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.prediction import PredictionService
-from distributed_grid.server.services.predictor_pool import TRAINING_RUNS
+from distributed_grid.server.prediction.predictor_pool import TRAINING_RUNS
+from distributed_grid.server.prediction.service import PredictionService
 
 RUNS, TYPES = 1_000_000, 1_000
 NOW = 20_000 * DAY_MS

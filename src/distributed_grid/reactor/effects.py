@@ -17,7 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.domain.workers import Worker
-from distributed_grid.reactor.worker_hosts import has_host
+from distributed_grid.reactor.workers.host_leases import has_host
 
 
 class StartAttempt(Struct, frozen=True):

@@ -37,7 +37,7 @@ from distributed_grid.reactor.engines import expire_lost_nodes
 from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, is_untaken, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
 from distributed_grid.reactor.nodes import check_liveness
-from distributed_grid.reactor.worker_hosts import give_host_back
+from distributed_grid.reactor.workers.host_leases import give_host_back
 from distributed_grid.scheduling.queue import reasons
 
 

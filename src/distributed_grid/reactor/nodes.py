@@ -35,7 +35,7 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
-from distributed_grid.reactor.pull_liveness import (
+from distributed_grid.reactor.workers.pull_liveness import (
     check_pull_worker,
     is_deserted,
     pull_suspect_after_ms,

@@ -72,6 +72,9 @@ from distributed_grid.server.active_config import (
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.log_output import apply_log_settings
+from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.prediction.run_recording import RunRecorder
+from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.ray_nodes import record_path
@@ -81,15 +84,12 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
-from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
-from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
-from distributed_grid.server.services.run_recording import RunRecorder
 from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService

@@ -29,13 +29,13 @@ from distributed_grid.errors import GridError, ProtocolError, Refused, error_vie
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService
 from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
-from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.scaling import ScalingService

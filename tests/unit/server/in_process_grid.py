@@ -23,11 +23,11 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.explanation import explain
-from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
-from distributed_grid.server.services.prediction import PredictionService
 
 BEGIN_MS = 1_700_000_000_000
 

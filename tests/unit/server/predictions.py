@@ -10,7 +10,7 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.task_shape import task_shape
 from distributed_grid.prediction.tiers import TierSettings
-from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.prediction.service import PredictionService
 
 MB = 1024**2
 

@@ -26,7 +26,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.job_sizing import JobSizer
+from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_job
 

@@ -28,12 +28,12 @@ from distributed_grid.errors import BadInput
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.jobs import FOREVER_MS
-from distributed_grid.reactor.pull_workers import registered_worker
+from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.job_sizing import JobSizer
+from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.prediction.run_recording import command_shape
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
-from distributed_grid.server.services.run_recording import command_shape
 
 ASK_SECONDS = 5.0
 """A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""

@@ -18,7 +18,7 @@ from distributed_grid.domain.jobs import JobEstimate
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.prediction.task_runs import MemoryPrediction
 from distributed_grid.prediction.task_shape import TaskShape, number_of
-from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.prediction.service import PredictionService
 
 MIN_LIMIT_BYTES = 64 * 1024**2
 """The smallest limit: below that, a limit costs more reruns than it saves memory."""

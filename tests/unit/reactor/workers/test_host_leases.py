@@ -31,7 +31,7 @@ from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.reactor.effects import CreateWorker, TerminateWorker, pending_workers
-from distributed_grid.reactor.worker_hosts import host_lease_id
+from distributed_grid.reactor.workers.host_leases import host_lease_id
 from tests.support.builders import NOW, Scenario, a_node, a_request, caps
 
 GIB = 1 << 30

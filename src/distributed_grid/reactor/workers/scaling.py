@@ -25,8 +25,8 @@ from distributed_grid.domain.scaling import ScalingPlan
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import workers
 from distributed_grid.reactor.decision import Decision, Record, ScalingAnswer
+from distributed_grid.reactor.workers import lifecycle
 from distributed_grid.scheduling.scaling.evaluation import evaluate
 
 MAX_ACTIONS_PER_STEP = 8
@@ -76,7 +76,7 @@ def _next_action(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now
         assert plan.worker is not None, "workers are started of some type"
         rest = replace(plan, count=plan.count - 1)
         wanted = replace(plan.worker, id=event.ids[0], by=GRID_USER, why=plan.reason)
-        return workers.on_requested(ledger, WorkerRequested(wanted, event.wall_ms), now), rest
+        return lifecycle.on_requested(ledger, WorkerRequested(wanted, event.wall_ms), now), rest
     except GridError as refusal:
         record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), {"action": plan.action})
         return Decision(records=[record]), replace(plan, worker_ids=(), count=0)
@@ -84,10 +84,10 @@ def _next_action(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now
 
 def _resume_or_drain(ledger: Ledger, plan: ScalingPlan, worker_id: str, now: int) -> Decision:
     if plan.action == "scale_up":
-        decision = workers.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
+        decision = lifecycle.on_resumed(ledger, WorkerResumed(worker_id, GRID_USER, plan.reason), now)
         return _marked(decision, spare=False)
     order = WorkerDrainRequested(worker_id, GRID_USER, plan.reason)
-    return _marked(workers.on_drain_requested(ledger, order, now), spare=True)
+    return _marked(lifecycle.on_drain_requested(ledger, order, now), spare=True)
 
 
 def _marked(decision: Decision, *, spare: bool) -> Decision:
@@ -103,7 +103,7 @@ def on_outputs_brought_home(ledger: Ledger, event: OutputsBroughtHome, now: int)
     if worker is None or worker.state is not WorkerState.DRAINING or ledger.leases_on.get(worker.node):
         return Decision()
     order = WorkerTerminationRequested(worker.id, GRID_USER, worker.why, event.wall_ms)
-    decision = workers.on_termination_requested(ledger, order, now)
+    decision = lifecycle.on_termination_requested(ledger, order, now)
     decision.answer = None
     decision.records.insert(0, _kept(worker, event))
     return decision

@@ -11,7 +11,7 @@ import pytest
 from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
-from distributed_grid.server.services.predictor_pool import (
+from distributed_grid.server.prediction.predictor_pool import (
     MAX_LEARNED,
     MAX_PREDICTORS,
     TRAINING_RUNS,

@@ -20,7 +20,7 @@ from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.task_shape import task_shape
 from distributed_grid.prediction.tiers import Tier, TierSettings
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.prediction.service import PredictionService
 
 NOW = 1_700_000_000_000
 MB = 1 << 20

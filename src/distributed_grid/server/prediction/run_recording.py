@@ -23,7 +23,7 @@ from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.task_shape import TaskShape, task_shape, typed_task_shape
-from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.records import ended_job
 
 CATCH_UP_MS = 3_600_000

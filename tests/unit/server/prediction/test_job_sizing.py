@@ -13,7 +13,7 @@ from distributed_grid.domain.jobs import MAX_RERUNS
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.prediction.task_runs import MemoryPrediction
 from distributed_grid.prediction.tiers import Tier
-from distributed_grid.server.services.job_sizing import (
+from distributed_grid.server.prediction.job_sizing import (
     MAX_INPUT_FILES,
     MIN_LIMIT_BYTES,
     file_bytes,
@@ -21,7 +21,7 @@ from distributed_grid.server.services.job_sizing import (
     limits_of,
     rounded_limit,
 )
-from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.prediction.service import PredictionService
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 from tests.unit.server.predictions import MB, a_prediction_service, learn_runs

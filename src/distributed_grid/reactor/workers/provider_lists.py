@@ -13,7 +13,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.reactor.workers import (
+from distributed_grid.reactor.workers.lifecycle import (
     MAX_WORKERS_PER_STEP,
     add_to,
     end_worker,

@@ -39,7 +39,7 @@ from distributed_grid.domain.states import Step, WorkerState, advance_worker
 from distributed_grid.domain.workers import OfferClosure, Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
-from distributed_grid.reactor.worker_hosts import lease_host, release_host
+from distributed_grid.reactor.workers.host_leases import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
 from distributed_grid.scheduling.scaling.host_machine import with_host
 

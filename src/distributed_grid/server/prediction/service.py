@@ -32,8 +32,8 @@ from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun
 from distributed_grid.prediction.task_shape import BATCH_SIZE, TaskShape, task_shape, typed_task_shape
 from distributed_grid.prediction.tiers import Tier, TierSettings
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.prediction.predictor_pool import PredictorPool, TrainedType, TypeKey
 from distributed_grid.server.services.nodes import Report
-from distributed_grid.server.services.predictor_pool import PredictorPool, TrainedType, TypeKey
 
 MAX_WAITING_RUNS = 20_000
 """Runs that wait to be stored; beyond, the oldest are lost."""

@@ -16,7 +16,7 @@ from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources, WorkerRules
 from distributed_grid.errors import Conflict, Refused
 from distributed_grid.reactor import step
-from distributed_grid.reactor.workers import MAX_WORKERS_PER_STEP, pause_ms
+from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP, pause_ms
 from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
 from tests.support.builders import a_request
 from tests.support.scripted_provider import GIB

@@ -15,8 +15,8 @@ from distributed_grid.domain.rows import Counter
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.reactor.worker_hosts import lost_host
-from distributed_grid.reactor.workers import MAX_WORKERS_PER_STEP, end_worker, terminate, worker_record
+from distributed_grid.reactor.workers.host_leases import lost_host
+from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP, end_worker, terminate, worker_record
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state, cost_micro, settle, usd
 
 SETTLE_MS = 60_000
