@@ -235,7 +235,8 @@ class WorkerOffer(Struct, frozen=True):
     """A kind of machine that a provider can start; `id` is the provider's own name of it, with zone and market.
 
     `price_micro` is what an hour costs in millionths of a dollar; None: not known. `on_this_machine`: what it has comes
-    out of the control plane's machine.
+    out of the control plane's machine. `unavailable` says why it cannot be had at all, such as a quota of zero: it is
+    not tried. `lifetime_seconds`: the provider itself ends such a machine after so long; 0: never.
     """
 
     id: str
@@ -245,6 +246,8 @@ class WorkerOffer(Struct, frozen=True):
     zone: str = ""
     market: str = ""
     on_this_machine: bool = False
+    unavailable: str = ""
+    lifetime_seconds: float = 0.0
 
 
 class WorkerOrder(Struct, frozen=True):
@@ -264,7 +267,10 @@ class WorkerOrder(Struct, frozen=True):
 
 
 class WorkerInstance(Struct, frozen=True):
-    """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again."""
+    """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again.
+
+    `ends_in_seconds`: the provider itself ends it then, whatever happens to the control plane; None: it does not.
+    """
 
     worker_id: str
     grid_id: str
@@ -272,6 +278,7 @@ class WorkerInstance(Struct, frozen=True):
     state: Literal["starting", "running", "stopping", "gone"]
     age_seconds: float = 0.0
     detail: str = ""
+    ends_in_seconds: float | None = None
 
 
 class CloudProviderBase(ABC):
@@ -309,3 +316,8 @@ class CloudProviderBase(ABC):
     @abstractmethod
     def offers(self) -> Sequence[WorkerOffer]:
         """What can be started, the preferred ones first; asks the provider, changes nothing."""
+
+    def check(self) -> Sequence[str]:
+        """Lines that say what works, found by calls that change nothing; raises what is missing, such as credentials
+        or a permission."""
+        return [f"{len(self.offers())} offers"]

@@ -62,7 +62,7 @@ def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOffer
         "price_per_hour": dollars(offer.price_micro),
         "zone": offer.zone or None,
         "market": offer.market or None,
-        "closed": closed or None,
+        "closed": offer.unavailable or closed or None,
     }
 
 

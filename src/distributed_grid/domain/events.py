@@ -485,11 +485,15 @@ class WorkerAsked(Struct, frozen=True):
 
 
 class WorkerBooted(Struct, frozen=True):
-    """The provider has made this machine; `warning` says where it has less than was asked for."""
+    """The provider has made this machine; `warning` says where it has less than was asked for.
+
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    """
 
     worker_id: str
     instance: str
     warning: str = ""
+    ends_in_ms: int | None = None
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -561,12 +565,16 @@ class WorkerGone(Struct, frozen=True):
 
 
 class ListedInstance(Struct, frozen=True):
-    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that.
+
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    """
 
     worker_id: str
     instance: str
     state: str
     detail: str = ""
+    ends_in_ms: int | None = None
 
 
 class WorkersListed(Struct, frozen=True):

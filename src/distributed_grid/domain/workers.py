@@ -36,6 +36,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
     then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
     heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
+    `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that, or whoever takes
+    it away, ends it, as far as is known (0: it is not).
     """
 
     kind: ClassVar[str] = "worker"
@@ -72,6 +74,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     unheard_since_ms: int = 0
     used_at_ms: int = 0
     spare: bool = False
+    lifetime_ms: int = 0
+    ends_at_ms: int = 0
 
     @property
     def key(self) -> str:

@@ -108,7 +108,8 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     if worker is None:
         return Decision()
     warning = event.warning or worker.warning
-    booted = replace(worker, instance=event.instance or worker.instance, warning=warning)
+    ends_at = worker.ends_at_ms if event.ends_in_ms is None else now + event.ends_in_ms
+    booted = replace(worker, instance=event.instance or worker.instance, warning=warning, ends_at_ms=ends_at)
     if worker.state is not WorkerState.TERMINATING:
         booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
     if not worker.instance:

@@ -23,7 +23,12 @@ def created(worker: Worker, made: WorkerInstance, wall_ms: int) -> Event:
     """A creation was answered."""
     if made.state == "gone":
         return WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms)
-    return WorkerBooted(worker.id, made.instance, made.detail)
+    return WorkerBooted(worker.id, made.instance, made.detail, ends_in_ms(made))
+
+
+def ends_in_ms(instance: WorkerInstance) -> int | None:
+    """In how long the provider ends a machine by itself."""
+    return None if instance.ends_in_seconds is None else round(1000 * instance.ends_in_seconds)
 
 
 def not_created(worker: Worker, failure: Exception, wall_ms: int, instead: Worker | None = None) -> Event:

@@ -103,6 +103,7 @@ def worker_of(
         zone=offer.zone,
         market=offer.market,
         on_this_machine=offer.on_this_machine,
+        lifetime_ms=round(1000 * offer.lifetime_seconds),
         by=by,
         why=why,
     )
@@ -111,7 +112,13 @@ def worker_of(
 def offer_of(worker: Worker) -> WorkerOffer:
     """The offer that a worker is asked for under, the same whenever it is asked for again."""
     return WorkerOffer(
-        worker.offer, worker.worker_type, worker.resources, worker.price_micro, worker.zone, worker.market
+        worker.offer,
+        worker.worker_type,
+        worker.resources,
+        worker.price_micro,
+        worker.zone,
+        worker.market,
+        lifetime_seconds=worker.lifetime_ms / 1000,
     )
 
 
@@ -123,8 +130,10 @@ def first_fitting(
     for offer in offers:
         if offer.worker_type != worker_type:
             continue
-        problem = _too_small(offer.resources, needs) or is_closed(
-            ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type
+        problem = (
+            offer.unavailable
+            or _too_small(offer.resources, needs)
+            or is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
         )
         if not problem:
             return offer

@@ -228,7 +228,10 @@ class WorkerReconciler:
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
         ours = [one for one in listed if one.grid_id == grid_id]
-        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
+        instances = tuple(
+            ListedInstance(one.worker_id, one.instance, one.state, one.detail, call_outcomes.ends_in_ms(one))
+            for one in ours
+        )
         before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))

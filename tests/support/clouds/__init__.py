@@ -1,0 +1,1 @@
+"""Stand-ins of clouds, for tests."""
