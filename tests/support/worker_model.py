@@ -68,7 +68,7 @@ class WorkerModel:
     def want(self, worker_type: str = "cpu") -> str:
         """Ask for a worker; its id, whether it was refused or not."""
         self.number += 1
-        found = first_fitting(self.ledger, "scripted", OFFERS, worker_type, WorkerResources())
+        found = first_fitting(self.ledger, "scripted", OFFERS, worker_type, WorkerResources(), now=self.now)
         if isinstance(found, list):
             return ""
         worker = worker_of(found, "scripted", WorkerResources(), by="ada", worker_id=f"worker-{self.number}")
@@ -123,7 +123,7 @@ class WorkerModel:
             return None
         self.number += 1
         offers = [offer for offer in OFFERS if offer.id != worker.offer]
-        found = first_fitting(self.ledger, "scripted", offers, worker.worker_type, worker.resources)
+        found = first_fitting(self.ledger, "scripted", offers, worker.worker_type, worker.resources, now=self.now)
         if isinstance(found, list):
             return None
         return worker_of(found, "scripted", worker.resources, by="ada", worker_id=f"worker-{self.number}")

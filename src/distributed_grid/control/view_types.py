@@ -410,14 +410,26 @@ class WorkerRow(TypedDict):
     warning: str | None
 
 
+class CoreHourBudget(TypedDict):
+    """The core-hours that workers of a provider have used today (UTC) and may by midnight, and the limit."""
+
+    core_hours_today: float
+    by_midnight: float
+    budget_core_hours: float
+
+
 class WorkerBudget(TypedDict):
-    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits.
+
+    `core_hours` has the providers with a budget of core-hours.
+    """
 
     per_hour: float
     spent_today: float
     by_midnight: float
     budget_per_hour: float | None
     budget_per_day: float | None
+    core_hours: dict[str, CoreHourBudget]
 
 
 class WorkerList(TypedDict):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.view_types import CoreHourBudget, WorkerBudget, WorkerOfferRow, WorkerRow
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, is_closed
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours
+from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 
 GIB = 1024**3
 
@@ -46,12 +47,23 @@ def budget_view(state: BudgetState) -> WorkerBudget:
         "by_midnight": state.day_micro / MICRO,
         "budget_per_hour": dollars(state.per_hour_micro),
         "budget_per_day": dollars(state.per_day_micro),
+        "core_hours": {one.provider: core_hours_view(one) for one in state.cores},
     }
 
 
-def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOfferRow:
+def core_hours_view(one: CoreHours) -> CoreHourBudget:
+    """What workers of a provider use of its core-hours, and the limit."""
+    return {
+        "core_hours_today": core_hours(one.used_ms),
+        "by_midnight": core_hours(one.day_ms),
+        "budget_core_hours": one.limit_milli / 1000,
+    }
+
+
+def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
     """What a provider can start, and why it is not tried at present."""
-    closed = is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+    place = OfferPlace(provider, offer.id, offer.zone, offer.market, offer.worker_type)
+    closed = closed_text(closure_of(ledger, place), now)
     return {
         "provider": provider,
         "offer": offer.id,

@@ -99,6 +99,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 class WorkerRules(Struct, frozen=True, omit_defaults=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
+    `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
     `consistency_ms` is how long a provider may not list what it has made, or list what it has ended. `exit_ms` is for
     how long the agent of a worker goes on without a control plane.
     """
@@ -114,6 +115,7 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
     exit_ms: int = 600_000
     closed_ms: int = 180_000
     set_aside_ms: int = 3_600_000
+    core_hour_budgets: dict[str, int] = {}
 
     @property
     def key(self) -> str:
@@ -125,7 +127,8 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
 
 
 class Spending(Struct, frozen=True, omit_defaults=True):
-    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`.
+    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
+    milliseconds of cores that they have had.
 
     The day only moves forward, whatever the wall clock does.
     """
@@ -136,6 +139,7 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     day: int
     spent_micro: int = 0
     as_of_ms: int = 0
+    core_ms: int = 0
 
     @property
     def key(self) -> str:
@@ -147,7 +151,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
 
 
 class OfferClosure(Struct, frozen=True, omit_defaults=True):
-    """An offer of a provider, or all of its offers of one zone or kind (`scope`), not to be tried until then."""
+    """An offer of a provider (`offer:ID`), or all of its offers of a zone, market or kind (`zone:a`, `market:spot
+    kind:gpu`), not to be tried until then."""
 
     kind: ClassVar[str] = "offer-closure"
 

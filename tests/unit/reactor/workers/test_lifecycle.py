@@ -89,13 +89,13 @@ def test_an_offer_without_capacity_is_closed_for_three_minutes_and_another_is_wa
     (other,) = model.ledger.workers.values()
     assert other.id != worker_id
     assert (other.offer, other.why) == ("small-b", f"instead of {worker_id}")
-    assert "scripted/small-a" in model.ledger.offer_closures
+    assert "scripted/offer:small-a" in model.ledger.offer_closures
     model.pass_time(3 * MINUTE + 1_000)
     assert not model.ledger.offer_closures
 
 
 def test_a_zone_without_capacity_closes_its_other_offers_too() -> None:
-    model, _ = a_model("no_capacity:zone-a")
+    model, _ = a_model("no_capacity:zone:zone-a")
     assert model.want("gpu") == ""
     assert model.want("cpu")
 
@@ -129,7 +129,7 @@ def test_a_type_that_never_joined_is_set_aside() -> None:
     run_for(model, 16 * MINUTE)
     assert worker_id not in model.ledger.workers
     assert not model.cloud.existing()
-    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/small-a"].why
+    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/offer:small-a"].why
     model.want()
     assert {worker.offer for worker in model.ledger.workers.values()} == {"small-b"}
 
