@@ -21,7 +21,6 @@ from distributed_grid.reactor.workers.lifecycle import (
 from distributed_grid.scheduling.scaling.closures import place_of
 
 
-
 def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
     """Do what the time calls for, for so many workers in one step."""
     decision = Decision()
