@@ -1,13 +1,13 @@
 """Guard of the budgets of workers as time passes: what a day does not pay for any longer is drained, then terminated.
 
-A worker that runs past midnight was within yesterday's budget, not today's: shortly before the money or the core-hours
-of a day are spent, those that cost some are drained, and then terminated. What is over a budget even so can only be a
-termination that its provider does not answer, and is said loudly.
+A worker that runs past midnight was within yesterday's budget, not today's. While there is just enough left for all of
+them to end by themselves, should the control plane die now, they are terminated; a few minutes before that they are
+drained. What is over a budget even so can only be a termination that its provider does not answer, and is said loudly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -20,11 +20,14 @@ from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP
 from distributed_grid.scheduling.scaling.budget import (
+    HOUR_MS,
     BudgetState,
     CoreHours,
+    alone_ms,
     budget_state,
     core_budget_key,
     core_hours,
+    core_ms,
     cost_micro,
     settle,
     usd,
@@ -32,8 +35,8 @@ from distributed_grid.scheduling.scaling.budget import (
 
 SETTLE_MS = 60_000
 """How often what was spent is stored."""
-DRAIN_LEAD_MS, TERMINATE_LEAD_MS = 600_000, 300_000
-"""For how long there must be money left before workers are drained, and terminated."""
+DRAIN_LEAD_MS, TERMINATE_LEAD_MS = 300_000, 60_000
+"""How long before only that is left workers are drained, and terminated."""
 DAY_ALARM, HOUR_ALARM = "budget_day_exceeded", "budget_hour_exceeded"
 
 
@@ -52,17 +55,12 @@ def settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> No
 
 
 class _DayLimit(Struct, frozen=True):
-    """What a day may cost: `spent` of `limit`, at `rate` an hour, for the workers that `counts` says."""
+    """What a day may cost: `spent` of `limit`, and what an hour of a worker costs of it."""
 
     spent: int
     limit: int
-    rate: int
     why: str
-    counts: Callable[[Worker], bool]
-
-    def is_short(self, lead_ms: int, until_midnight_ms: int) -> bool:
-        """Whether it would be spent within this time, or before midnight if that is sooner."""
-        return self.spent + cost_micro(self.rate, min(lead_ms, until_midnight_ms)) > self.limit
+    price: Callable[[Worker], int]
 
 
 def guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
@@ -71,15 +69,13 @@ def guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) ->
     _raise_alarms(ledger, state, decision)
     follow: dict[str, Event] = {}
     for limit in _day_limits(state):
-        if not limit.rate:
-            continue
-        counted = [worker for worker in ledger.workers.values() if limit.counts(worker)]
-        if limit.is_short(TERMINATE_LEAD_MS, state.until_midnight_ms):
+        counted = [worker for worker in ledger.workers.values() if limit.price(worker)]
+        if _is_short(counted, limit, state, now, TERMINATE_LEAD_MS):
             for worker in counted:
                 if worker.state is not WorkerState.TERMINATING:
                     order = WorkerTerminationRequested(worker.id, GRID_USER, limit.why, wall_ms, force=True)
                     follow[worker.id] = order
-        elif limit.is_short(DRAIN_LEAD_MS, state.until_midnight_ms):
+        elif _is_short(counted, limit, state, now, DRAIN_LEAD_MS):
             for worker in counted:
                 if worker.state is WorkerState.JOINED:
                     follow.setdefault(worker.id, WorkerDrainRequested(worker.id, GRID_USER, limit.why, force=True))
@@ -88,23 +84,30 @@ def guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) ->
         decision.later.append(WorkersChecked(wall_ms))
 
 
+def _is_short(workers: Sequence[Worker], limit: _DayLimit, state: BudgetState, now: int, lead_ms: int) -> bool:
+    """Whether the budget would not pay for the end of all of these workers, should the control plane die in so long."""
+    times = ((worker, alone_ms(worker, state.rules, now, lead_ms)) for worker in workers)
+    ahead = sum(cost_micro(limit.price(worker), min(alone, state.until_midnight_ms)) for worker, alone in times)
+    return bool(workers) and limit.spent + ahead > limit.limit
+
+
 def _day_limits(state: BudgetState) -> list[_DayLimit]:
     limits = [_core_limit(one) for one in state.cores]
     if state.per_day_micro is not None:
         left = usd(max(state.per_day_micro - state.spent_micro, 0))
         why = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
-        money = _DayLimit(
-            state.spent_micro, state.per_day_micro, state.rate_micro, why, lambda worker: bool(worker.price_micro)
-        )
-        limits.insert(0, money)
+        limits.insert(0, _DayLimit(state.spent_micro, state.per_day_micro, why, lambda one: one.price_micro or 0))
     return limits
 
 
-def _core_limit(one: CoreHours) -> _DayLimit:
-    left = core_hours(max(one.limit_ms - one.used_ms, 0))
-    why = f"{core_budget_key(one.provider)} of {one.limit_milli / 1000:g} is used but for {left:g}"
-    rate_ms = 3_600 * one.rate_milli
-    return _DayLimit(one.used_ms, one.limit_ms, rate_ms, why, lambda worker: worker.provider == one.provider)
+def _core_limit(core: CoreHours) -> _DayLimit:
+    left = core_hours(max(core.limit_ms - core.used_ms, 0))
+    why = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left:g}"
+
+    def price(worker: Worker) -> int:
+        return core_ms(worker, HOUR_MS) if worker.provider == core.provider else 0
+
+    return _DayLimit(core.used_ms, core.limit_ms, why, price)
 
 
 def _raise_alarms(ledger: Ledger, state: BudgetState, decision: Decision) -> None:

@@ -12,7 +12,7 @@ Money is in millionths of a dollar; times are the ledger's, only the day and its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,13 +34,12 @@ CORE_MS = HOUR_MS // 1000
 
 class CoreHours(Struct, frozen=True):
     """The core time of a provider on a day: `used_ms` so far, `ahead_ms` more if everything runs on, and the budget in
-    thousandths of a core-hour. `rate_milli` is how many thousandths of cores there are at once."""
+    thousandths of a core-hour."""
 
     provider: str
     limit_milli: int
     used_ms: int = 0
     ahead_ms: int = 0
-    rate_milli: int = 0
 
     @property
     def limit_ms(self) -> int:
@@ -92,11 +91,7 @@ class BudgetState(Struct, frozen=True):
     def with_workers(self, worker: Worker, count: int = 1) -> BudgetState:
         """The same with so many more such workers, from now on."""
         cores = tuple(
-            replace(
-                one,
-                ahead_ms=one.ahead_ms + count * self._core_ms(worker),
-                rate_milli=one.rate_milli + count * worker.resources.cpu_milli,
-            )
+            replace(one, ahead_ms=one.ahead_ms + count * self._core_ms(worker))
             if one.provider == worker.provider
             else one
             for one in self.cores
@@ -186,17 +181,26 @@ def current_day(ledger: Ledger, wall_ms: int) -> int:
 def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
     """When a worker costs nothing any more, whoever still runs then: a minute after the end that its provider gives it.
 
-    One whose creation may still take effect has its whole lifetime before it. An end that only its agent has heard of
-    is no promise of the provider, and does not count.
+    One whose creation may still take effect has its whole lifetime before it.
     """
-    if not worker.lifetime_ms:
-        return FOR_EVER_MS
     if worker.ends_at_ms:
         return worker.ends_at_ms + END_GRACE_MS
+    if not worker.lifetime_ms:
+        return FOR_EVER_MS
     began_at = worker.booted_at_ms
     if not began_at:
         began_at = (worker.called_at_ms if worker.state is WorkerState.TERMINATING else now) + rules.call_ms
     return began_at + worker.lifetime_ms + END_GRACE_MS
+
+
+def alone_ms(worker: Worker, rules: WorkerRules, now: int, lead_ms: int) -> int:
+    """For how long a machine goes on if the control plane dies in so long: until its agent, or what boots it, ends
+    it."""
+    left_ms = rules.exit_ms
+    if not worker.joined_at_ms:
+        booted_at = worker.booted_at_ms or now + rules.call_ms
+        left_ms = max(booted_at + rules.launch_ms + rules.join_ms - now, 0)
+    return min(left_ms + END_GRACE_MS + lead_ms, counted_until_ms(worker, rules, now) - now)
 
 
 def _whole_life_ms(worker: Worker, rules: WorkerRules) -> int:
@@ -256,13 +260,12 @@ def _core_state(
     spent: Spending | None,
     times: tuple[WorkerRules, int, int],
 ) -> CoreHours:
-    mine: Iterable[Worker] = [worker for worker in living if worker.provider == provider]
+    mine = [worker for worker in living if worker.provider == provider]
     return CoreHours(
         provider,
         limit_milli,
         spent.core_ms if spent is not None else 0,
         sum(_ahead_core_ms(worker, *times) for worker in mine),
-        sum(worker.resources.cpu_milli for worker in mine),
     )
 
 
