@@ -13,7 +13,7 @@ from distributed_grid.domain.events import WorkerDrainRequested, WorkersChecked,
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Counter
 from distributed_grid.domain.states import NodeState, WorkerState
-from distributed_grid.domain.workers import OfferClosure, Worker
+from distributed_grid.domain.workers import OfferClosure, Worker, WorkerRules
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.workers.host_leases import lost_host
 from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP, end_worker, terminate, worker_record
@@ -61,8 +61,7 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
     if worker.state is WorkerState.ASKED and now - worker.asked_at_ms > rules.launch_ms:
         why = f"not launched within {rules.launch_ms / 1000:g} s"
         return terminate(ledger, worker, f"{why}: {worker.problem}" if worker.problem else why, now)
-    if worker.state is WorkerState.BOOTING and now - worker.booted_at_ms > rules.join_ms:
-        why = f"did not join within {rules.join_ms / 1000:g} s"
+    if worker.state is WorkerState.BOOTING and (why := _not_joined(worker, rules, now)):
         decision = terminate(ledger, worker, why, now)
         if worker.offer:
             closure = OfferClosure(worker.provider, worker.offer, now + rules.set_aside_ms, f"{worker.id} {why}")
@@ -79,6 +78,16 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
     if now - worker.unheard_since_ms > rules.exit_ms:
         return terminate(ledger, worker, f"its agent was not heard for {rules.exit_ms / 1000:g} s", now)
     return None
+
+
+def _not_joined(worker: Worker, rules: WorkerRules, now: int) -> str:
+    """Why a worker that boots has taken too long; empty where it has not. It boots once it has left its provider's queue,
+    and the time for that counts from when it was asked for, however often it is put back."""
+    if worker.waits:
+        queue_ms = max(worker.queue_ms, rules.join_ms)
+        is_late = now - worker.asked_at_ms > queue_ms
+        return f"still waited in the queue of its provider after {queue_ms / 1000:g} s" if is_late else ""
+    return f"did not join within {rules.join_ms / 1000:g} s" if now - worker.booted_at_ms > rules.join_ms else ""
 
 
 def _settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:

@@ -15,6 +15,7 @@ from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.workers.lifecycle import (
     MAX_WORKERS_PER_STEP,
+    QUEUED,
     add_to,
     end_worker,
     on_booted,
@@ -65,7 +66,9 @@ def _compare(
         return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
     if found is not None:
         if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
-            return on_booted(ledger, WorkerBooted(worker.id, found.instance), now)
+            return on_booted(ledger, WorkerBooted(worker.id, found.instance, waits=found.waits), now)
+        if worker.state is WorkerState.BOOTING and (moved := _moved_in_queue(worker, found, now)) != worker:
+            return Decision([moved])
         return Decision([replace(worker, missing=0)]) if worker.missing else None
     if worker.state is WorkerState.ASKED:
         return None
@@ -84,6 +87,13 @@ def _compare(
         if worker.missing + 1 >= PROOF_LISTINGS:
             return terminate(ledger, worker, "its provider does not list it", now)
     return Decision([replace(worker, missing=worker.missing + 1, listed_at_ms=event.asked_at_ms)])
+
+
+def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
+    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now on."""
+    if found.waits:
+        return replace(worker, waits=True, why=found.detail or QUEUED, missing=0)
+    return replace(worker, waits=False, booted_at_ms=now, why="it boots", missing=0) if worker.waits else worker
 
 
 def on_stray_found(ledger: Ledger, event: StrayInstanceFound, now: int) -> Decision:

@@ -131,7 +131,7 @@ class WorkerReconciler:
 
     async def _order(self, worker: Worker) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
-        ttl_seconds = (self._rules.launch_ms + self._rules.join_ms) / 1000
+        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
         environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
@@ -229,7 +229,7 @@ class WorkerReconciler:
             return
         ours = [one for one in listed if one.grid_id == grid_id]
         instances = tuple(
-            ListedInstance(one.worker_id, one.instance, one.state, one.detail, call_outcomes.ends_in_ms(one))
+            ListedInstance(one.worker_id, one.instance, one.state, one.detail, call_outcomes.ends_in_ms(one), one.waits)
             for one in ours
         )
         before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
