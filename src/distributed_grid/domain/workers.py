@@ -37,7 +37,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
     heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that, or whoever takes
-    it away, ends it, as far as is known (0: it is not).
+    it away, ends it, as far as is known (0: it is not). `queue_ms` is for how long it may wait in a queue of its
+    provider's; while it `waits` there, there is no machine yet, and it costs nothing.
     """
 
     kind: ClassVar[str] = "worker"
@@ -76,6 +77,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     spare: bool = False
     lifetime_ms: int = 0
     ends_at_ms: int = 0
+    queue_ms: int = 0
+    waits: bool = False
 
     @property
     def key(self) -> str:

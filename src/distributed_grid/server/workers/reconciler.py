@@ -128,7 +128,7 @@ class WorkerReconciler:
 
     async def _order(self, worker: Worker) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
-        ttl_seconds = (self._rules.launch_ms + self._rules.join_ms) / 1000
+        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
         environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
