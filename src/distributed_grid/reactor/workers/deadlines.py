@@ -1,4 +1,4 @@
-"""Deadlines and budgets of workers as time passes: launches and joins that take too long, silence, money.
+"""Deadlines and budgets of workers as time passes: launches and joins that take too long, ends, silence, money.
 
 A worker that runs past midnight was within yesterday's budget, not today's: shortly before the money of a day is spent,
 those that cost some are drained, and then terminated. What is over the budget even so can only be a termination that
@@ -15,6 +15,7 @@ from distributed_grid.domain.rows import Counter
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.workers.announced_ends import check_end
 from distributed_grid.reactor.workers.host_leases import lost_host
 from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP, end_worker, terminate, worker_record
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state, cost_micro, settle, usd
@@ -37,7 +38,7 @@ def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
         decision.changes += one.changes
         decision.records += one.records
         decision.follow += one.follow
-        if len(decision.records) >= MAX_WORKERS_PER_STEP:
+        if max(len(decision.records), len(decision.follow)) >= MAX_WORKERS_PER_STEP:
             decision.later.append(event)
             return decision
     decision.changes += [
@@ -71,6 +72,8 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
         return decision
     if worker.state not in (WorkerState.JOINED, WorkerState.DRAINING):
         return None
+    if (ending := check_end(ledger, worker, now)) is not None:
+        return ending
     node = ledger.nodes.get(worker.node)
     if node is not None and node.state is not NodeState.LOST:
         return Decision([replace(worker, unheard_since_ms=0)]) if worker.unheard_since_ms else None
