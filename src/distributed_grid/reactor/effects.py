@@ -19,7 +19,6 @@ from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.workers.host_leases import has_host
 
-
 NEVER_MS = 2**62
 
 

@@ -120,6 +120,7 @@ class OutputCollector:
         """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
         now = asyncio.get_running_loop().time()
         since = self._first_tried.setdefault(worker.id, now)
+        is_in_use = bool(self._grid.ledger.leases_on.get(worker.node))  # then there is more to come
         try:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:
@@ -129,8 +130,8 @@ class OutputCollector:
                 return
             haul = Haul(0, lost=[f"files of its jobs: {failure}"])
         self._first_tried.pop(worker.id, None)
-        if self._grid.ledger.leases_on.get(worker.node):
-            return  # there is more to come
+        if is_in_use:
+            return
         done = OutputsBroughtHome(worker.id, wall_ms(), haul.files, haul.bytes, tuple(haul.lost))
         await self._grid.handle_with_retry(done)
 
