@@ -19,7 +19,7 @@ from tests.support.shell import wait_until
 
 CONFIG = """
 name: taken
-hold_seconds: 6
+hold_seconds: 30
 nodes:
   - {{name: home, host: local, cpu_count: 1, memory_gb: 4, trust_declared: true}}
 server: {{port: {port}}}
@@ -97,7 +97,6 @@ def test_a_spot_notice_moves_a_job_to_a_replacement_that_was_ordered_in_time(
     assert leaving["ends_at"]
     creates = wait_until(lambda: len(grid.cloud.calls("create")) == 2 and grid.cloud.calls("create"), 20)
     assert first in grid.cloud.existing(), "the replacement was ordered before the old machine was gone"
-    metadata.say("/latest/meta-data/spot/instance-action", None)  # the new machine has a notice of its own
     second = creates[1].split()[1]
     wait_until(lambda: grid.job(job)["node_id"] == second and grid.job(job)["state"] == "running", 40)
     reached = int(grid.checkpoint.read_text())
@@ -112,3 +111,59 @@ def test_a_spot_notice_moves_a_job_to_a_replacement_that_was_ordered_in_time(
     stopped = next(one for one in grid.events("requeued") if one["data"]["job_id"] == job)
     gone = wait_until(lambda: [one for one in grid.events("worker-gone") if one["subject"] == first], 20)[0]
     assert stopped["time"] < gone["time"]
+
+
+def test_notice_comes_while_the_control_plane_is_down_and_another_when_it_is_killed(
+    grid: TakenGrid, metadata: MetadataStandIn
+) -> None:
+    grid.begin(notices="aws", GRID_METADATA_URL=metadata.url)
+    job = grid.count()
+    first = grid.job(job)["node_id"]
+    grid.kill_daemon()
+    metadata.interrupt(60)
+    told = wait_until(lambda: grid.told.exists() and json.loads(grid.told.read_text()), 20)
+    assert told["reason"] == "this machine is taken away: EC2 spot notice (terminate)"
+    wait_until(lambda: grid.workers().get(first) == "draining", 20)  # the command has started the control plane again
+    grid.kill_daemon()
+    assert grid.workers()[first] == "draining"
+    creates = wait_until(lambda: len(grid.cloud.calls("create")) == 2 and grid.cloud.calls("create"), 20)
+    assert first in grid.cloud.existing()
+    second = creates[1].split()[1]
+    wait_until(lambda: grid.workers().get(second) == "joined", 30)
+    assert grid.job(job)["node_id"] == first, "it may go on until it has to stop"
+    grid.finish.touch()
+    grid("jobs", "wait", job, "--timeout", "30", check=0)
+    assert len(grid.job(job)["attempts"]) == 1
+    wait_until(lambda: first not in grid.cloud.existing(), 20)
+    assert len(grid.events("end-announced")) == 1
+
+
+def test_sigterm_with_a_notice_drains_the_agent_and_a_budget_for_one_machine_makes_the_next_one_wait(
+    grid: TakenGrid,
+) -> None:
+    grid.begin(budget=0.15, GRID_NOTICE_SECONDS=10)
+    job = grid.count()
+    first = grid.job(job)["node_id"]
+    agent = grid.cloud.existing()[first]["pid"]
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: grid.workers().get(first) == "draining", 20)
+    plan = wait_until(lambda: _waiting_plan(grid), 10)
+    assert f"1 job has to leave {first}, which ends in " in plan
+    assert "scaling.budget_per_hour is $0.15; the replacement waits until it is gone" in plan
+    other = grid.detach("-r", "cpu", "-a", "2", "true")
+    assert f"{first}  its machine ends in " in grid("explain", other, check=0).stdout
+    grid("jobs", "cancel", other, check=0)
+    creates = wait_until(lambda: len(grid.cloud.calls("create")) == 2 and grid.cloud.calls("create"), 40)
+    assert first not in grid.cloud.existing(), "there is never money for both"
+    second = creates[1].split()[1]
+    assert not is_running(agent)
+    wait_until(lambda: grid.job(job)["node_id"] == second and grid.job(job)["state"] == "running", 40)
+    reached = int(grid.checkpoint.read_text())
+    grid.finish.touch()
+    grid("jobs", "wait", job, "--timeout", "30", check=0)
+    assert f"began at {reached}" in grid("jobs", "logs", job, check=0).stdout
+
+
+def _waiting_plan(grid: TakenGrid) -> str:
+    plan = grid.json("scale", "plan")["plan"]["decision"]
+    return plan["reason"] if plan["action"] == "none" and "has to leave" in plan["reason"] else ""

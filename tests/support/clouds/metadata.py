@@ -29,6 +29,7 @@ class MetadataStandIn:
         self.mood = ""
         self.requests: list[str] = []
         self.tokens: set[str] = set()
+        self.interrupted: set[str] | None = None
         self.released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -47,7 +48,8 @@ class MetadataStandIn:
             self.answers[path] = text
 
     def interrupt(self, seconds: float, action: str = "terminate") -> None:
-        """Give the spot notice of EC2 for so many seconds from now."""
+        """Give the spot notice of EC2 for so many seconds from now; a machine that comes later has none."""
+        self.interrupted = set(self.tokens)
         at = datetime.now(UTC) + timedelta(seconds=seconds)
         self.say(SPOT_ACTION, json.dumps({"action": action, "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}))
 
@@ -93,7 +95,7 @@ def _handler(service: MetadataStandIn) -> type[BaseHTTPRequestHandler]:
                 self._answer(302, "", {"Location": f"{service.url}/elsewhere"})
             elif service.mood == "broken":
                 self._answer(500, "")
-            elif self.path in service.answers:
+            elif self.path in service.answers and not self._is_spared():
                 self._answer(200, service.answers[self.path])
             else:
                 self._answer(404, "")
@@ -109,6 +111,11 @@ def _handler(service: MetadataStandIn) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+        def _is_spared(self) -> bool:
+            """Whether a spot notice is for other machines."""
+            token = self.headers.get("X-aws-ec2-metadata-token")
+            return self.path == SPOT_ACTION and service.interrupted is not None and token not in service.interrupted
 
         def _drip(self) -> None:
             """One byte now and then, for longer than anybody waits."""
