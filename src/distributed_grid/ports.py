@@ -295,11 +295,13 @@ class CloudProviderBase(ABC):
 
     `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
     `is_consistent`: what it was asked to end and does not know is gone.
+    `notice_source`: where its machines read that they are taken away (`aws`, `gcp`); empty: nowhere.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
     is_consistent: ClassVar[bool] = False
+    notice_source: ClassVar[str] = ""
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

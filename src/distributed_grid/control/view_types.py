@@ -387,7 +387,8 @@ class LendingReport(TypedDict):
 
 
 class WorkerRow(TypedDict):
-    """A worker of a provider; `price_per_hour` in dollars, None where it is not known."""
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known. `ends_at` is when its machine
+    ends by itself or is taken away, as far as is known."""
 
     worker_id: str
     provider: str
@@ -404,6 +405,7 @@ class WorkerRow(TypedDict):
     created_at: str | None
     joined_at: str | None
     ended_at: str | None
+    ends_at: str | None
     user: str
     reason: str | None
     problem: str | None

@@ -33,10 +33,25 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "joined_at": viewer.time(worker.joined_at_ms),
         "ended_at": viewer.time(worker.ended_at_ms),
         "user": worker.by,
-        "reason": worker.why or None,
+        "ends_at": viewer.time(end_ms(worker)),
+        "reason": _reason(worker, now) or None,
         "problem": worker.problem or None,
         "warning": worker.warning or None,
     }
+
+
+def end_ms(worker: Worker) -> int:
+    """When a machine ends, by an announcement or by its lifetime at the provider; 0 where that is not known."""
+    return min((at for at in (worker.leaving_at_ms, worker.ends_at_ms) if at), default=0)
+
+
+def _reason(worker: Worker, now: int) -> str:
+    """Why a worker is in its state; where its end was announced, in how long that is."""
+    if not worker.is_leaving or worker.notice is None:
+        return worker.why
+    minutes, seconds = divmod(max(worker.leaving_at_ms - now, 0) // 1000, 60)
+    left = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+    return f"ends in {left}: {worker.notice.why}"
 
 
 def budget_view(state: BudgetState) -> WorkerBudget:

@@ -1,4 +1,4 @@
-"""Deadlines of workers as time passes: launches and joins that take too long, silence; closures that are over."""
+"""Deadlines of workers as time passes: launches and joins that take too long, ends, silence; closures that are over."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerRules
 from distributed_grid.reactor.decision import Decision
+from distributed_grid.reactor.workers.announced_ends import check_end
 from distributed_grid.reactor.workers.budget_guard import guard_budgets, settle_all
 from distributed_grid.reactor.workers.host_leases import lost_host
 from distributed_grid.reactor.workers.lifecycle import (
@@ -31,7 +32,7 @@ def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
         decision.changes += one.changes
         decision.records += one.records
         decision.follow += one.follow
-        if len(decision.records) >= MAX_WORKERS_PER_STEP:
+        if max(len(decision.records), len(decision.follow)) >= MAX_WORKERS_PER_STEP:
             decision.later.append(event)
             return decision
     decision.changes += [
@@ -62,6 +63,8 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
         return decision
     if worker.state not in (WorkerState.JOINED, WorkerState.DRAINING):
         return None
+    if (ending := check_end(ledger, worker, now)) is not None:
+        return ending
     node = ledger.nodes.get(worker.node)
     if node is not None and node.state is not NodeState.LOST:
         return Decision([replace(worker, unheard_since_ms=0)]) if worker.unheard_since_ms else None

@@ -261,9 +261,9 @@ def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) ->
 
 
 def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
-    """Use a draining worker again; one that does not drain is left as it is."""
+    """Use a draining worker again; one that does not drain, or will be taken away, is left as it is."""
     worker = known_worker(ledger, event.worker_id)
-    if worker.state is not WorkerState.DRAINING:
+    if worker.state is not WorkerState.DRAINING or worker.notice is not None:
         return Decision(answer=WorkerAnswer(worker))
     joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why)
     node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
