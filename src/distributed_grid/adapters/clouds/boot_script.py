@@ -65,7 +65,7 @@ as_user=
 if [ "$(id -u)" = 0 ] && command -v setpriv > /dev/null && command -v useradd > /dev/null; then
     id {user} > /dev/null 2>&1 || useradd --system --user-group --no-create-home --home-dir "$HOME" {user}
     if id {user} > /dev/null 2>&1 && chown -R {user}:{user} agent home; then
-        as_user="setpriv --reuid={user} --regid={user} --clear-groups --no-new-privs"
+        as_user="setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all --no-new-privs"
     fi
 fi
 [ -n "$as_user" ] || say "warning: jobs run as $(id -un), because no user {user} could be made"
@@ -73,9 +73,10 @@ fi
 if [ "$(grid --version 2> /dev/null)" = {version} ]; then
     agent="grid agent"
 else
+    check="import sys, ssl, zipfile; sys.exit(sys.version_info < (3, 11))"
     for python in python3 python3.14 python3.13 python3.12 python3.11 none; do
         [ $python = none ] && fail "there is no Python 3.11 or later on this image"
-        $python -c 'import sys, ssl, zipfile; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && break
+        $as_user sh -c "exec $python -c '$check'" 2> /dev/null && break
     done
     if [ ! -x "$program/bin/python" ]; then
         cat > agent_download.py << 'END_OF_PROGRAM' || fail "$home cannot be written to"
