@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import CoreHourBudget, WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.view_types import (
+    CoreHourBudget,
+    ProviderSpending,
+    WorkerBudget,
+    WorkerOfferRow,
+    WorkerRow,
+)
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours, settle
 from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 
 GIB = 1024**3
@@ -21,6 +27,9 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "provider": worker.provider,
         "worker_type": worker.worker_type,
         "offer": worker.offer,
+        "machine_type": machine_type(worker.offer),
+        "zone": worker.zone or None,
+        "market": worker.market or None,
         "state": str(worker.state),
         "node_id": worker.node,
         "instance_id": worker.instance or None,
@@ -52,6 +61,27 @@ def _reason(worker: Worker, now: int) -> str:
     minutes, seconds = divmod(max(worker.leaving_at_ms - now, 0) // 1000, 60)
     left = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
     return f"ends in {left}: {worker.notice.why}"
+
+
+def machine_type(offer: str) -> str:
+    """The provider's name of the kind of machine in the id of an offer, which may have its zone and market after it."""
+    return offer.partition("/")[0]
+
+
+def spending_view(ledger: Ledger, now: int, wall_ms: int) -> list[ProviderSpending]:
+    """What the workers of each provider cost, and have cost today."""
+    found: list[ProviderSpending] = []
+    for provider in sorted(ledger.spending):
+        living = [worker for worker in ledger.workers.values() if worker.provider == provider]
+        found.append(
+            {
+                "provider": provider,
+                "workers": len(living),
+                "per_hour": sum(worker.price_micro or 0 for worker in living) / MICRO,
+                "spent_today": settle(ledger, provider, now, wall_ms).spent_micro / MICRO,
+            }
+        )
+    return found
 
 
 def budget_view(state: BudgetState) -> WorkerBudget:

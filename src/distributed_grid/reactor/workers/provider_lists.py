@@ -135,7 +135,7 @@ def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:
 
 
 def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
-    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now on."""
+    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now."""
     if found.waits:
         return replace(worker, waits=True, why=found.detail or QUEUED)
     return replace(worker, waits=False, booted_at_ms=now, why="it boots") if worker.waits else worker

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
 from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
@@ -131,7 +132,11 @@ class WorkerReconciler:
         """What is asked of the provider; identical whenever it is asked again."""
         ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
-        environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
+        environ = {
+            JOIN_VARIABLE: token,
+            EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
+            DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
+        }
         if notice_source:
             environ[SOURCE_VARIABLE] = notice_source
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
