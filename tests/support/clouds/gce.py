@@ -12,21 +12,18 @@ Faults besides the common ones: `die_before` and `die_after` call `on_die`, `zon
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
 from tests.support.clouds.gce_machine import BootedMachine
+from tests.support.clouds.gce_web import Answer, GceWebServer, failure
 from tests.support.clouds.stand_in import FaultScript, Machine
 
 PROJECT_ID, ZONES = "test-project", ("us-central1-a", "us-central1-b")
@@ -41,7 +38,6 @@ TYPES: dict[str, dict[str, Any]] = {
     },
 }
 FAMILY_IMAGE = re.compile(r"/projects/[^/]+/global/images/(family/)?debian-12$")
-Answer = tuple[int, Any]
 
 
 class GceStandIn:
@@ -65,9 +61,7 @@ class GceStandIn:
         self.quotas: dict[str, float] = {}
         self.all_quotas: dict[str, float] = {}
         self.permissions: set[str] | None = None
-        self.bearer = ""
-        """The token that calls must carry, once somebody has asked for one."""
-        self.assertions: list[Mapping[str, Any]] = []
+        self.page_size = 500
         self.bodies: list[Mapping[str, Any]] = []
         self.on_die: Callable[[], None] = lambda: None
         self._boots = boots
@@ -77,11 +71,8 @@ class GceStandIn:
         self._operations: dict[str, dict[str, Any]] = {}
         self._by_request: dict[str, dict[str, Any]] = {}
         self._number = 10**18
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.cloud = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self.web = GceWebServer(self.answer, lambda: self.clock())
+        self.url = self.web.url
 
     # ------------------------------------------------------------------ the console
 
@@ -126,9 +117,7 @@ class GceStandIn:
                     self._delete(one)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.web.close()
         for one in self._instances:
             if one["_booted"] is not None:
                 one["_booted"].end()
@@ -290,7 +279,7 @@ class GceStandIn:
         wanted = dict(re.findall(r'\(labels\.([a-z0-9_-]+) = "([^"]*)"\)', query.get("filter", "")))
         shown = [one for one in self._instances if self._is_visible(one)]
         shown = [one for one in shown if wanted.items() <= one.get("labels", {}).items()]
-        start, size = int(query.get("pageToken", "0")), min(int(query.get("maxResults", "500")), 500)
+        start, size = int(query.get("pageToken", "0")), min(int(query.get("maxResults", "500")), self.page_size)
         items: dict[str, Any] = {f"zones/{zone}": {"warning": {"code": "NO_RESULTS_ON_PAGE"}} for zone in ZONES}
         for one in shown[start : start + size]:
             scope = items[f"zones/{one['zone'].rpartition('/')[2]}"]
@@ -300,19 +289,6 @@ class GceStandIn:
         if fault == "zones_missing":
             body["unreachables"] = ["projects/1/zones/us-central1-b"]
         return 200, body | ({"nextPageToken": str(start + size)} if start + size < len(shown) else {})
-
-    def grant_token(self, form: Mapping[str, str]) -> Answer:
-        """A token for whoever signed the assertion; the token is remembered, and is what calls must carry."""
-        part = form["assertion"].split(".")[1]
-        self.assertions.append(json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))))
-        self.bearer = f"ya29.{uuid.uuid4().hex}"
-        return 200, {"access_token": self.bearer, "expires_in": 3600, "token_type": "Bearer"}
-
-
-def failure(status: int, reason: str, message: str) -> Answer:
-    """An error as Google's REST calls answer it."""
-    errors = [{"domain": "global", "reason": reason, "message": message}]
-    return status, {"error": {"code": status, "message": message, "errors": errors}}
 
 
 def _refusal(fault: str, what: str) -> Answer | None:
@@ -354,44 +330,3 @@ def _quotas(limits: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def _stamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    cloud: GceStandIn
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-    disable_nagle_algorithm = True
-    server: _Server
-    timeout = 30
-
-    def do_GET(self) -> None:
-        cloud, parts = self.server.cloud, urlsplit(self.path)
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        if parts.path == "/token":
-            status, found = cloud.grant_token({key: value[0] for key, value in parse_qs(body.decode()).items()})
-        elif cloud.bearer and self.headers.get("Authorization") != f"Bearer {cloud.bearer}":
-            status, found = failure(401, "authError", "Request had invalid authentication credentials")
-        else:
-            reason, content = self.headers.get("X-Goog-Request-Reason", ""), json.loads(body or b"null")
-            status, found = cloud.answer(self.command, unquote(parts.path), query, content, reason)
-        if not status:
-            self.close_connection = True
-            return
-        data = b"<html>" if found is None else json.dumps(found).encode()
-        self.send_response_only(status)
-        self.send_header("Date", self.date_time_string(cloud.clock()))  # type: ignore[arg-type]
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_POST = do_DELETE = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing."""

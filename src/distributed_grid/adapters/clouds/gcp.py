@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from distributed_grid.adapters.clouds.gcp_api import ApiAnswer, ComputeApi, Deadline
 from distributed_grid.adapters.clouds.gcp_errors import ApiFailure, call_error, one_line, operation_error
 from distributed_grid.adapters.clouds.gcp_instances import (
@@ -39,11 +37,9 @@ from distributed_grid.adapters.clouds.gcp_offers import (
     SPOT,
     STANDARD,
     MachineShape,
-    forbidding_limit,
     limits_of,
-    offer_id,
+    make_offer,
     ordered_machine,
-    price_micro,
     region_of,
     resources_of,
     shapes_of,
@@ -140,15 +136,14 @@ class GCPCloudProvider(CloudProviderBase):
         found: list[WorkerOffer] = []
         for kind, shapes in shapes_of(settings).items():
             for market in markets:
-                for written, shape in shapes:
+                for written in shapes:
                     for zone in self._where:
-                        resources = self._resources(shape, zone, why, deadline)
+                        resources = self._resources(written.shape, zone, why, deadline)
                         if resources is not None:
-                            offer = self._offer(kind, (written, shape), market, zone, resources)
-                            limit = _forbidden(offer, shape, limits[region_of(zone)])
-                            found.append(replace(offer, unavailable=limit) if limit else offer)
+                            place = (kind, market, zone)
+                            found.append(make_offer(settings, written, place, resources, limits[region_of(zone)]))
         if not found:
-            types = ", ".join(str(shape) for shapes in shapes_of(settings).values() for _, shape in shapes)
+            types = ", ".join(one.written for shapes in shapes_of(settings).values() for one in shapes)
             raise BadInput(f"no machine type of providers.gcp.machine_types ({types}) is in {', '.join(self._where)}")
         return found
 
@@ -303,14 +298,6 @@ class GCPCloudProvider(CloudProviderBase):
     def _deadline(self) -> Deadline:
         return Deadline(self._timeout_seconds)
 
-    def _offer(
-        self, kind: str, shape: tuple[str, MachineShape], market: str, zone: str, resources: WorkerResources
-    ) -> WorkerOffer:
-        price = price_micro(self._settings, kind, shape[0], market)
-        lifetime = self._settings.max_run_seconds
-        name = offer_id(kind, shape[1], market, zone)
-        return WorkerOffer(name, kind, resources, price, zone, market, lifetime_seconds=lifetime)
-
     def _resources(self, shape: MachineShape, zone: str, why: str, deadline: Deadline) -> WorkerResources | None:
         """What a machine has; None where the zone does not have its type."""
         key = (shape.machine_type, zone)
@@ -353,11 +340,6 @@ def _checked(settings: GcpSettings | Mapping[str, Any]) -> GcpSettings:
     if found.max_run_seconds > MAX_RUN_SECONDS:
         raise BadInput(f"providers.gcp.max_run_hours: Google takes at most {MAX_RUN_SECONDS // 3600}")
     return found
-
-
-def _forbidden(offer: WorkerOffer, shape: MachineShape, limits: Mapping[str, float]) -> str:
-    has_gpus = offer.resources.gpu_count > 0
-    return forbidding_limit(shape, offer.market, limits, has_gpus=has_gpus, lifetime_seconds=offer.lifetime_seconds)
 
 
 def _without_secrets(text: str, order: WorkerOrder) -> str:

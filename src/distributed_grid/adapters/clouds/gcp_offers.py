@@ -43,12 +43,19 @@ class MachineShape(Struct, frozen=True):
         return self.machine_type + (f"+{self.accelerator}:{self.accelerators}" if self.accelerators else "")
 
 
-def shapes_of(settings: GcpSettings) -> dict[str, list[tuple[str, MachineShape]]]:
-    """What the config wants for each kind of worker, as it was written and as it is meant."""
-    found: dict[str, list[tuple[str, MachineShape]]] = {}
+class WantedShape(Struct, frozen=True):
+    """A machine type as the config has it, and what it means."""
+
+    written: str
+    shape: MachineShape
+
+
+def shapes_of(settings: GcpSettings) -> dict[str, list[WantedShape]]:
+    """What the config wants for each kind of worker."""
+    found: dict[str, list[WantedShape]] = {}
     for kind, written in settings.machine_types.items():
         names = [written] if isinstance(written, str) else written
-        found[kind] = [(name, _shape(name, settings.accelerators.get(kind, ""))) for name in names]
+        found[kind] = [WantedShape(name, _shape(name, settings.accelerators.get(kind, ""))) for name in names]
     return found
 
 
@@ -65,8 +72,26 @@ def _shape(written: str, accelerator: str) -> MachineShape:
     return MachineShape(name, parts["type"], int(parts["count"] or 1))
 
 
-def offer_id(kind: str, shape: MachineShape, market: str, zone: str) -> str:
-    return f"{kind}/{shape}/{market}/{zone}"
+def make_offer(
+    settings: GcpSettings,
+    wanted: WantedShape,
+    place: tuple[str, str, str],
+    resources: WorkerResources,
+    limits: Mapping[str, float],
+) -> WorkerOffer:
+    """The offer of a machine, with its price, its lifetime, and the limit that forbids it; `place` is the kind of
+    worker, the market and the zone."""
+    kind, market, zone = place
+    return WorkerOffer(
+        f"{kind}/{wanted.shape}/{market}/{zone}",
+        kind,
+        resources,
+        price_micro(settings, kind, wanted.written, market),
+        zone,
+        market,
+        unavailable=_forbidding_limit(settings, wanted.shape, market, resources.gpu_count, limits),
+        lifetime_seconds=settings.max_run_seconds,
+    )
 
 
 def ordered_machine(offer: WorkerOffer) -> tuple[MachineShape, str, str]:
@@ -112,19 +137,18 @@ def limits_of(quotas: Sequence[Any]) -> dict[str, float]:
     return found
 
 
-def forbidding_limit(
-    shape: MachineShape, market: str, limits: Mapping[str, float], *, has_gpus: bool, lifetime_seconds: float
+def _forbidding_limit(
+    settings: GcpSettings, shape: MachineShape, market: str, gpus: int, limits: Mapping[str, float]
 ) -> str:
     """Which limit of zero forbids such a machine; empty where none does. What is not known forbids nothing."""
     families = [_cpu_metrics(shape.machine_type, market), ["CPUS_ALL_REGIONS"]]
-    if has_gpus:
+    if gpus:
         families.append(["GPUS_ALL_REGIONS"])
     if shape.accelerators:
-        families.append(_gpu_metrics(shape.accelerator, market, lifetime_seconds))
+        families.append(_gpu_metrics(shape.accelerator, market, settings.max_run_seconds))
     for metrics in families:
-        known = [metric for metric in metrics if metric in limits]
-        if known and len(known) == len(metrics) and not any(limits[metric] for metric in known):
-            return f"the quota {known[0]} is 0"
+        if all(limits.get(metric) == 0 for metric in metrics):
+            return f"the quota {metrics[0]} is 0"
     return ""
 
 
