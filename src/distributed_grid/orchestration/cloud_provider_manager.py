@@ -24,12 +24,14 @@ from distributed_grid.state_dir import StateDir
 if TYPE_CHECKING:
     from distributed_grid.adapters.clouds.aws import AWSCloudProvider
     from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+    from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
 
-__all__ = ["AWSCloudProvider", "CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
+__all__ = ["AWSCloudProvider", "CloudProviderBase", "CloudProviderManager", "DockerLocalProvider", "GCPCloudProvider"]
 
 _PROVIDERS = {
     "AWSCloudProvider": "distributed_grid.adapters.clouds.aws",
     "DockerLocalProvider": "distributed_grid.adapters.clouds.docker_local",
+    "GCPCloudProvider": "distributed_grid.adapters.clouds.gcp",
 }
 MB_PER_GB = 1024
 

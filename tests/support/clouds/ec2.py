@@ -276,7 +276,9 @@ class Ec2StandIn:
             asked = {key[4:]: value for key, value in wanted.items() if key.startswith("tag:")}
             if found["state"] in states and all(found.get(key) == value for key, value in asked.items()):
                 items.append(_request_item(name, found))
-        return _result("DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{''.join(items)}</spotInstanceRequestSet>")
+        return _result(
+            "DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{''.join(items)}</spotInstanceRequestSet>"
+        )
 
     def _CancelSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
         name = form["SpotInstanceRequestId.1"]
