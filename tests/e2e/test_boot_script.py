@@ -161,7 +161,7 @@ class Impostor:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(own.certificate, own.key)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.heard = b""
         self.visits = 0
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -216,7 +216,7 @@ def test_the_right_one_of_several_addresses_is_found(plane: Shell, machine: Make
 
 def test_without_a_control_plane_the_machine_ends_when_its_time_is_over(machine: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "127.0.0.1:{}".format(taken.getsockname()[1])
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
     token = JoinToken((address,), "ab" * 32, "0" * 12, "secret").text()
     booted = machine().boot(order_for("alone", token, **{DEADLINE_VARIABLE: "1"}))
     assert f"no agent: {address}: [Errno 111] Connection refused" in booted.wait_until_off(60)
@@ -237,7 +237,7 @@ def test_a_full_disk_is_said_and_ends_the_machine(
 
 def test_a_script_that_is_killed_in_the_middle_ends_the_machine(machine: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
-        address = "127.0.0.1:{}".format(silent.getsockname()[1])
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
         token = JoinToken((address,), "ab" * 32, "0" * 12, "secret").text()
         booted = machine().boot(order_for("killed", token))
         wait_until(lambda: any(b"agent_download.py" in read(pid, "cmdline") for pid in booted.processes()))
@@ -272,7 +272,7 @@ def test_jobs_run_as_a_user_of_their_own_who_cannot_change_the_agent(
 ) -> None:
     tmp_path.chmod(0o755)
     for folder in tmp_path.parents:
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):  # noqa: S108
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(folder.stat().st_mode | 0o011)
     if not os.path.exists(SYSTEM_PYTHON):
         pytest.skip(f"no {SYSTEM_PYTHON}, which every user may run")

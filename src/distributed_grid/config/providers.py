@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -128,16 +128,37 @@ class ProviderSettings(ValueKind):
         return {name: _masked(settings) for name, settings in value.items()}
 
 
-def _masked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    shown = dict(settings)
-    if isinstance(credentials := shown.get("credentials"), dict):
-        shown["credentials"] = {
-            name: value
-            if isinstance(value, str) and value.startswith("${") and value.find("}") == len(value) - 1
-            else MASK
-            for name, value in credentials.items()
-        }
-    return shown
+_SECRET_NAME = re.compile(r"secret|password|passwd|token|credential|access_key|api_key|private_key", re.IGNORECASE)
+_FILE_NAME = re.compile(r"(file|path|dir)$", re.IGNORECASE)
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a key of a provider holds a credential, and not where one is."""
+    return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
+
+
+def _masked(settings: Any, is_secret: bool = False) -> Any:
+    """Settings as they are shown: what is a credential is masked, unless it is only the name of a variable."""
+    if isinstance(settings, Mapping):
+        return {name: _masked(value, is_secret or _is_secret(str(name))) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_masked(value, is_secret) for value in settings]
+    if not is_secret or settings is None or isinstance(settings, bool):
+        return settings
+    text = str(settings)
+    return settings if text.startswith("${") and text.find("}") == len(text) - 1 else MASK
+
+
+def written_secrets(settings: Any, is_secret: bool = False) -> Iterator[str]:
+    """The credentials in the settings of a provider, as they are there."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from written_secrets(value, is_secret or _is_secret(str(name)))
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from written_secrets(value, is_secret)
+    elif is_secret and settings is not None and not isinstance(settings, bool):
+        yield str(settings)
 
 
 def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
