@@ -268,7 +268,6 @@ class ScriptedProvider(CloudProviderBase):
             return OFFERS
         return [WorkerOffer(one.id, one.worker_type, one.resources, None, one.zone) for one in OFFERS]
 
-
     def check(self) -> Sequence[str]:
         if self._check_says:
             raise Refused(self._check_says)
