@@ -389,7 +389,8 @@ class LendingReport(TypedDict):
 class WorkerRow(TypedDict):
     """A worker of a provider; `price_per_hour` in dollars, None where it is not known.
 
-    `machine_type` is what the provider calls its kind of machine. `ends_at`: the provider itself ends it then.
+    `machine_type` is what the provider calls its kind of machine. `ends_at` is when its machine ends by itself or is
+    taken away, as far as is known.
     """
 
     worker_id: str
@@ -417,14 +418,26 @@ class WorkerRow(TypedDict):
     warning: str | None
 
 
+class CoreHourBudget(TypedDict):
+    """The core-hours that workers of a provider have used today (UTC) and may by midnight, and the limit."""
+
+    core_hours_today: float
+    by_midnight: float
+    budget_core_hours: float
+
+
 class WorkerBudget(TypedDict):
-    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits.
+
+    `core_hours` has the providers with a budget of core-hours.
+    """
 
     per_hour: float
     spent_today: float
     by_midnight: float
     budget_per_hour: float | None
     budget_per_day: float | None
+    core_hours: dict[str, CoreHourBudget]
 
 
 class WorkerList(TypedDict):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import ProviderSpending, WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.view_types import (
+    CoreHourBudget,
+    ProviderSpending,
+    WorkerBudget,
+    WorkerOfferRow,
+    WorkerRow,
+)
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, is_closed, settle
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours, settle
+from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 
 GIB = 1024**3
 
@@ -34,12 +41,26 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "created_at": viewer.time(worker.created_at_ms),
         "joined_at": viewer.time(worker.joined_at_ms),
         "ended_at": viewer.time(worker.ended_at_ms),
-        "ends_at": viewer.time(worker.ends_at_ms),
         "user": worker.by,
-        "reason": worker.why or None,
+        "ends_at": viewer.time(end_ms(worker)),
+        "reason": _reason(worker, now) or None,
         "problem": worker.problem or None,
         "warning": worker.warning or None,
     }
+
+
+def end_ms(worker: Worker) -> int:
+    """When a machine ends, by an announcement or by its lifetime at the provider; 0 where that is not known."""
+    return min((at for at in (worker.leaving_at_ms, worker.ends_at_ms) if at), default=0)
+
+
+def _reason(worker: Worker, now: int) -> str:
+    """Why a worker is in its state; where its end was announced, in how long that is."""
+    if not worker.is_leaving or worker.notice is None:
+        return worker.why
+    minutes, seconds = divmod(max(worker.leaving_at_ms - now, 0) // 1000, 60)
+    left = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+    return f"ends in {left}: {worker.notice.why}"
 
 
 def machine_type(offer: str) -> str:
@@ -71,12 +92,23 @@ def budget_view(state: BudgetState) -> WorkerBudget:
         "by_midnight": state.day_micro / MICRO,
         "budget_per_hour": dollars(state.per_hour_micro),
         "budget_per_day": dollars(state.per_day_micro),
+        "core_hours": {one.provider: core_hours_view(one) for one in state.cores},
     }
 
 
-def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOfferRow:
+def core_hours_view(one: CoreHours) -> CoreHourBudget:
+    """What workers of a provider use of its core-hours, and the limit."""
+    return {
+        "core_hours_today": core_hours(one.used_ms),
+        "by_midnight": core_hours(one.day_ms),
+        "budget_core_hours": one.limit_milli / 1000,
+    }
+
+
+def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
     """What a provider can start, and why it is not tried at present."""
-    closed = is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+    place = OfferPlace(provider, offer.id, offer.zone, offer.market, offer.worker_type)
+    closed = closed_text(closure_of(ledger, place), now)
     return {
         "provider": provider,
         "offer": offer.id,
