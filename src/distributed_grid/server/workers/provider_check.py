@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from pydantic import SecretStr
 
-from distributed_grid.config import ClusterConfig
+from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.providers import PROVIDERS, written_secrets
 from distributed_grid.config.value_kinds import MASK, is_loopback
 from distributed_grid.errors import GridError, TimedOut
@@ -55,6 +55,8 @@ def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str,
         offered, missing = offer_lines(config, offers)
         checks += offered
         problems += missing
+    except ConfigProblems as found:
+        problems += str(found).splitlines()
     except Exception as failure:  # an SDK's own, and those of other packages, too: it is what is wrong
         problems.append(_one_line(failure))
     secrets = secrets_of(config, name)
