@@ -72,7 +72,8 @@ class _Instance:
 @dataclass
 class Ec2StandIn:
     """EC2 in one region of an account of its own. `full` has the (type, zone) pairs without capacity, `quotas` the
-    limits that are known, by code; `actions` are the calls that were made."""
+    limits that are known, by code; `actions` are the calls that were made. The faults `kill_before` and `kill_after` call
+    `kill` before or after the effect, and answer nothing."""
 
     clock: Callable[[], float] = time.time
     visible_after: float = 0.0
@@ -83,6 +84,7 @@ class Ec2StandIn:
     quotas: dict[str, float] = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    kill: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self._account = f"{next(_ACCOUNTS):012d}"
@@ -172,7 +174,9 @@ class Ec2StandIn:
         fault, _, scope = (self.faults.next(method, about) if method else "").partition(":")
         with self._lock:
             self.actions.append(form["Action"])
-            if fault == "lose_before":
+            if fault == "kill_before":
+                self.kill()
+            if fault in ("lose_before", "kill_before"):
                 return None
             if fault == "no_capacity" and scope == "market":
                 return _error(400, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -181,7 +185,9 @@ class Ec2StandIn:
             self._settle()
             act = getattr(self, f"_{form['Action']}", self._forward)
             found: Answer = act(form)
-            return None if fault == "lose_after" else found
+            if fault == "kill_after":
+                self.kill()
+            return None if fault in ("lose_after", "kill_after") else found
 
     def _method(self, form: Form) -> tuple[str, str]:
         """The method of the port that a call is the heart of, and the worker it is about."""
