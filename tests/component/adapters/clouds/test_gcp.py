@@ -63,7 +63,11 @@ def inserted(cloud: Cloud, order: WorkerOrder, **keys: Any) -> dict[str, Any]:
 
 
 def test_google_knows_every_field_of_what_is_inserted(cloud: Cloud) -> None:
-    keys = {"machine_types": {"gpu": "n1-standard-4-nvidia-tesla-t4"}, "tags": ["grid"], "service_account": EMAIL}
+    keys: dict[str, Any] = {
+        "machine_types": {"gpu": "n1-standard-4-nvidia-tesla-t4"},
+        "tags": ["grid"],
+        "service_account": EMAIL,
+    }
     more = {"disk_gb": 50, "disk_type": "pd-balanced", "subnetwork": "regions/us-central1/subnetworks/lab"}
     body = inserted(cloud, cloud.order(**keys), **keys, **more)
     known = google_compute.Instance.from_json(json.dumps(body), ignore_unknown_fields=False)
