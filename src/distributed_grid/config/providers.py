@@ -36,6 +36,31 @@ _ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/dock
 _ZONE = Text("a zone, such as us-central1-a", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
 _WEB = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
+_EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
+_EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
+_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z]{2}[a-z0-9-]+"))
+_ENDPOINT = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/@]+\S*"))
+_DISK = Count(1, 65536, "a whole number of GB")
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrMore(ValueKind):
+    """One value, or a list of them with the preferred first; each stays as it was written."""
+
+    kind: ValueKind
+    what: str
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        if not isinstance(node.value, list):
+            return self.kind.read(node, path, context)
+        if not node.value:
+            raise InvalidValue(f"one or more {self.what}")
+        return ListOf(self.kind, self.what).read(node, path, context)
+
+
+_INSTANCE_TYPES = MapOf(
+    TEXT, OneOrMore(_EC2_TYPE, "instance types"), "kinds of worker, such as cpu and gpu, to instance types"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +87,29 @@ _GCP_TYPES = MapOf(TEXT, _TextOrList(_MACHINE_TYPE, "machine types"), "kinds of 
 class AwsSettings(Section):
     """Where and as whom to rent EC2 instances; without credentials, the usual AWS sources are used."""
 
-    region: str = setting(TEXT)
-    instance_types: dict[str, str] = setting(_MACHINE_TYPES, {})
+    region: str = setting(_EC2_REGION)
+    zones: tuple[str, ...] = setting(ListOf(_EC2_ZONE, "availability zones"), ())
+    instance_types: dict[str, str | tuple[str, ...]] = setting(_INSTANCE_TYPES, {})
     access_key_id: SecretStr | None = setting(SECRET, None, "credentials.access_key_id")
     secret_access_key: SecretStr | None = setting(SECRET, None, "credentials.secret_access_key")
     session_token: SecretStr | None = setting(SECRET, None, "credentials.session_token")
     spot_instance_enabled: bool = setting(FLAG, False)
+    spot_max_price: dict[str, float] = setting(_PRICES, {})
     image_id: str | None = setting(TEXT, None)
+    disk_gb: int | None = setting(_DISK, None)
     subnet_id: str | None = setting(TEXT, None)
+    subnet_ids: tuple[str, ...] = setting(ListOf(TEXT, "subnets"), ())
+    associate_public_ip: bool | None = setting(FLAG, None)
     security_group_ids: tuple[str, ...] = setting(ListOf(TEXT, "security groups"), ())
+    instance_profile: str | None = setting(TEXT, None)
     key_name: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(TEXT, None)
+    endpoint_url: str | None = setting(_ENDPOINT, None)
     price_per_hour: dict[str, float] = setting(_PRICES, {})
+
+    def types_of(self, kind: str) -> tuple[str, ...]:
+        """The instance types of a kind of worker, the preferred first."""
+        found = self.instance_types[kind]
+        return (found,) if isinstance(found, str) else tuple(found)
 
 
 class GcpSettings(Section):

@@ -22,22 +22,22 @@ from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from distributed_grid.adapters.clouds.aws import AWSCloudProvider
     from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
     from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
 
-__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider", "GCPCloudProvider"]
-
-MB_PER_GB = 1024
-
+__all__ = ["AWSCloudProvider", "CloudProviderBase", "CloudProviderManager", "DockerLocalProvider", "GCPCloudProvider"]
 
 _PROVIDERS = {
+    "AWSCloudProvider": "distributed_grid.adapters.clouds.aws",
     "DockerLocalProvider": "distributed_grid.adapters.clouds.docker_local",
     "GCPCloudProvider": "distributed_grid.adapters.clouds.gcp",
 }
+MB_PER_GB = 1024
 
 
 def __getattr__(name: str) -> Any:
-    """A provider, which is loaded only where it is used."""
+    """The providers, each loaded only where it is used."""
     if name not in _PROVIDERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PROVIDERS[name]), name)
