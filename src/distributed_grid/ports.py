@@ -272,7 +272,7 @@ class WorkerInstance(Struct, frozen=True):
     """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again.
 
     `ends_in_seconds`: the provider itself ends it then, whatever happens to the control plane; None: it does not.
-    `waits`: the order waits in a queue of the provider's (`detail` says for what): it does not run and costs nothing yet.
+    `waits`: the order waits in a queue of the provider's (`detail` says for what); it costs nothing yet.
     """
 
     worker_id: str

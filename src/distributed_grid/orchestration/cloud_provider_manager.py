@@ -22,19 +22,24 @@ from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+    from distributed_grid.adapters.clouds.slurm import SlurmProvider
 
-__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
+__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider", "SlurmProvider"]
 
 MB_PER_GB = 1024
 
 
 def __getattr__(name: str) -> Any:
-    """`DockerLocalProvider`, which is loaded only where it is used."""
-    if name != "DockerLocalProvider":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+    """The providers of this package, which are loaded only where they are used."""
+    if name == "DockerLocalProvider":
+        from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
 
-    return DockerLocalProvider
+        return DockerLocalProvider
+    if name == "SlurmProvider":
+        from distributed_grid.adapters.clouds.slurm import SlurmProvider
+
+        return SlurmProvider
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class CloudProviderManager:

@@ -81,8 +81,8 @@ def _overdue(ledger: Ledger, worker: Worker, now: int, wall_ms: int) -> Decision
 
 
 def _not_joined(worker: Worker, rules: WorkerRules, now: int) -> str:
-    """Why a worker that boots has taken too long; empty where it has not. It boots once it has left its provider's queue,
-    and the time for that counts from when it was asked for, however often it is put back."""
+    """Why a worker that boots has taken too long; empty where it has not. It boots from when it has left the queue of
+    its provider; the time in that counts from when it was asked for, however often it is put back."""
     if worker.waits:
         queue_ms = max(worker.queue_ms, rules.join_ms)
         is_late = now - worker.asked_at_ms > queue_ms

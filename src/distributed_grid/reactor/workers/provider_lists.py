@@ -90,7 +90,7 @@ def _compare(
 
 
 def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
-    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now on."""
+    """A worker with what is new about its wait in a queue; once it has left that, it boots from now on."""
     if found.waits:
         return replace(worker, waits=True, why=found.detail or QUEUED, missing=0)
     return replace(worker, waits=False, booted_at_ms=now, why="it boots", missing=0) if worker.waits else worker
