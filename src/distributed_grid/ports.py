@@ -272,7 +272,7 @@ class WorkerInstance(Struct, frozen=True):
     """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again.
 
     `ends_in_seconds`: the provider itself ends it then, whatever happens to the control plane; None: it does not.
-    `waits`: the order waits in a queue of the provider's (`detail` says for what); it costs nothing yet.
+    `waits`: the order waits in a queue of the provider's (`detail` says for what): it does not run and costs nothing.
     """
 
     worker_id: str
@@ -295,11 +295,13 @@ class CloudProviderBase(ABC):
 
     `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
     `is_consistent`: what it was asked to end and does not know is gone.
+    `notice_source`: where its machines read that they are taken away (`aws`, `gcp`); empty: nowhere.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
     is_consistent: ClassVar[bool] = False
+    notice_source: ClassVar[str] = ""
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

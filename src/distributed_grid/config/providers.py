@@ -37,41 +37,116 @@ _MACHINE_TYPES = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to mac
 _IMAGE = Text("the name of an image, such as grid-worker:latest", re.compile(r"[a-z0-9][\w.\-/:@]{0,254}", re.ASCII))
 _NETWORK = Text("host, bridge or the name of a network", re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII))
 _ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/docker.sock", re.compile(r"unix:///\S+"))
+_ZONE = Text("a zone, such as us-central1-a", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
+_WEB = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
 _SLURM_NAME = Text("a name that Slurm knows", re.compile(r"[A-Za-z0-9_][\w.-]{0,127}", re.ASCII))
 _SLURM_NAMES = Text(
     "a partition, or several with commas between", re.compile(r"[A-Za-z0-9_][\w.-]*(,[A-Za-z0-9_][\w.-]*)*", re.ASCII)
 )
+_EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
+_EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
+_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z]{2}[a-z0-9-]+"))
+_ENDPOINT = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/@]+\S*"))
+_DISK = Count(1, 65536, "a whole number of GB")
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrMore(ValueKind):
+    """One value, or a list of them with the preferred first; each stays as it was written."""
+
+    kind: ValueKind
+    what: str
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        if not isinstance(node.value, list):
+            return self.kind.read(node, path, context)
+        if not node.value:
+            raise InvalidValue(f"one or more {self.what}")
+        return ListOf(self.kind, self.what).read(node, path, context)
+
+
+_INSTANCE_TYPES = MapOf(
+    TEXT, OneOrMore(_EC2_TYPE, "instance types"), "kinds of worker, such as cpu and gpu, to instance types"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextOrList(ValueKind):
+    """Text, or a list of it."""
+
+    kind: ValueKind
+    what: str
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        if not isinstance(node.value, list):
+            return self.kind.read(node, path, context)
+        found = ListOf(self.kind, self.what).read(node, path, context)
+        return tuple(one for one in found if one is not None)
+
+    def show(self, value: Any) -> Any:
+        return self.kind.show(value) if isinstance(value, str) else [self.kind.show(one) for one in value]
+
+
+_MACHINE_TYPE = Text("a machine type, such as n2-standard-4", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
+_GCP_TYPES = MapOf(TEXT, _TextOrList(_MACHINE_TYPE, "machine types"), "kinds of worker to machine types")
 
 
 class AwsSettings(Section):
     """Where and as whom to rent EC2 instances; without credentials, the usual AWS sources are used."""
 
-    region: str = setting(TEXT)
-    instance_types: dict[str, str] = setting(_MACHINE_TYPES, {})
+    region: str = setting(_EC2_REGION)
+    zones: tuple[str, ...] = setting(ListOf(_EC2_ZONE, "availability zones"), ())
+    instance_types: dict[str, str | tuple[str, ...]] = setting(_INSTANCE_TYPES, {})
     access_key_id: SecretStr | None = setting(SECRET, None, "credentials.access_key_id")
     secret_access_key: SecretStr | None = setting(SECRET, None, "credentials.secret_access_key")
     session_token: SecretStr | None = setting(SECRET, None, "credentials.session_token")
     spot_instance_enabled: bool = setting(FLAG, False)
+    spot_max_price: dict[str, float] = setting(_PRICES, {})
     image_id: str | None = setting(TEXT, None)
+    disk_gb: int | None = setting(_DISK, None)
     subnet_id: str | None = setting(TEXT, None)
+    subnet_ids: tuple[str, ...] = setting(ListOf(TEXT, "subnets"), ())
+    associate_public_ip: bool | None = setting(FLAG, None)
     security_group_ids: tuple[str, ...] = setting(ListOf(TEXT, "security groups"), ())
+    instance_profile: str | None = setting(TEXT, None)
     key_name: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(TEXT, None)
+    endpoint_url: str | None = setting(_ENDPOINT, None)
     price_per_hour: dict[str, float] = setting(_PRICES, {})
+
+    def types_of(self, kind: str) -> tuple[str, ...]:
+        """The instance types of a kind of worker, the preferred first."""
+        found = self.instance_types[kind]
+        return (found,) if isinstance(found, str) else tuple(found)
 
 
 class GcpSettings(Section):
-    """Where and as whom to rent Compute Engine instances."""
+    """Where and as whom to rent Compute Engine instances; without a file, Google's usual sources are used."""
 
-    project: str = setting(TEXT)
-    zone: str = setting(TEXT)
-    machine_types: dict[str, str] = setting(_MACHINE_TYPES, {})
+    project: str = setting(Text("the id of a project", re.compile(r"[a-z][a-z0-9.:-]{1,61}[a-z0-9]", re.ASCII)))
+    zone: str | None = setting(_ZONE, None)
+    zones: tuple[str, ...] = setting(ListOf(_ZONE, "zones"), ())
+    machine_types: dict[str, str | tuple[str, ...]] = setting(_GCP_TYPES, {})
+    accelerators: dict[str, str] = setting(MapOf(TEXT, TEXT, "kinds of worker to accelerators, TYPE or TYPE:COUNT"), {})
     credentials_file: str | None = setting(PATH, None)
+    anonymous: bool = setting(FLAG, False)
     preemptible_enabled: bool = setting(FLAG, False)
+    max_run_seconds: float = setting(Seconds(300, 3600, "hours"), 24 * 3600.0, "max_run_hours")
     image: str | None = setting(TEXT, None)
+    disk_gb: int | None = setting(Count(1, 65536, "a whole number of GB"), None)
+    disk_type: str | None = setting(TEXT, None)
     network: str | None = setting(TEXT, None)
+    subnetwork: str | None = setting(TEXT, None)
+    external_ip: bool = setting(FLAG, True)
+    tags: tuple[str, ...] = setting(ListOf(TEXT, "network tags"), ())
+    service_account: str | None = setting(TEXT, None)
+    endpoint_url: str | None = setting(_WEB, None)
     price_per_hour: dict[str, float] = setting(_PRICES, {})
+
+    @property
+    def zone_names(self) -> tuple[str, ...]:
+        """The zones in the order in which they are tried."""
+        return tuple(dict.fromkeys([*([self.zone] if self.zone else []), *self.zones]))
 
 
 class DockerLocalSettings(Section):

@@ -102,11 +102,13 @@ class AgentRequested(Struct, frozen=True):
 
 class NodeDrained(Struct, frozen=True):
     """A node is to give everything back to its owner; its jobs are requeued. One that is `cooling` lends
-    nothing until it is resumed, whatever is started meanwhile."""
+    nothing until it is resumed, whatever is started meanwhile. Unless it `reclaims`, what is lent there may come to its
+    end."""
 
     name: str
     detail: str = "the node is being drained"
     cooling: bool = False
+    reclaims: bool = True
 
 
 class NodeResumed(Struct, frozen=True):
@@ -533,6 +535,16 @@ class WorkerDrainRequested(Struct, frozen=True):
     force: bool = False
 
 
+class WorkerEndAnnounced(Struct, frozen=True):
+    """The agent of a worker says that its machine will be taken away in so long; None: it may be, nobody knows when.
+    `withdrawn`: it stays after all."""
+
+    worker_id: str
+    why: str
+    ends_in_ms: int | None = None
+    withdrawn: bool = False
+
+
 class WorkerResumed(Struct, frozen=True):
     """A worker that drains may be used again."""
 
@@ -716,6 +728,7 @@ Event = (
     | WorkerCallFailed
     | WorkerRefused
     | WorkerDrainRequested
+    | WorkerEndAnnounced
     | WorkerResumed
     | WorkerTerminationRequested
     | WorkerTerminationAccepted

@@ -192,6 +192,11 @@ def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
+    worker = ledger.workers.get(node.name)
+    if worker is not None and worker.notice is not None:
+        ends_in = -(-max(worker.leaving_at_ms - now, 0) // 1000)
+        when = f"its machine ends in {ends_in} s" if worker.leaving_at_ms else "its machine may be taken away"
+        return f"{when}: {worker.notice.why}"
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
     seen = ledger.observations.get(node.name)

@@ -34,6 +34,11 @@ class UnmetDemand(Struct, frozen=True):
     def requests(self) -> int:
         return sum(shape.count for shape in self.shapes)
 
+    @property
+    def displaced(self) -> UnmetDemand:
+        """What of it still runs, on machines that are taken away."""
+        return UnmetDemand(tuple(shape for shape in self.shapes if shape.displaced))
+
     def total(self, resource: ResourceType) -> int:
         """How much of a resource they ask for together, in base units."""
         return sum(shape.members * amount_of(shape, resource) for shape in self.shapes)
@@ -83,7 +88,7 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
 
 def _remaining(shape: WaitingShape, members: int) -> WaitingShape:
     """Single requests for so many machines that are missing."""
-    return WaitingShape(replace(shape.request, gang=1), shape.apart, members)
+    return WaitingShape(replace(shape.request, gang=1), shape.apart, members, shape.displaced)
 
 
 def _pack_gangs(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from distributed_grid.adapters.clouds.slurm import SlurmProvider
 from distributed_grid.adapters.clouds.slurm_queue import CommandResult, run_command
