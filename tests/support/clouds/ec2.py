@@ -208,7 +208,7 @@ class Ec2StandIn:
             return 400, json.dumps({"__type": "NoSuchResourceException", "Message": "no such quota"}).encode()
         return 200, json.dumps({"Quota": {"QuotaCode": code, "Value": self.quotas[code]}}).encode()
 
-    def _RunInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _RunInstances(self, form: Form) -> Answer:
         if form.get("DryRun") == "true":
             return self._forward(form)
         token, zone = form["ClientToken"], form.get("Placement.AvailabilityZone", "")
@@ -250,11 +250,11 @@ class Ec2StandIn:
             self._booted.boot(name, base64.b64decode(form["UserData"]).decode())
         return made
 
-    def _DescribeInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _DescribeInstances(self, form: Form) -> Answer:
         status, body = self._forward(form)
         return status, self._shown(body) if status == 200 else body
 
-    def _TerminateInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _TerminateInstances(self, form: Form) -> Answer:
         name = form["InstanceId.1"]
         one = self._instances.get(name)
         if one is None or not self._is_visible(one):
@@ -264,7 +264,7 @@ class Ec2StandIn:
         item = f"<item><instanceId>{name}</instanceId></item>"
         return _result("TerminateInstances", f"<instancesSet>{item}</instancesSet>")
 
-    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
+    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:
         wanted, items = _filters(form), []
         states = {value for name, value in form.items() if name.startswith(_position(form, "state"))}
         requests = {name: dict(found) for name, found in self._open_requests.items()}
@@ -280,7 +280,7 @@ class Ec2StandIn:
             "DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{''.join(items)}</spotInstanceRequestSet>"
         )
 
-    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
+    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:
         name = form["SpotInstanceRequestId.1"]
         if name in self._open_requests:
             self._open_requests[name]["state"] = "cancelled"
@@ -367,7 +367,7 @@ def _handler(cloud: Ec2StandIn) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if "ServiceQuotas" in (self.headers.get("X-Amz-Target") or ""):
                 found: Answer | None = cloud.quota(json.loads(body)["QuotaCode"])
