@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from distributed_grid.adapters.clouds.boot_script import HOME
+from tests.support.clouds.booted_machines import NO_USERS
 
 MARK = "STAND_IN_MACHINE"
 SHUTDOWN = """#!/bin/sh
@@ -30,8 +31,9 @@ class BootedMachine:
         self.folder = folder
         commands = folder / "bin"
         commands.mkdir(parents=True)
-        (commands / "shutdown").write_text(SHUTDOWN)
-        (commands / "shutdown").chmod(0o755)
+        for command, text in (("shutdown", SHUTDOWN), ("useradd", NO_USERS)):
+            (commands / command).write_text(text)
+            (commands / command).chmod(0o755)
         file = folder / "startup-script"
         file.write_text(script.replace(HOME, str(folder / "home")))
         file.chmod(0o700)
