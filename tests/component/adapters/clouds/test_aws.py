@@ -181,6 +181,7 @@ def test_an_order_has_its_tags_in_the_call_and_ends_with_its_own_shutdown(cloud:
 
 
 def test_every_setting_is_in_the_call(make: Make) -> None:
+    """What is under `providers.aws` about an instance is what EC2 is asked for."""
     cloud = make()
     subnets = cloud.subnets()
     cloud.settings |= {
