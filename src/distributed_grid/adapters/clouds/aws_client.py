@@ -17,7 +17,7 @@ from distributed_grid.config.providers import AwsSettings
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import WorkerOffer
 
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0
 PAGE_SIZE = 500
 MAX_PAGES = 200
 _SOURCES = {
@@ -87,12 +87,16 @@ class AwsClient:
             token = {"NextToken": answer["NextToken"]}
 
     def quota(self, code: str) -> float | None:
-        """A limit of the account for EC2; None where it cannot be learnt, which is no zero."""
+        """A limit of the account for EC2; None where AWS does not tell it, which is no zero."""
         try:
-            answer = self._client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-            return float(answer["Quota"]["Value"])
-        except Exception:  # another service with another permission: nothing depends on it
-            return None
+            client = self._client("service-quotas")
+            return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+        except GridError:
+            raise
+        except Exception as failure:
+            if error_code(failure):  # another service with another permission: nothing depends on it
+                return None
+            raise grid_error(failure, "quotas") from None
 
     def credentials_source(self) -> str:
         """Where the credentials come from; raises where there are none."""
