@@ -387,13 +387,19 @@ class LendingReport(TypedDict):
 
 
 class WorkerRow(TypedDict):
-    """A worker of a provider; `price_per_hour` in dollars, None where it is not known. `ends_at` is when its machine
-    ends by itself or is taken away, as far as is known."""
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known.
+
+    `machine_type` is what the provider calls its kind of machine. `ends_at` is when its machine ends by itself or is
+    taken away, as far as is known.
+    """
 
     worker_id: str
     provider: str
     worker_type: str
     offer: str
+    machine_type: str
+    zone: str | None
+    market: str | None
     state: str
     node_id: str
     instance_id: str | None
@@ -412,14 +418,26 @@ class WorkerRow(TypedDict):
     warning: str | None
 
 
+class CoreHourBudget(TypedDict):
+    """The core-hours that workers of a provider have used today (UTC) and may by midnight, and the limit."""
+
+    core_hours_today: float
+    by_midnight: float
+    budget_core_hours: float
+
+
 class WorkerBudget(TypedDict):
-    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits.
+
+    `core_hours` has the providers with a budget of core-hours.
+    """
 
     per_hour: float
     spent_today: float
     by_midnight: float
     budget_per_hour: float | None
     budget_per_day: float | None
+    core_hours: dict[str, CoreHourBudget]
 
 
 class WorkerList(TypedDict):
@@ -453,6 +471,15 @@ class ScalingDemand(TypedDict):
     not_counted: dict[str, int]
 
 
+class ProviderSpending(TypedDict):
+    """What the workers of one provider cost an hour, and have cost today (UTC), in dollars."""
+
+    provider: str
+    workers: int
+    per_hour: float
+    spent_today: float
+
+
 class ScalingStatus(TypedDict):
     """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
 
@@ -474,6 +501,7 @@ class ScalingStatus(TypedDict):
     expected_load: float | None
     warm_workers: int
     budget: WorkerBudget
+    spending: list[ProviderSpending]
 
 
 class WorkerNeeds(TypedDict):

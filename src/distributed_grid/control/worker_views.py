@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.view_types import (
+    CoreHourBudget,
+    ProviderSpending,
+    WorkerBudget,
+    WorkerOfferRow,
+    WorkerRow,
+)
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, is_closed
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours, settle
+from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 
 GIB = 1024**3
 
@@ -20,6 +27,9 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "provider": worker.provider,
         "worker_type": worker.worker_type,
         "offer": worker.offer,
+        "machine_type": machine_type(worker.offer),
+        "zone": worker.zone or None,
+        "market": worker.market or None,
         "state": str(worker.state),
         "node_id": worker.node,
         "instance_id": worker.instance or None,
@@ -53,6 +63,27 @@ def _reason(worker: Worker, now: int) -> str:
     return f"ends in {left}: {worker.notice.why}"
 
 
+def machine_type(offer: str) -> str:
+    """The provider's name of the kind of machine in the id of an offer, which may have its zone and market after it."""
+    return offer.partition("/")[0]
+
+
+def spending_view(ledger: Ledger, now: int, wall_ms: int) -> list[ProviderSpending]:
+    """What the workers of each provider cost, and have cost today."""
+    found: list[ProviderSpending] = []
+    for provider in sorted(ledger.spending):
+        living = [worker for worker in ledger.workers.values() if worker.provider == provider]
+        found.append(
+            {
+                "provider": provider,
+                "workers": len(living),
+                "per_hour": sum(worker.price_micro or 0 for worker in living) / MICRO,
+                "spent_today": settle(ledger, provider, now, wall_ms).spent_micro / MICRO,
+            }
+        )
+    return found
+
+
 def budget_view(state: BudgetState) -> WorkerBudget:
     """What workers cost, and the limits."""
     return {
@@ -61,12 +92,23 @@ def budget_view(state: BudgetState) -> WorkerBudget:
         "by_midnight": state.day_micro / MICRO,
         "budget_per_hour": dollars(state.per_hour_micro),
         "budget_per_day": dollars(state.per_day_micro),
+        "core_hours": {one.provider: core_hours_view(one) for one in state.cores},
     }
 
 
-def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOfferRow:
+def core_hours_view(one: CoreHours) -> CoreHourBudget:
+    """What workers of a provider use of its core-hours, and the limit."""
+    return {
+        "core_hours_today": core_hours(one.used_ms),
+        "by_midnight": core_hours(one.day_ms),
+        "budget_core_hours": one.limit_milli / 1000,
+    }
+
+
+def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
     """What a provider can start, and why it is not tried at present."""
-    closed = is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+    place = OfferPlace(provider, offer.id, offer.zone, offer.market, offer.worker_type)
+    closed = closed_text(closure_of(ledger, place), now)
     return {
         "provider": provider,
         "offer": offer.id,

@@ -489,13 +489,15 @@ class WorkerAsked(Struct, frozen=True):
 class WorkerBooted(Struct, frozen=True):
     """The provider has made this machine; `warning` says where it has less than was asked for.
 
-    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not. `waits`: it has taken the order on, and
+    makes the machine when its turn comes.
     """
 
     worker_id: str
     instance: str
     warning: str = ""
     ends_in_ms: int | None = None
+    waits: bool = False
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -579,7 +581,7 @@ class WorkerGone(Struct, frozen=True):
 class ListedInstance(Struct, frozen=True):
     """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that.
 
-    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not. `waits`: it is an order in a queue yet.
     """
 
     worker_id: str
@@ -587,6 +589,7 @@ class ListedInstance(Struct, frozen=True):
     state: str
     detail: str = ""
     ends_in_ms: int | None = None
+    waits: bool = False
 
 
 class WorkersListed(Struct, frozen=True):

@@ -64,8 +64,9 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
     heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that will be, as far as
-    is known (0: it is not). `notice` is its end as it was announced, which never is later; the agent's word about that
-    was last taken at `notice_at_ms`.
+    is known (0: it is not). `queue_ms` is for how long it may wait in a queue of its provider's; while it `waits`
+    there, there is no machine yet, and it costs nothing. `notice` is its end as it was announced, which never is later;
+    the agent's word about that was last taken at `notice_at_ms`.
     """
 
     kind: ClassVar[str] = "worker"
@@ -104,6 +105,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     spare: bool = False
     lifetime_ms: int = 0
     ends_at_ms: int = 0
+    queue_ms: int = 0
+    waits: bool = False
     notice: EndNotice | None = None
     notice_at_ms: int = 0
 
@@ -139,6 +142,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 class WorkerRules(Struct, frozen=True, omit_defaults=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
+    `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
     `consistency_ms` is how long a provider may not list what it has made, or list what it has ended. `exit_ms` is for
     how long the agent of a worker goes on without a control plane.
     """
@@ -154,6 +158,7 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
     exit_ms: int = 600_000
     closed_ms: int = 180_000
     set_aside_ms: int = 3_600_000
+    core_hour_budgets: dict[str, int] = {}
 
     @property
     def key(self) -> str:
@@ -165,7 +170,8 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
 
 
 class Spending(Struct, frozen=True, omit_defaults=True):
-    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`.
+    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
+    milliseconds of cores that they have had.
 
     The day only moves forward, whatever the wall clock does.
     """
@@ -176,6 +182,7 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     day: int
     spent_micro: int = 0
     as_of_ms: int = 0
+    core_ms: int = 0
 
     @property
     def key(self) -> str:
@@ -187,7 +194,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
 
 
 class OfferClosure(Struct, frozen=True, omit_defaults=True):
-    """An offer of a provider, or all of its offers of one zone or kind (`scope`), not to be tried until then."""
+    """An offer of a provider (`offer:ID`), or all of its offers of a zone, market or kind (`zone:a`, `market:spot
+    kind:gpu`), not to be tried until then."""
 
     kind: ClassVar[str] = "offer-closure"
 

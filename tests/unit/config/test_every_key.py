@@ -258,7 +258,7 @@ def rented(config: ClusterConfig) -> Observed:
 
     def seconds(faults: list[str], *, joins: bool = False, ends: bool = False) -> int:
         model = WorkerModel(worker_rules(config), forgets=True)
-        model.cloud.faults["create"] = faults
+        model.cloud.faults.waiting["create"] = faults
         worker_id = model.want()
         model.perform()
         if joins:

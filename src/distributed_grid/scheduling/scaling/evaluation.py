@@ -20,7 +20,8 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP, ScalingPlan, UtilizationWindow
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
-from distributed_grid.scheduling.scaling.budget import budget_state, is_closed
+from distributed_grid.scheduling.scaling.budget import budget_state
+from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
 from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand
 from distributed_grid.scheduling.scaling.host_machine import has_room
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
@@ -30,6 +31,7 @@ from distributed_grid.scheduling.scaling.worker_choice import OfferedType, choos
 
 MAX_STARTS = 100
 """Workers that one evaluation starts; the next one comes soon."""
+MAX_CLOSED_SHOWN = 3
 _ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
 """Which resource is the bottleneck among equally full ones: the scarcest first."""
 _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING, WorkerState.JOINED})
@@ -67,13 +69,11 @@ class Evaluator:
         self._leaving = [worker for worker in self._workers if worker.is_leaving]
         self._staying = sum(not worker.leaving_at_ms for worker in self._workers)
         self._room = max(rules.max_workers - self._staying, 0)
-        self._types: Sequence[OfferedType] = [
-            (one, lendable(ledger, one))
-            for one in rules.types
-            if not is_closed_type(ledger, one) and has_room(ledger, one)
-        ]
+        known = [(one, lendable(ledger, one)) for one in rules.types if has_room(ledger, one)]
+        self._types: Sequence[OfferedType] = [one for one in known if closure_of(ledger, place_of(one[0])) is None]
+        self._closed: Sequence[OfferedType] = [one for one in known if one not in self._types]
         self._floor = max(rules.min_workers, min(warm, rules.max_workers))
-        lent = [resources for _, resources in self._types]
+        lent = [resources for _, resources in known]
         waiting = read_demand(ledger, lent)
         displaced = displaced_demand(ledger, lent) if self._leaving else ()
         self._demand = Demand((*displaced, *waiting.shapes), waiting.not_counted)
@@ -144,7 +144,18 @@ class Evaluator:
         if not self._room:
             return None, f"{waiting}, and there are {self._staying} of at most {self._rules.max_workers} workers"
         chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
-        return chosen, "" if chosen is not None else f"{waiting}, and no type of worker serves them"
+        return chosen, "" if chosen is not None else f"{waiting}, and {self._why_none_serves()}"
+
+    def _why_none_serves(self) -> str:
+        """Why no type of worker can be started for what waits: those that would serve it are closed."""
+        closed = [one for one in self._closed if choose_type(self._unmet, self._bottleneck, [one], 1) is not None]
+        texts = [
+            f"{worker.offer} ({closed_text(closure_of(self._ledger, place_of(worker)), self._now)})"
+            for worker, _ in closed[:MAX_CLOSED_SHOWN]
+        ]
+        if len(closed) > MAX_CLOSED_SHOWN:
+            texts.append(f"{len(closed) - MAX_CLOSED_SHOWN} more")
+        return f"what serves them cannot be had now: {', '.join(texts)}" if texts else "no type of worker serves them"
 
     def _why_up(self, *, is_rest: bool) -> str:
         """Why workers are started: for what waits, or only for what has to leave (`is_rest`)."""
@@ -174,10 +185,10 @@ class Evaluator:
         """How many of so many workers the budget allows, and why not more."""
         state = budget_state(self._ledger, self._now, self._wall_ms)
         for number in range(count):
-            refusal = state.refusal(f"a {worker.worker_type} worker of {worker.provider}", worker.price_micro)
+            refusal = state.refusal(worker)
             if refusal is not None:
                 return number, refusal
-            state = state.with_one_more(worker.price_micro)
+            state = state.with_workers(worker)
         return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
@@ -190,12 +201,6 @@ class Evaluator:
         if self._floor > self._rules.min_workers:
             return f"{_workers(self._floor)} are kept warm for the load that is expected"
         return f"at least {_workers(self._floor)} must be there"
-
-
-def is_closed_type(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a type is not to be tried at present."""
-    scopes = {"zone": worker.zone, "market": worker.market, "kind": worker.worker_type}
-    return bool(is_closed(ledger, worker.provider, worker.offer, **scopes))
 
 
 def _percent(milli: int) -> str:

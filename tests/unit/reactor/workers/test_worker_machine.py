@@ -44,7 +44,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def want(self, worker_type: str, count: int, faults: list[str], rounds: int) -> None:
         for _ in range(count):
             self.model.want(worker_type)
-        self.model.cloud.faults["create"] = list(faults)
+        self.model.cloud.faults.waiting["create"] = list(faults)
         for _ in range(rounds):
             self.model.perform()
             self.every_machine_has_its_row()
@@ -65,7 +65,7 @@ class WorkerMachine(RuleBasedStateMachine):
     )
     def script(self, create: list[str], terminate: list[str], describe: list[str], listing: list[str]) -> None:
         faults = {"create": create, "terminate": terminate, "describe": describe, "list": listing}
-        self.model.cloud.faults = {name: list(found) for name, found in faults.items()}
+        self.model.cloud.faults.waiting = {name: list(found) for name, found in faults.items()}
 
     @rule(dies_at=st.sampled_from(["recorded", "called"]))
     def die(self, dies_at: str) -> None:
@@ -118,8 +118,8 @@ class WorkerMachine(RuleBasedStateMachine):
     @invariant()
     def every_machine_has_its_row(self) -> None:
         existing = {one["worker_id"] for one in self.model.cloud.existing()}
-        known = frozenset() if self.model.cloud.forgets else self.model.cloud.machines.keys()
-        existing |= {order.worker_id for _, order in self.model.late} - known
+        known = frozenset() if self.model.cloud.forgets else self.model.cloud.rows.keys()
+        existing |= {order.worker_id for _, _, order in self.model.late} - known
         assert existing <= self.model.ledger.workers.keys(), "a machine that no worker stands for"
 
     @precondition(lambda self: hasattr(self, "model"))
@@ -133,7 +133,8 @@ class WorkerMachine(RuleBasedStateMachine):
         self.count_cost()
         alarmed = any(record.type == "budget-exceeded" for record in self.model.records)
         unanswered = self.model.cloud.stops_in > 60 or any(
-            call.startswith(("terminate", "describe")) and len(call.split()) > 2 for call in self.model.cloud.calls
+            call.startswith(("terminate", "describe")) and len(call.split()) > 2
+            for call in self.model.cloud.faults.calls
         )
         for day, micro in self.cost_by_day.items():
             assert micro <= DAY_MICRO or (alarmed and unanswered), f"day {day} cost {micro}"
