@@ -254,6 +254,16 @@ def test_the_lifetime_of_a_machine_is_announced_ahead() -> None:
     assert grid.states("long")[0] is JobState.STOPPING
 
 
+def test_a_provider_may_end_a_machine_earlier_than_was_announced() -> None:
+    grid = TakenScenario()
+    grid.announce(3600)
+    grid.handle(WorkerBooted(grid.id, "i-1", ends_in_ms=10_000))
+    grid.check()
+    assert grid.worker.leaving_at_ms == grid.now + 3_600_000, "it is not so near yet"
+    grid.check(seconds=9.9)
+    assert grid.worker.leaving_at_ms == grid.worker.ends_at_ms
+
+
 def test_the_lifetime_is_announced_early_enough_for_the_longest_grace() -> None:
     grid = TakenScenario()
     grid.handle(WorkerBooted(grid.id, "i-1", ends_in_ms=3_600_000))
