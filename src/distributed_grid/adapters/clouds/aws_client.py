@@ -70,7 +70,7 @@ class AwsClient:
             answer: dict[str, Any] = getattr(self._client("ec2"), operation)(**parameters)
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             if (code := error_code(failure)) in telling:
                 raise AwsCodeError(code) from None
             raise grid_error(failure, operation.replace("_", " "), offer) from None
@@ -106,7 +106,7 @@ class AwsClient:
             found.get_frozen_credentials()
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             raise grid_error(failure, "credentials") from None
         return _SOURCES.get(found.method, str(found.method))
 
