@@ -153,10 +153,10 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """End the cluster and its jobs, and remove what is left of them. A second time is harmless."""
-        for process in (*self._running.values(), self._init):
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        for process in (self._init, *self._running.values()):
+            if process is self._init and process.poll() is None:
+                process.kill()  # with it everything in its namespace; who waits for one of these ends then
+            process.wait(READY_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run_daemon(self, *command: str) -> None:

@@ -14,16 +14,20 @@ from pydantic import SecretStr
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
 from distributed_grid.config.value_kinds import (
+    COMMAND,
+    DEVICES,
     FLAG,
     MASK,
     PATH,
     SECRET,
     SOME_CORES,
+    SOME_GIGABYTES,
     TEXT,
     Count,
     MemorySize,
     PlainNumber,
     Seconds,
+    SlurmTime,
     Text,
 )
 from distributed_grid.config.yaml_document import YamlNode, from_plain, to_plain
@@ -36,6 +40,10 @@ _ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/dock
 _ZONE = Text("a zone, such as us-central1-a", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
 _WEB = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
+_SLURM_NAME = Text("a name that Slurm knows", re.compile(r"[A-Za-z0-9_][\w.-]{0,127}", re.ASCII))
+_SLURM_NAMES = Text(
+    "a partition, or several with commas between", re.compile(r"[A-Za-z0-9_][\w.-]*(,[A-Za-z0-9_][\w.-]*)*", re.ASCII)
+)
 _EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
 _EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
 _EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z]{2}[a-z0-9-]+"))
@@ -152,9 +160,44 @@ class DockerLocalSettings(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-Provider = AwsSettings | GcpSettings | DockerLocalSettings
+class SlurmWorkerType(Section):
+    """What an allocation for a type of worker asks for; what is not set is that of a whole node, or the provider's."""
 
-PROVIDERS: dict[str, type[Provider]] = {"aws": AwsSettings, "gcp": GcpSettings, "docker_local": DockerLocalSettings}
+    cpus: int | None = setting(Count(1, 100_000, "a whole number of cores"), None)
+    memory_bytes: int | None = setting(SOME_GIGABYTES, None, "memory_gb")
+    gpus: int = setting(DEVICES, 0)
+    partition: str | None = setting(_SLURM_NAMES, None)
+    constraint: str | None = setting(TEXT, None)
+
+
+class SlurmSettings(Section):
+    """How and where workers are submitted to Slurm as jobs; the commands of Slurm know the cluster."""
+
+    partition: str | None = setting(_SLURM_NAMES, None)
+    account: str | None = setting(_SLURM_NAME, None)
+    qos: str | None = setting(_SLURM_NAME, None)
+    constraint: str | None = setting(TEXT, None)
+    time_limit_seconds: float = setting(SlurmTime(), 3600.0, "time_limit")
+    notice_seconds: float = setting(Seconds(1), 120.0)
+    queue_limit_seconds: float = setting(SlurmTime(), 86400.0, "queue_limit")
+    worker_types: dict[str, SlurmWorkerType] = setting(
+        MapOf(TEXT, SlurmWorkerType.key_table, "kinds of worker, such as cpu and gpu, to what they ask for"), {}
+    )
+    command: str | None = setting(COMMAND, None)
+    directory: str = setting(PATH, "~/.distributed_grid/slurm")
+    scratch: str | None = setting(PATH, None)
+    budget_core_hours: float | None = setting(PlainNumber("a number of core-hours"), None)
+    price_per_hour: dict[str, float] = setting(_PRICES, {})
+
+
+Provider = AwsSettings | GcpSettings | DockerLocalSettings | SlurmSettings
+
+PROVIDERS: dict[str, type[Provider]] = {
+    "aws": AwsSettings,
+    "gcp": GcpSettings,
+    "docker_local": DockerLocalSettings,
+    "slurm": SlurmSettings,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ class _Instance:
 @dataclass
 class Ec2StandIn:
     """EC2 in one region of an account of its own. `full` has the (type, zone) pairs without capacity, `quotas` the
-    limits that are known, by code; `actions` are the calls that were made."""
+    limits that are known, by code; `actions` are the calls that were made. The faults `kill_before` and `kill_after` call
+    `kill` before or after the effect, and answer nothing."""
 
     clock: Callable[[], float] = time.time
     visible_after: float = 0.0
@@ -83,6 +84,7 @@ class Ec2StandIn:
     quotas: dict[str, float] = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    kill: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self._account = f"{next(_ACCOUNTS):012d}"
@@ -172,7 +174,9 @@ class Ec2StandIn:
         fault, _, scope = (self.faults.next(method, about) if method else "").partition(":")
         with self._lock:
             self.actions.append(form["Action"])
-            if fault == "lose_before":
+            if fault == "kill_before":
+                self.kill()
+            if fault in ("lose_before", "kill_before"):
                 return None
             if fault == "no_capacity" and scope == "market":
                 return _error(400, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -181,7 +185,9 @@ class Ec2StandIn:
             self._settle()
             act = getattr(self, f"_{form['Action']}", self._forward)
             found: Answer = act(form)
-            return None if fault == "lose_after" else found
+            if fault == "kill_after":
+                self.kill()
+            return None if fault in ("lose_after", "kill_after") else found
 
     def _method(self, form: Form) -> tuple[str, str]:
         """The method of the port that a call is the heart of, and the worker it is about."""
@@ -202,7 +208,7 @@ class Ec2StandIn:
             return 400, json.dumps({"__type": "NoSuchResourceException", "Message": "no such quota"}).encode()
         return 200, json.dumps({"Quota": {"QuotaCode": code, "Value": self.quotas[code]}}).encode()
 
-    def _RunInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _RunInstances(self, form: Form) -> Answer:
         if form.get("DryRun") == "true":
             return self._forward(form)
         token, zone = form["ClientToken"], form.get("Placement.AvailabilityZone", "")
@@ -244,11 +250,11 @@ class Ec2StandIn:
             self._booted.boot(name, base64.b64decode(form["UserData"]).decode())
         return made
 
-    def _DescribeInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _DescribeInstances(self, form: Form) -> Answer:
         status, body = self._forward(form)
         return status, self._shown(body) if status == 200 else body
 
-    def _TerminateInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _TerminateInstances(self, form: Form) -> Answer:
         name = form["InstanceId.1"]
         one = self._instances.get(name)
         if one is None or not self._is_visible(one):
@@ -258,7 +264,7 @@ class Ec2StandIn:
         item = f"<item><instanceId>{name}</instanceId></item>"
         return _result("TerminateInstances", f"<instancesSet>{item}</instancesSet>")
 
-    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
+    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:
         wanted, items = _filters(form), []
         states = {value for name, value in form.items() if name.startswith(_position(form, "state"))}
         requests = {name: dict(found) for name, found in self._open_requests.items()}
@@ -274,7 +280,7 @@ class Ec2StandIn:
             "DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{''.join(items)}</spotInstanceRequestSet>"
         )
 
-    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
+    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:
         name = form["SpotInstanceRequestId.1"]
         if name in self._open_requests:
             self._open_requests[name]["state"] = "cancelled"
@@ -361,7 +367,7 @@ def _handler(cloud: Ec2StandIn) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if "ServiceQuotas" in (self.headers.get("X-Amz-Target") or ""):
                 found: Answer | None = cloud.quota(json.loads(body)["QuotaCode"])

@@ -70,6 +70,7 @@ class GceStandIn:
         self._instances: list[dict[str, Any]] = []
         self._operations: dict[str, dict[str, Any]] = {}
         self._by_request: dict[str, dict[str, Any]] = {}
+        self._refusals: list[str] = []
         self._number = 10**18
         self.web = GceWebServer(self.answer, lambda: self.clock())
         self.url = self.web.url
@@ -115,6 +116,26 @@ class GceStandIn:
             for one in self._alive():
                 if one["name"] == worker_id and one["scheduling"].get("provisioningModel") == "SPOT":
                     self._delete(one)
+
+    def stop(self, worker_id: str) -> None:
+        """Have a machine switched off, and not deleted."""
+        with self._lock:
+            for one in self._alive():
+                if one["name"] == worker_id:
+                    one["status"] = "TERMINATED"
+
+    def refuse_with(self, message: str) -> None:
+        """Answer the next creation with this message."""
+        self._refusals.append(message)
+
+    def forget_requests(self) -> None:
+        """Know no key of a request any more, as after an hour."""
+        self._by_request.clear()
+
+    def forget(self) -> None:
+        """Know nothing of what was."""
+        self.forget_requests()
+        self._instances = self._alive()
 
     def close(self) -> None:
         self.web.close()
@@ -250,6 +271,8 @@ class GceStandIn:
     def _on_insert(self, zone: str, request: str, body: dict[str, Any], fault: str) -> Answer:
         if uuid.UUID(request).int == 0:
             return failure(400, "invalid", "Invalid value for field 'requestId'")
+        if self._refusals:
+            return failure(400, "invalid", self._refusals.pop())
         if request in self._by_request:
             return 200, self.operation_view(self._by_request[request])
         if any(one["name"] == body["name"] and one["zone"].endswith(zone) for one in self._alive()):

@@ -7,6 +7,7 @@ are those of the settings, or what the SDK finds; they are kept by the SDK alone
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -43,6 +44,13 @@ def _service_models() -> Any:
     from botocore.loaders import create_loader
 
     return create_loader()
+
+
+def _silence_sdk() -> None:
+    """Keep the SDK from logging its requests: at debug level they have keys, session tokens and user-data in them."""
+    for name in ("boto3", "botocore"):
+        logger = logging.getLogger(name)
+        logger.setLevel(max(logger.level, logging.INFO))
 
 
 class AwsClient:
@@ -117,6 +125,7 @@ class AwsClient:
         except ImportError:
             raise BadInput("aws needs the package boto3: pip install 'distributed-grid[aws]'") from None
         if self._session is None:
+            _silence_sdk()
             core = botocore.session.Session()
             core.register_component("data_loader", _service_models())
             self._session = boto3.Session(botocore_session=core, **self._credentials())
