@@ -64,7 +64,7 @@ def _reason(worker: Worker, now: int) -> str:
 
 
 def machine_type(worker: Worker) -> str:
-    """The provider's name of the kind of machine: the offer's id without its zone, its market and the kind of worker."""
+    """The provider's name of the kind of machine: the offer's id without its zone, its market and its kind."""
     known = (worker.worker_type, worker.zone, worker.market)
     return next((part for part in worker.offer.split("/") if part not in known), worker.offer)
 
