@@ -46,8 +46,11 @@ _SLURM_NAMES = Text(
 )
 _EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
 _EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
-_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z]{2}[a-z0-9-]+"))
-_ENDPOINT = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/@]+\S*"))
+_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z0-9-]+"))
+_EC2_ENDPOINT = Text(
+    "an address that starts with https://, or with http:// on this machine",
+    re.compile(r"(https://[^\s/@]+|http://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?)(/\S*)?"),
+)
 _DISK = Count(1, 65536, "a whole number of GB")
 
 
@@ -111,7 +114,7 @@ class AwsSettings(Section):
     security_group_ids: tuple[str, ...] = setting(ListOf(TEXT, "security groups"), ())
     instance_profile: str | None = setting(TEXT, None)
     key_name: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(_ENDPOINT, None)
+    endpoint_url: str | None = setting(_EC2_ENDPOINT, None)
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
     def types_of(self, kind: str) -> tuple[str, ...]:
