@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
 from tests.support.docker_engines import child_of
@@ -106,11 +106,6 @@ class SlurmCluster:
         self._init_pid = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    @property
-    def env(self) -> Mapping[str, str]:
-        """What a command needs in its environment to talk to this cluster."""
-        return {"SLURM_CONF": str(self.config)}
-
     def start(self) -> None:
         """Start it, and wait until its node takes jobs."""
         self._init_pid = wait_until(lambda: child_of(self._init.pid, "python"))
@@ -140,6 +135,11 @@ class SlurmCluster:
         process = self._running.pop("slurmctld")
         os.kill(wait_until(lambda: child_of(process.pid, "slurmctld")), signal.SIGKILL)
         process.wait()
+
+    def until_saved(self) -> None:
+        """Wait until the controller has stored what it knows now; it does so every few seconds."""
+        stored, before = self.folder / "state" / "job_state", time.time()
+        wait_until(lambda: stored.exists() and stored.stat().st_mtime > before, READY_SECONDS, pause=0.1)
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints, errors included."""

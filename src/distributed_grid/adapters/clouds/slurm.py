@@ -17,6 +17,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -24,7 +25,7 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from distributed_grid.adapters.clouds.slurm_pilot import PilotFiles, pilot_script
-from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue
+from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue, run_command
 from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, open_provider
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
@@ -62,7 +63,7 @@ class SlurmProvider(CloudProviderBase):
         """`run` runs the commands of Slurm, `clock` is the time since 1970 in seconds."""
         self._settings = _checked(settings)
         self._directory = Path(self._settings.directory).expanduser()
-        self._queue = SlurmQueue(run, clock=clock)
+        self._queue = SlurmQueue(run or partial(run_command, config_file=self._settings.config_file), clock=clock)
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         """Submit the pilot, unless there is one; while it is in the queue it `waits`, and `detail` says for what."""
