@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
 from tests.support.docker_engines import child_of
@@ -106,11 +106,6 @@ class SlurmCluster:
         self._init_pid = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    @property
-    def env(self) -> Mapping[str, str]:
-        """What a command needs in its environment to talk to this cluster."""
-        return {"SLURM_CONF": str(self.config)}
-
     def start(self) -> None:
         """Start it, and wait until its node takes jobs."""
         self._init_pid = wait_until(lambda: child_of(self._init.pid, "python"))
@@ -141,6 +136,11 @@ class SlurmCluster:
         os.kill(wait_until(lambda: child_of(process.pid, "slurmctld")), signal.SIGKILL)
         process.wait()
 
+    def until_saved(self) -> None:
+        """Wait until the controller has stored what it knows now; it does so every few seconds."""
+        stored, before = self.folder / "state" / "job_state", time.time()
+        wait_until(lambda: stored.exists() and stored.stat().st_mtime > before, READY_SECONDS, pause=0.1)
+
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints, errors included."""
         done = subprocess.run(command, capture_output=True, env=self._env, timeout=30, stdin=subprocess.DEVNULL)
@@ -153,10 +153,10 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """End the cluster and its jobs, and remove what is left of them. A second time is harmless."""
-        for process in (*self._running.values(), self._init):
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        for process in (self._init, *self._running.values()):
+            if process is self._init and process.poll() is None:
+                process.kill()  # with it everything in its namespace; who waits for one of these ends then
+            process.wait(READY_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run_daemon(self, *command: str) -> None:

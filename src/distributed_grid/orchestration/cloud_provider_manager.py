@@ -25,13 +25,22 @@ if TYPE_CHECKING:
     from distributed_grid.adapters.clouds.aws import AWSCloudProvider
     from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
     from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
+    from distributed_grid.adapters.clouds.slurm import SlurmProvider
 
-__all__ = ["AWSCloudProvider", "CloudProviderBase", "CloudProviderManager", "DockerLocalProvider", "GCPCloudProvider"]
+__all__ = [
+    "AWSCloudProvider",
+    "CloudProviderBase",
+    "CloudProviderManager",
+    "DockerLocalProvider",
+    "GCPCloudProvider",
+    "SlurmProvider",
+]
 
 _PROVIDERS = {
     "AWSCloudProvider": "distributed_grid.adapters.clouds.aws",
     "DockerLocalProvider": "distributed_grid.adapters.clouds.docker_local",
     "GCPCloudProvider": "distributed_grid.adapters.clouds.gcp",
+    "SlurmProvider": "distributed_grid.adapters.clouds.slurm",
 }
 MB_PER_GB = 1024
 
