@@ -54,7 +54,7 @@ class BareMachine:
         path.chmod(0o755)
 
     def boot(self, order: WorkerOrder, *, private_etc: bool = False) -> BareMachine:
-        """Run the boot script, as a cloud does; with `private_etc` it may make users, which this machine will not have."""
+        """Run the boot script, as a cloud does; users that it makes are its own with `private_etc`."""
         script = self.folder / "user-data"
         script.write_text(boot_script(order, str(self.home)))
         script.chmod(0o700)

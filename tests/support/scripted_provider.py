@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed_grid.errors import Refused
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 from tests.support.clouds.scripted import OFFERS, ScriptedCloud
 
@@ -111,6 +112,7 @@ class ScriptedProvider(CloudProviderBase):
         self._cloud = _FileCloud(Path(settings["state_file"]), settings)
         self.is_on_this_host = not settings.get("elsewhere", False)
         self._has_prices = bool(settings.get("prices", True))
+        self._check_says = str(settings.get("check_says", ""))
         type(self).notice_source = str(settings.get("notices", ""))
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
@@ -133,6 +135,11 @@ class ScriptedProvider(CloudProviderBase):
         if self._has_prices:
             return OFFERS
         return [WorkerOffer(one.id, one.worker_type, one.resources, None, one.zone) for one in OFFERS]
+
+    def check(self) -> Sequence[str]:
+        if self._check_says:
+            raise Refused(self._check_says)
+        return super().check()
 
 
 class CloudFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -46,8 +46,11 @@ _SLURM_NAMES = Text(
 )
 _EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
 _EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
-_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z]{2}[a-z0-9-]+"))
-_ENDPOINT = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/@]+\S*"))
+_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z0-9-]+"))
+_EC2_ENDPOINT = Text(
+    "an address that starts with https://, or with http:// on this machine",
+    re.compile(r"(https://[^\s/@]+|http://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?)(/\S*)?"),
+)
 _DISK = Count(1, 65536, "a whole number of GB")
 
 
@@ -111,7 +114,7 @@ class AwsSettings(Section):
     security_group_ids: tuple[str, ...] = setting(ListOf(TEXT, "security groups"), ())
     instance_profile: str | None = setting(TEXT, None)
     key_name: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(_ENDPOINT, None)
+    endpoint_url: str | None = setting(_EC2_ENDPOINT, None)
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
     def types_of(self, kind: str) -> tuple[str, ...]:
@@ -249,16 +252,37 @@ class ProviderSettings(ValueKind):
         return {name: _masked(settings) for name, settings in value.items()}
 
 
-def _masked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    shown = dict(settings)
-    if isinstance(credentials := shown.get("credentials"), dict):
-        shown["credentials"] = {
-            name: value
-            if isinstance(value, str) and value.startswith("${") and value.find("}") == len(value) - 1
-            else MASK
-            for name, value in credentials.items()
-        }
-    return shown
+_SECRET_NAME = re.compile(r"secret|password|passwd|token|credential|access_key|api_key|private_key", re.IGNORECASE)
+_FILE_NAME = re.compile(r"(file|path|dir)$", re.IGNORECASE)
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a key of a provider holds a credential, and not where one is."""
+    return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
+
+
+def _masked(settings: Any, is_secret: bool = False) -> Any:
+    """Settings as they are shown: what is a credential is masked, unless it is only the name of a variable."""
+    if isinstance(settings, Mapping):
+        return {name: _masked(value, is_secret or _is_secret(str(name))) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_masked(value, is_secret) for value in settings]
+    if not is_secret or settings is None or isinstance(settings, bool):
+        return settings
+    text = str(settings)
+    return settings if text.startswith("${") and text.find("}") == len(text) - 1 else MASK
+
+
+def written_secrets(settings: Any, is_secret: bool = False) -> Iterator[str]:
+    """The credentials in the settings of a provider, as they are there."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from written_secrets(value, is_secret or _is_secret(str(name)))
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from written_secrets(value, is_secret)
+    elif is_secret and settings is not None and not isinstance(settings, bool):
+        yield str(settings)
 
 
 def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:

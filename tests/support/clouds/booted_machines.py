@@ -1,4 +1,4 @@
-"""Machines of a stand-in that really boot: the script of each runs as a process of this machine, in a folder of its own.
+"""Machines of a stand-in that really boot: each runs its script as a process of this machine, in a folder of its own.
 
 `shutdown` on such a machine's PATH ends the processes of this machine alone, and says that it is off.
 """
@@ -18,6 +18,8 @@ from distributed_grid.adapters.clouds.boot_script import HOME
 SHUTDOWN = """#!/bin/sh
 touch {folder}/off
 """
+NO_USERS = "#!/bin/sh\nexit 1\n"
+"""On this machine nobody makes users for a test."""
 
 
 class BootedMachines:
@@ -31,9 +33,9 @@ class BootedMachines:
         """Run the script of a machine, with its home in the folder of the machine."""
         folder = self._folder / name
         (folder / "bin").mkdir(parents=True, mode=0o700)
-        shutdown = folder / "bin" / "shutdown"
-        shutdown.write_text(SHUTDOWN.format(folder=folder))
-        shutdown.chmod(0o700)
+        for command, text in (("shutdown", SHUTDOWN.format(folder=folder)), ("useradd", NO_USERS)):
+            (folder / "bin" / command).write_text(text)
+            (folder / "bin" / command).chmod(0o700)
         file = folder / "user-data"
         file.write_text(script.replace(HOME, str(folder / "home")))
         file.chmod(0o700)

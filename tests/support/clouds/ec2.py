@@ -8,34 +8,42 @@ With a folder to boot in, an instance really boots: its user-data runs as a proc
 from __future__ import annotations
 
 import base64
-import functools
-import io
 import itertools
 import json
-import os
 import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
-from xml.sax.saxutils import escape
 
 from distributed_grid.adapters.clouds.aws import AWSCloudProvider
 from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
 from tests.support.clouds.booted_machines import BootedMachines
+from tests.support.clouds.ec2_query import (
+    REGION,
+    XML,
+    Answer,
+    Form,
+    ask_moto,
+    error_answer,
+    filter_values,
+    forget_account,
+    instance_tags,
+    request_item,
+    result_answer,
+    time_text,
+    values_prefix,
+)
 from tests.support.clouds.stand_in import FaultScript, Machine
 
-REGION = "us-west-2"
 ACCESS_KEY, SECRET_KEY = "AKIASTANDIN000000000", "a-secret-access-key-that-nobody-may-see"
 REMEMBERED_SECONDS = 3600.0
 """For how long EC2 shows what is terminated."""
 _ACCOUNTS = itertools.count(1)
-_XML = "{http://ec2.amazonaws.com/doc/2016-11-15}"
 _STATES = {"pending": "0", "running": "16", "shutting-down": "32", "terminated": "48"}
 _ERRORS = {
     "throttle": (503, "RequestLimitExceeded", "Request limit exceeded."),
@@ -44,17 +52,6 @@ _ERRORS = {
     "refuse": (403, "UnauthorizedOperation", "You are not authorized. Encoded authorization failure message: c2VjcmV0"),
     "fail": (500, "InternalError", "An internal error has occurred."),
 }
-Form = dict[str, str]
-Answer = tuple[int, bytes]
-
-
-@functools.cache
-def _moto() -> Any:
-    """moto's EC2 as a WSGI application, one for the process."""
-    os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
-    from moto.moto_server.werkzeug_app import create_backend_app
-
-    return create_backend_app("ec2")
 
 
 @dataclass
@@ -72,7 +69,8 @@ class _Instance:
 @dataclass
 class Ec2StandIn:
     """EC2 in one region of an account of its own. `full` has the (type, zone) pairs without capacity, `quotas` the
-    limits that are known, by code; `actions` are the calls that were made."""
+    limits that are known, by code; `actions` the calls that were made. The faults `kill_before` and `kill_after` call
+    `kill` before or after the effect, and answer nothing."""
 
     clock: Callable[[], float] = time.time
     visible_after: float = 0.0
@@ -83,6 +81,8 @@ class Ec2StandIn:
     quotas: dict[str, float] = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    kill: Callable[[], object] = lambda: None
+    page_size: int = 1000
 
     def __post_init__(self) -> None:
         self._account = f"{next(_ACCOUNTS):012d}"
@@ -95,7 +95,7 @@ class Ec2StandIn:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         made = self._forward({"Action": "RegisterImage", "Name": "image", "RootDeviceName": "/dev/sda1"})[1]
-        self.image_id = ET.fromstring(made).findtext(f"{_XML}imageId") or ""
+        self.image_id = ET.fromstring(made).findtext(f"{XML}imageId") or ""
 
     @property
     def url(self) -> str:
@@ -148,10 +148,26 @@ class Ec2StandIn:
         with self._lock:
             self._end(self._instances[instance], self.clock())
 
+    def parameters(self, instance: str) -> Form:
+        """The parameters that an instance was made with."""
+        return dict(parse_qsl(self._instances[instance].parameters))
+
     def user_data(self, instance: str) -> str:
         """The user-data that an instance was made with."""
-        form = dict(parse_qsl(self._instances[instance].parameters))
-        return base64.b64decode(form["UserData"]).decode()
+        return base64.b64decode(self.parameters(instance)["UserData"]).decode()
+
+    def subnets(self) -> dict[str, str]:
+        """A subnet of each zone."""
+        found = ET.fromstring(self._forward({"Action": "DescribeSubnets"})[1])
+        items = found.iterfind(f"{XML}subnetSet/{XML}item")
+        return {one.findtext(f"{XML}availabilityZone", ""): one.findtext(f"{XML}subnetId", "") for one in items}
+
+    def security_groups(self) -> list[str]:
+        found = ET.fromstring(self._forward({"Action": "DescribeSecurityGroups"})[1])
+        return [one.text or "" for one in found.iterfind(f"{XML}securityGroupInfo/{XML}item/{XML}groupId")]
+
+    def add_key_pair(self, name: str) -> None:
+        self._forward({"Action": "CreateKeyPair", "KeyName": name})
 
     def close(self) -> None:
         """End the stand-in and everything that it started."""
@@ -160,9 +176,7 @@ class Ec2StandIn:
         self._thread.join()
         if self._booted is not None:
             self._booted.close()
-        from moto.ec2.models import ec2_backends
-
-        ec2_backends.pop(self._account, None)
+        forget_account(self._account)
 
     # ------------------------------------------------------------------ calls
 
@@ -172,16 +186,20 @@ class Ec2StandIn:
         fault, _, scope = (self.faults.next(method, about) if method else "").partition(":")
         with self._lock:
             self.actions.append(form["Action"])
-            if fault == "lose_before":
+            if fault == "kill_before":
+                self.kill()
+            if fault in ("lose_before", "kill_before"):
                 return None
             if fault == "no_capacity" and scope == "market":
-                return _error(400, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+                return error_answer(400, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
             if fault in _ERRORS and (method == "create" or fault not in ("no_capacity", "quota")):
-                return _error(*_ERRORS[fault])
+                return error_answer(*_ERRORS[fault])
             self._settle()
             act = getattr(self, f"_{form['Action']}", self._forward)
             found: Answer = act(form)
-            return None if fault == "lose_after" else found
+            if fault == "kill_after":
+                self.kill()
+            return None if fault in ("lose_after", "kill_after") else found
 
     def _method(self, form: Form) -> tuple[str, str]:
         """The method of the port that a call is the heart of, and the worker it is about."""
@@ -192,7 +210,7 @@ class Ec2StandIn:
             one = self._instances.get(form.get("InstanceId.1", ""))
             return "terminate", one.machine.worker_id if one else ""
         if action == "DescribeInstances":
-            worker = _filters(form).get(f"tag:{WORKER_TAG}", "")
+            worker = filter_values(form).get(f"tag:{WORKER_TAG}", "")
             return ("describe", worker) if worker else ("list", "")
         return ("offers", "") if action == "DescribeInstanceTypes" else ("", "")
 
@@ -202,23 +220,25 @@ class Ec2StandIn:
             return 400, json.dumps({"__type": "NoSuchResourceException", "Message": "no such quota"}).encode()
         return 200, json.dumps({"Quota": {"QuotaCode": code, "Value": self.quotas[code]}}).encode()
 
-    def _RunInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _RunInstances(self, form: Form) -> Answer:
         if form.get("DryRun") == "true":
             return self._forward(form)
         token, zone = form["ClientToken"], form.get("Placement.AvailabilityZone", "")
-        ours = {name: value for name, value in form.items() if name not in ("Version", "ClientToken")}
+        ours = {name: value for name, value in form.items() if name != "Version"}
         parameters = urlencode(sorted(ours.items()))
         for one in self._instances.values():
-            known = dict(parse_qsl(one.parameters))
-            if one.machine.worker_id != token or known.get("Placement.AvailabilityZone", "") != zone:
+            if (
+                one.machine.worker_id != token
+                or self.parameters(one.machine.instance).get("Placement.AvailabilityZone", "") != zone
+            ):
                 continue  # EC2 compares tokens within a zone
             if one.parameters != parameters:
-                return _error(400, "IdempotentParameterMismatch", "Arguments on this request are inconsistent.")
+                return error_answer(400, "IdempotentParameterMismatch", "Arguments on this request are inconsistent.")
             if self._state(one) == "terminated":
-                return _error(400, "IdempotentInstanceTerminated", "The instance of this token was terminated.")
+                return error_answer(400, "IdempotentInstanceTerminated", "The instance of this token was terminated.")
             return 200, self._shown(one.answer, everything=True)
         if (form["InstanceType"], zone) in self.full:
-            return _error(*_ERRORS["no_capacity"])
+            return error_answer(*_ERRORS["no_capacity"])
         made = self._run(form)
         if isinstance(made, tuple):
             return made
@@ -230,12 +250,12 @@ class Ec2StandIn:
         status, body = self._forward(form)
         if status != 200:
             return status, body
-        item = ET.fromstring(body).find(f"{_XML}instancesSet/{_XML}item")
+        item = ET.fromstring(body).find(f"{XML}instancesSet/{XML}item")
         assert item is not None
-        tags = _tags(form)
+        tags = instance_tags(form)
         market = "spot" if form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
-        name = item.findtext(f"{_XML}instanceId") or ""
-        zone = item.findtext(f"{_XML}placement/{_XML}availabilityZone") or ""
+        name = item.findtext(f"{XML}instanceId") or ""
+        zone = item.findtext(f"{XML}placement/{XML}availabilityZone") or ""
         machine = Machine(tags.get(WORKER_TAG, ""), tags.get(GRID_TAG, ""), name, self.clock(), None, market, zone)
         made = self._instances[name] = _Instance(machine, answer=body)
         if market == "spot":
@@ -244,23 +264,24 @@ class Ec2StandIn:
             self._booted.boot(name, base64.b64decode(form["UserData"]).decode())
         return made
 
-    def _DescribeInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _DescribeInstances(self, form: Form) -> Answer:
+        form = form | {"MaxResults": str(min(int(form["MaxResults"]), self.page_size))}
         status, body = self._forward(form)
         return status, self._shown(body) if status == 200 else body
 
-    def _TerminateInstances(self, form: Form) -> Answer:  # noqa: N802
+    def _TerminateInstances(self, form: Form) -> Answer:
         name = form["InstanceId.1"]
         one = self._instances.get(name)
         if one is None or not self._is_visible(one):
-            return _error(400, "InvalidInstanceID.NotFound", f"The instance ID '{name}' does not exist")
+            return error_answer(400, "InvalidInstanceID.NotFound", f"The instance ID '{name}' does not exist")
         if one.machine.ended_at is None:
             self._end(one, self.clock() + self.stops_in)
         item = f"<item><instanceId>{name}</instanceId></item>"
-        return _result("TerminateInstances", f"<instancesSet>{item}</instancesSet>")
+        return result_answer("TerminateInstances", f"<instancesSet>{item}</instancesSet>")
 
-    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
-        wanted, items = _filters(form), []
-        states = {value for name, value in form.items() if name.startswith(_position(form, "state"))}
+    def _DescribeSpotInstanceRequests(self, form: Form) -> Answer:
+        wanted, items = filter_values(form), []
+        states = {value for name, value in form.items() if name.startswith(values_prefix(form, "state"))}
         requests = {name: dict(found) for name, found in self._open_requests.items()}
         for one in self._instances.values():
             if one.request and self._is_visible(one):
@@ -269,19 +290,19 @@ class Ec2StandIn:
         for name, found in requests.items():
             asked = {key[4:]: value for key, value in wanted.items() if key.startswith("tag:")}
             if found["state"] in states and all(found.get(key) == value for key, value in asked.items()):
-                items.append(_request_item(name, found))
-        return _result(
+                items.append(request_item(name, found))
+        return result_answer(
             "DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{''.join(items)}</spotInstanceRequestSet>"
         )
 
-    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:  # noqa: N802
+    def _CancelSpotInstanceRequests(self, form: Form) -> Answer:
         name = form["SpotInstanceRequestId.1"]
         if name in self._open_requests:
             self._open_requests[name]["state"] = "cancelled"
         for one in self._instances.values():
             if one.request == name:
                 one.request_state = "cancelled"
-        return _result("CancelSpotInstanceRequests", "<spotInstanceRequestSet/>")
+        return result_answer("CancelSpotInstanceRequests", "<spotInstanceRequestSet/>")
 
     # ------------------------------------------------------------------ rules
 
@@ -314,46 +335,27 @@ class Ec2StandIn:
     def _shown(self, body: bytes, *, everything: bool = False) -> bytes:
         """An answer of moto with what EC2 would show of its instances."""
         root = ET.fromstring(body)
-        for parent in [*root.iter(f"{_XML}instancesSet")]:
+        for parent in [*root.iter(f"{XML}instancesSet")]:
             for item in [*parent]:
-                one = self._instances.get(item.findtext(f"{_XML}instanceId") or "")
+                one = self._instances.get(item.findtext(f"{XML}instanceId") or "")
                 if one is None or not (everything or self._is_visible(one)):
                     parent.remove(item)
                     continue
-                state = item.find(f"{_XML}instanceState")
+                state = item.find(f"{XML}instanceState")
                 assert state is not None
                 for child in [*state]:
                     state.remove(child)
-                ET.SubElement(state, f"{_XML}code").text = _STATES[self._state(one)]
-                ET.SubElement(state, f"{_XML}name").text = self._state(one)
-                launched = item.find(f"{_XML}launchTime")
+                ET.SubElement(state, f"{XML}code").text = _STATES[self._state(one)]
+                ET.SubElement(state, f"{XML}name").text = self._state(one)
+                launched = item.find(f"{XML}launchTime")
                 assert launched is not None
-                launched.text = _time(one.machine.made_at)
+                launched.text = time_text(one.machine.made_at)
                 if one.request:
-                    ET.SubElement(item, f"{_XML}spotInstanceRequestId").text = one.request
+                    ET.SubElement(item, f"{XML}spotInstanceRequestId").text = one.request
         return ET.tostring(root)
 
     def _forward(self, form: Form) -> Answer:
-        """What moto answers."""
-        body = urlencode({"Version": "2016-11-15", **form}).encode()
-        scope = f"{ACCESS_KEY}/20260101/{REGION}/ec2/aws4_request"
-        environ = {
-            "REQUEST_METHOD": "POST",
-            "PATH_INFO": "/",
-            "SERVER_NAME": f"ec2.{REGION}.amazonaws.com",
-            "SERVER_PORT": "80",
-            "HTTP_HOST": f"ec2.{REGION}.amazonaws.com",
-            "HTTP_AUTHORIZATION": f"AWS4-HMAC-SHA256 Credential={scope}",
-            "HTTP_X_MOTO_ACCOUNT_ID": self._account,
-            "CONTENT_TYPE": "application/x-www-form-urlencoded; charset=utf-8",
-            "CONTENT_LENGTH": str(len(body)),
-            "wsgi.input": io.BytesIO(body),
-            "wsgi.url_scheme": "http",
-            "wsgi.errors": io.StringIO(),
-        }
-        status: list[int] = []
-        answer = _moto()(environ, lambda text, headers, *rest: status.append(int(text.split()[0])))
-        return status[0], b"".join(answer)
+        return ask_moto(form, self._account)
 
 
 def _handler(cloud: Ec2StandIn) -> type[BaseHTTPRequestHandler]:
@@ -361,7 +363,7 @@ def _handler(cloud: Ec2StandIn) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if "ServiceQuotas" in (self.headers.get("X-Amz-Target") or ""):
                 found: Answer | None = cloud.quota(json.loads(body)["QuotaCode"])
@@ -378,47 +380,3 @@ def _handler(cloud: Ec2StandIn) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
-
-
-def _error(status: int, code: str, message: str) -> Answer:
-    error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
-    return status, f"<Response><Errors>{error}</Errors><RequestID>r-1</RequestID></Response>".encode()
-
-
-def _result(action: str, inside: str) -> Answer:
-    return 200, f'<{action}Response xmlns="{_XML[1:-1]}"><requestId>r-1</requestId>{inside}</{action}Response>'.encode()
-
-
-def _request_item(name: str, found: Form) -> str:
-    tags = "".join(
-        f"<item><key>{escape(key)}</key><value>{escape(found[key])}</value></item>" for key in (WORKER_TAG, GRID_TAG)
-    )
-    inside = f"<instanceId>{found['instance']}</instanceId>" if "instance" in found else ""
-    return (
-        f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><state>{found['state']}</state>{inside}"
-        f"<tagSet>{tags}</tagSet></item>"
-    )
-
-
-def _position(form: Form, name: str) -> str:
-    """How the names of a filter's values begin."""
-    for key, value in form.items():
-        if key.startswith("Filter.") and key.endswith(".Name") and value == name:
-            return f"{key[: -len('Name')]}Value."
-    return "\0"
-
-
-def _filters(form: Form) -> Form:
-    """The first value of each filter, by its name."""
-    named = {key: value for key, value in form.items() if key.startswith("Filter.") and key.endswith(".Name")}
-    return {value: form.get(f"{key[: -len('Name')]}Value.1", "") for key, value in named.items()}
-
-
-def _tags(form: Form) -> Form:
-    prefix = "TagSpecification.1.Tag."
-    keys = {name: value for name, value in form.items() if name.startswith(prefix) and name.endswith(".Key")}
-    return {value: form[f"{name[: -len('Key')]}Value"] for name, value in keys.items()}
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
-from tests.support.clouds.gce_machine import BootedMachine
+from tests.support.clouds.booted_machines import BootedMachines
 from tests.support.clouds.gce_web import Answer, GceWebServer, failure
 from tests.support.clouds.stand_in import FaultScript, Machine
 
@@ -64,12 +64,13 @@ class GceStandIn:
         self.page_size = 500
         self.bodies: list[Mapping[str, Any]] = []
         self.on_die: Callable[[], None] = lambda: None
-        self._boots = boots
+        self._booted = BootedMachines(boots) if boots is not None else None
         self._settings = dict(settings or {})
         self._lock = threading.RLock()
         self._instances: list[dict[str, Any]] = []
         self._operations: dict[str, dict[str, Any]] = {}
         self._by_request: dict[str, dict[str, Any]] = {}
+        self._refusals: list[str] = []
         self._number = 10**18
         self.web = GceWebServer(self.answer, lambda: self.clock())
         self.url = self.web.url
@@ -109,18 +110,32 @@ class GceStandIn:
         with self._lock:
             return str(self._insert(zone, dict(body))["id"])
 
-    def preempt(self, worker_id: str) -> None:
-        """Take a spot machine back."""
+    def take_away(self, instance: str) -> None:
+        """Take a spot machine back, which deletes it; another is only switched off, and its disk is still paid for."""
         with self._lock:
             for one in self._alive():
-                if one["name"] == worker_id and one["scheduling"].get("provisioningModel") == "SPOT":
+                if one["id"] == instance and one["scheduling"].get("provisioningModel") == "SPOT":
                     self._delete(one)
+                elif one["id"] == instance:
+                    one["status"] = "TERMINATED"
+
+    def refuse_with(self, message: str) -> None:
+        """Answer the next creation with this message."""
+        self._refusals.append(message)
+
+    def forget_requests(self) -> None:
+        """Know no key of a request any more, as after an hour."""
+        self._by_request.clear()
+
+    def forget(self) -> None:
+        """Know nothing of what was."""
+        self.forget_requests()
+        self._instances = self._alive()
 
     def close(self) -> None:
         self.web.close()
-        for one in self._instances:
-            if one["_booted"] is not None:
-                one["_booted"].end()
+        if self._booted is not None:
+            self._booted.close()
 
     # ------------------------------------------------------------------ its rules
 
@@ -131,17 +146,16 @@ class GceStandIn:
         """Do what time has done since."""
         now = self.clock()
         for one in self._alive():
-            booted = one["_booted"]
             if one["status"] == "STAGING" and now >= one["_runs_at"]:
                 one["status"] = "RUNNING"
-            if booted is not None and one["status"] == "RUNNING" and booted.is_off():
-                booted.end()
+            if self._booted is not None and one["status"] == "RUNNING" and self._booted.is_off(one["id"]):
+                self._booted.end(one["id"])
                 one["status"] = "TERMINATED"
             ends = [at for at in (one["_deleted_at"], _planned_end(one)) if at is not None and at <= now]
             if ends:
                 one["_ended"] = min(ends)
-                if booted is not None:
-                    booted.end()
+                if self._booted is not None:
+                    self._booted.end(one["id"])
 
     def _insert(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
@@ -158,11 +172,10 @@ class GceStandIn:
             "_runs_at": now + self.operation_seconds,
             "_deleted_at": None,
             "_ended": None,
-            "_booted": None,
         }
         items = {item["key"]: item["value"] for item in body.get("metadata", {}).get("items", ())}
-        if self._boots is not None and "startup-script" in items:
-            one["_booted"] = BootedMachine(self._boots / one["id"], items["startup-script"])
+        if self._booted is not None and "startup-script" in items:
+            self._booted.boot(str(one["id"]), items["startup-script"])
         self._instances.append(one)
         return one
 
@@ -250,6 +263,8 @@ class GceStandIn:
     def _on_insert(self, zone: str, request: str, body: dict[str, Any], fault: str) -> Answer:
         if uuid.UUID(request).int == 0:
             return failure(400, "invalid", "Invalid value for field 'requestId'")
+        if self._refusals:
+            return failure(400, "invalid", self._refusals.pop())
         if request in self._by_request:
             return 200, self.operation_view(self._by_request[request])
         if any(one["name"] == body["name"] and one["zone"].endswith(zone) for one in self._alive()):

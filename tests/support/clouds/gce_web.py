@@ -67,6 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if parts.path == "/token":
             status, found = web.grant_token({key: value[0] for key, value in parse_qs(body.decode()).items()})
+        elif parts.path == "/token/of-nobody":
+            status, found = 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
         elif web.bearer and self.headers.get("Authorization") != f"Bearer {web.bearer}":
             status, found = failure(401, "authError", "Request had invalid authentication credentials")
         else:

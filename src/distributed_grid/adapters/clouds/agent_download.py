@@ -61,7 +61,7 @@ def connect(address: str, fingerprint: str) -> http.client.HTTPConnection:
     der = connection.sock.getpeercert(binary_form=True) or b""
     if hashlib.sha256(der).hexdigest() != fingerprint:
         connection.close()
-        raise DownloadFailed("%s is not the control plane: %s" % (address, OTHER_CERTIFICATE))
+        raise DownloadFailed(f"{address} is not the control plane: {OTHER_CERTIFICATE}")
     return connection
 
 
@@ -75,40 +75,37 @@ def download(address: str, fingerprint: str, asked: bytes, path: str) -> None:
             if answer.status != 200:
                 said = json.loads(answer.read(65536))["error"]["message"]
                 is_final = answer.status < 500 and answer.status != 429
-                raise DownloadFailed("the control plane says: %s" % str(said)[:500], is_final)
+                raise DownloadFailed(f"the control plane says: {str(said)[:500]}", is_final)
             save(answer, path)
         finally:
             connection.close()
     except (http.client.HTTPException, ValueError, KeyError, TypeError, ConnectionError, TimeoutError) as lost:
-        raise DownloadFailed("%s: %s" % (address, lost or type(lost).__name__), False) from None
+        raise DownloadFailed(f"{address}: {str(lost) or type(lost).__name__}", False) from None
     except OSError as failure:
-        raise DownloadFailed("%s: %s" % (address, failure.strerror or failure), bool(failure.filename)) from None
+        raise DownloadFailed(f"{address}: {failure.strerror or failure}", bool(failure.filename)) from None
 
 
 def save(answer: http.client.HTTPResponse, path: str) -> None:
     """Write the body to a file; it has to be what the headers say."""
     size, digest = 0, hashlib.sha256()
-    file = open(path, "wb")
-    try:
+    with open(path, "wb") as file:
         while chunk := answer.read(1 << 18):
             size += len(chunk)
             if size > MAX_BYTES:
-                raise DownloadFailed("the agent is larger than %d MB" % (MAX_BYTES >> 20))
+                raise DownloadFailed(f"the agent is larger than {MAX_BYTES >> 20} MB")
             digest.update(chunk)
             try:
                 file.write(chunk)
                 file.flush()
             except OSError as failure:
-                raise DownloadFailed("the agent cannot be stored: %s" % failure.strerror) from None
-    finally:
-        file.close()
-    if answer.headers["Content-Digest"] != "sha-256=:%s:" % base64.b64encode(digest.digest()).decode():
+                raise DownloadFailed(f"the agent cannot be stored: {failure.strerror}") from None
+    if answer.headers["Content-Digest"] != f"sha-256=:{base64.b64encode(digest.digest()).decode()}:":
         raise DownloadFailed("the agent arrived damaged", False)
 
 
 def install(archive: str, folder: str) -> None:
     """Unpack the archive into an environment of its own, which needs neither pip nor venv."""
-    version = "python%d.%d" % sys.version_info[:2]
+    version = "python{}.{}".format(*sys.version_info)
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     site = os.path.join(folder, "lib", version, "site-packages")
     with zipfile.ZipFile(archive) as packed:
@@ -116,7 +113,7 @@ def install(archive: str, folder: str) -> None:
     os.mkdir(os.path.join(folder, "bin"))
     os.symlink(program, os.path.join(folder, "bin", "python"))
     with open(os.path.join(folder, "pyvenv.cfg"), "w") as file:
-        file.write("home = %s\ninclude-system-site-packages = false\n" % os.path.dirname(program))
+        file.write(f"home = {os.path.dirname(program)}\ninclude-system-site-packages = false\n")
     os.unlink(archive)
 
 
@@ -151,7 +148,7 @@ def main(folder: str, seconds: str) -> int:
         os.rename(fresh, folder)
     except (DownloadFailed, OSError, ValueError, zipfile.BadZipFile) as failed:
         shutil.rmtree(fresh, ignore_errors=True)
-        print("no agent: %s" % failed)
+        print(f"no agent: {failed}")
         return 1
     return 0
 

@@ -7,6 +7,7 @@ are those of the settings, or what the SDK finds; they are kept by the SDK alone
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -45,6 +46,13 @@ def _service_models() -> Any:
     return create_loader()
 
 
+def _silence_sdk() -> None:
+    """Keep the SDK from logging its requests: at debug level they have keys, session tokens and user-data in them."""
+    for name in ("boto3", "botocore"):
+        logger = logging.getLogger(name)
+        logger.setLevel(max(logger.level, logging.INFO))
+
+
 class AwsClient:
     """Calls to one region; safe in threads. Errors are those of the port."""
 
@@ -62,7 +70,7 @@ class AwsClient:
             answer: dict[str, Any] = getattr(self._client("ec2"), operation)(**parameters)
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             if (code := error_code(failure)) in telling:
                 raise AwsCodeError(code) from None
             raise grid_error(failure, operation.replace("_", " "), offer) from None
@@ -98,7 +106,7 @@ class AwsClient:
             found.get_frozen_credentials()
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             raise grid_error(failure, "credentials") from None
         return _SOURCES.get(found.method, str(found.method))
 
@@ -117,6 +125,7 @@ class AwsClient:
         except ImportError:
             raise BadInput("aws needs the package boto3: pip install 'distributed-grid[aws]'") from None
         if self._session is None:
+            _silence_sdk()
             core = botocore.session.Session()
             core.register_component("data_loader", _service_models())
             self._session = boto3.Session(botocore_session=core, **self._credentials())

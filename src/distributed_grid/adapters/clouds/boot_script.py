@@ -20,7 +20,7 @@ from distributed_grid import __version__
 from distributed_grid.ports import WorkerOrder
 
 HOME = "/var/lib/distributed-grid"
-USER = "grid"
+USER = "grid-worker"
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 DEADLINE_VARIABLE = "GRID_WORKER_JOIN_SECONDS"
 """In the environment of an order: after how long a machine whose agent has not joined is powered off."""

@@ -50,8 +50,10 @@ class Deadline:
         return left
 
     def pause(self, seconds: float, what: str) -> None:
-        """Wait before the next call, but not beyond the end."""
-        time.sleep(min(seconds, self.left(what)))
+        """Wait before the next call; Unreachable where it would be over by then."""
+        if self.left(what) <= seconds:
+            raise Unreachable(f"{what}, and there is no more time to wait")
+        time.sleep(seconds)
 
 
 class ApiAnswer(Struct, frozen=True):

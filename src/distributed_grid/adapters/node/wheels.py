@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import os
 import platform
 import re
 import subprocess
@@ -28,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from distributed_grid import __version__
 from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
+from distributed_grid.posix.environment import child_environment
 
 AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0
@@ -218,7 +218,7 @@ def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Ma
         try:
             done = subprocess.run(
                 command,
-                env=dict(os.environ) | dict(environ),
+                env=child_environment() | dict(environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=DOWNLOAD_SECONDS,

@@ -57,7 +57,7 @@ def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
     count = f"{one['workers']} worker{'' if one['workers'] == 1 else 's'}"
     text = f"{one['provider']}: {count}, ${one['per_hour']:g} an hour, ${one['spent_today']:.4f} today"
     if budget["budget_per_day"]:
-        text += f" ({one['spent_today'] / budget['budget_per_day']:.0%} of the day's budget)"
+        text += f" ({100 * one['spent_today'] / budget['budget_per_day']:.0f} % of the day's budget)"
     return text
 
 

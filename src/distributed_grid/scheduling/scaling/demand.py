@@ -2,9 +2,9 @@
 machine that is taken away.
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
-that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type of
-worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that differ a little are,
-too. So many shapes are looked at, the first of the queue first.
+that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large or takes too long
+for every type of worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that
+differ a little are, too. So many shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.workers import WorkerResources
+from distributed_grid.scheduling.placement.machine_lifetime import outlives_all
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
 
-PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER, PULLED = (
+PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "pinned to nodes or labels",
     "has to be near something that runs",
     "runs within a lease",
     "held by a quota",
     "too large, or of a kind that no worker has",
+    "takes longer than a worker of any type lives",
     "seen in the next evaluation",
     "a task that only a pull worker can run",
 )
@@ -82,6 +84,7 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     for _, _, request, members in ordered:
         count, ask = len(members), request.ask
         why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
+        why = why or (TOO_LONG if outlives_all(ledger, request) else "")
         if not why:
             memory = _rounded(ask.memory_bytes) if is_wide else ask.memory_bytes
             if memory > ask.memory_bytes and not is_served(ask, types, memory):
@@ -140,6 +143,8 @@ def worker_could_serve(ledger: Ledger, request: Request) -> bool:
     """Whether a worker that scaling may start would serve a request that no node can."""
     rules = ledger.scaling
     if not rules.provider or request.gang > rules.max_workers or _served_elsewhere(request):
+        return False
+    if outlives_all(ledger, request):
         return False
     return is_served(request.ask, [usable(worker.resources) for worker in rules.types])
 

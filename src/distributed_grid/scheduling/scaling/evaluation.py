@@ -67,7 +67,7 @@ class Evaluator:
         self._workers = [worker for worker in ledger.workers.values() if worker.provider == rules.provider]
         self._serving = [worker for worker in self._workers if worker.state in _SERVING]
         self._leaving = [worker for worker in self._workers if worker.is_leaving]
-        self._staying = len(self._workers) - len(self._leaving)
+        self._staying = sum(not worker.leaving_at_ms for worker in self._workers)
         self._room = max(rules.max_workers - self._staying, 0)
         known = [(one, lendable(ledger, one)) for one in rules.types if has_room(ledger, one)]
         self._types: Sequence[OfferedType] = [one for one in known if closure_of(ledger, place_of(one[0])) is None]
@@ -77,7 +77,7 @@ class Evaluator:
         waiting = read_demand(ledger, lent)
         displaced = displaced_demand(ledger, lent) if self._leaving else ()
         self._demand = Demand((*displaced, *waiting.shapes), waiting.not_counted)
-        self._unmet = pack(ledger, self._demand, self._room)
+        self._unmet = pack(ledger, self._demand, self._room, now)
         self._window = ledger.utilization.added(sample_utilization(ledger, self._unmet, now), rules.window_ms)
         self._bottleneck = self._fullest()
         self._level = self._window.mean(self._bottleneck, now - rules.window_ms)

@@ -38,4 +38,4 @@ def test_what_a_provider_has_spent_is_shown_against_the_budget() -> None:
     one = {"provider": "aws", "workers": 2, "per_hour": 0.34, "spent_today": 1.5}
     assert spending_text(one, {"budget_per_day": None}) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
     shown = spending_text(one | {"workers": 1}, {"budget_per_day": 20.0})
-    assert shown == "aws: 1 worker, $0.34 an hour, $1.5000 today (8% of the day's budget)"
+    assert shown == "aws: 1 worker, $0.34 an hour, $1.5000 today (8 % of the day's budget)"
