@@ -177,7 +177,9 @@ def test_a_second_pilot_with_a_spent_token_ends_by_itself(make: Callable[..., Pi
 
 def test_a_pilot_that_somebody_cancels_is_gone_and_its_task_runs_again(make: Callable[..., PilotedGrid]) -> None:
     grid = make()
-    task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", "[ $GRID_ATTEMPT = 2 ] || sleep 300")
+    began = grid.cwd / "began"
+    task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", f"[ -e {began} ] || {{ touch {began}; sleep 300; }}")
+    wait_until(began.exists, 60)
     wait_until(lambda: grid.job(task)["state"] == "running", 60)
     worker = grid.job(task)["node_id"]
     grid.cluster.ask("scancel", grid.job_of(worker))
@@ -190,14 +192,18 @@ def test_the_signal_before_the_time_limit_drains_the_worker_and_its_job_goes_on_
     make: Callable[..., PilotedGrid],
 ) -> None:
     grid = make(scaling={"max_workers": 2})
-    script = "[ $GRID_ATTEMPT = 1 ] || exit 0; while [ ! -e $GRID_NOTICE ]; do sleep 0.1; done; sleep 300"
+    told = grid.cwd / "told"
+    script = f"[ -e {told} ] && exit 0; while [ ! -e $GRID_NOTICE ]; do sleep 0.1; done; touch {told}; sleep 300"
     task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
     wait_until(lambda: grid.job(task)["state"] == "running", 60)
     worker = grid.job(task)["node_id"]
     job = grid.job_of(worker)
     grid.cluster.ask("scancel", "--batch", "--signal=TERM", job)
+    grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
+    assert grid.job(task)["node_id"] != worker
+    assert told.exists()
+    assert [event["subject"] for event in grid.events("end-announced")] == [worker]
     wait_until(lambda: job not in grid.cluster.jobs(), 40)
-    wait_until(lambda: grid.job(task)["node_id"] != worker, 60)
 
 
 def test_a_controller_that_is_down_for_a_while_loses_nothing(make: Callable[..., PilotedGrid]) -> None:
