@@ -141,7 +141,7 @@ def test_notice_comes_while_the_control_plane_is_down_and_another_when_it_is_kil
 def test_sigterm_with_a_notice_drains_the_agent_and_a_budget_for_one_machine_makes_the_next_one_wait(
     grid: TakenGrid,
 ) -> None:
-    grid.begin(budget=0.15, GRID_NOTICE_SECONDS=10)
+    grid.begin(budget=0.15, GRID_NOTICE_SECONDS=12)
     job = grid.count()
     first = grid.job(job)["node_id"]
     agent = grid.cloud.existing()[first]["pid"]
@@ -162,6 +162,11 @@ def test_sigterm_with_a_notice_drains_the_agent_and_a_budget_for_one_machine_mak
     grid.finish.touch()
     grid("jobs", "wait", job, "--timeout", "30", check=0)
     assert f"began at {reached}" in grid("jobs", "logs", job, check=0).stdout
+    agent = grid.cloud.existing()[second]["pid"]
+    for _ in range(2):
+        os.kill(agent, signal.SIGTERM)
+        wait_until(lambda: not is_running(agent) or grid.workers()[second] != "joined", 20)
+    wait_until(lambda: not is_running(agent), 5)  # the second signal ends it, long before its time is over
 
 
 def _waiting_plan(grid: TakenGrid) -> str:

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 
 from tests.support.docker_engines import child_of
@@ -88,7 +88,7 @@ class SlurmCluster:
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        controller_port, node_port = _free_ports(2)
+        controller_port, node_port = free_ports(2)
         self.config.write_text(
             _CONF.format(
                 folder=folder,
@@ -105,11 +105,6 @@ class SlurmCluster:
         self._init = self._spawn(*namespaces, sys.executable, "-c", _INIT)
         self._init_pid = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """What a command needs in its environment to talk to this cluster."""
-        return {"SLURM_CONF": str(self.config)}
 
     def start(self) -> None:
         """Start it, and wait until its node takes jobs."""
@@ -141,6 +136,11 @@ class SlurmCluster:
         os.kill(wait_until(lambda: child_of(process.pid, "slurmctld")), signal.SIGKILL)
         process.wait()
 
+    def until_saved(self) -> None:
+        """Wait until the controller has stored what it knows now; it does so every few seconds."""
+        stored, before = self.folder / "state" / "job_state", time.time()
+        wait_until(lambda: stored.exists() and stored.stat().st_mtime > before, READY_SECONDS, pause=0.1)
+
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints, errors included."""
         done = subprocess.run(command, capture_output=True, env=self._env, timeout=30, stdin=subprocess.DEVNULL)
@@ -170,7 +170,8 @@ class SlurmCluster:
             )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:

@@ -186,6 +186,7 @@ class SlurmSettings(Section):
     worker_types: dict[str, SlurmWorkerType] = setting(
         MapOf(TEXT, SlurmWorkerType.key_table, "kinds of worker, such as cpu and gpu, to what they ask for"), {}
     )
+    config_file: str | None = setting(PATH, None)
     command: str | None = setting(COMMAND, None)
     directory: str = setting(PATH, "~/.distributed_grid/slurm")
     scratch: str | None = setting(PATH, None)

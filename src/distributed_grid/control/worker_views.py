@@ -27,7 +27,7 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "provider": worker.provider,
         "worker_type": worker.worker_type,
         "offer": worker.offer,
-        "machine_type": machine_type(worker.offer),
+        "machine_type": machine_type(worker),
         "zone": worker.zone or None,
         "market": worker.market or None,
         "state": str(worker.state),
@@ -63,9 +63,10 @@ def _reason(worker: Worker, now: int) -> str:
     return f"ends in {left}: {worker.notice.why}"
 
 
-def machine_type(offer: str) -> str:
-    """The provider's name of the kind of machine in the id of an offer, which may have its zone and market after it."""
-    return offer.partition("/")[0]
+def machine_type(worker: Worker) -> str:
+    """The provider's name of the kind of machine: the offer's id without its zone, its market and its kind."""
+    known = (worker.worker_type, worker.zone, worker.market)
+    return next((part for part in worker.offer.split("/") if part not in known), worker.offer)
 
 
 def spending_view(ledger: Ledger, now: int, wall_ms: int) -> list[ProviderSpending]:

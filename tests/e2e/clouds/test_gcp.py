@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -120,11 +121,12 @@ def test_neither_credentials_nor_tokens_are_to_be_read_anywhere(living: GceGrid)
     living.cloud.faults.waiting["terminate"] = ["refuse", "fail"]
     living("workers", "terminate", made, "--wait", "60", check=0, timeout=90)
     (script,) = [item["value"] for item in living.cloud.bodies[0]["metadata"]["items"]]
-    join_token = next(word for word in script.split() if "gridjoin1_" in word).strip("'\"")
+    join_token = re.search(r"gridjoin1_[\w-]{20,}", script)
+    assert join_token is not None
     private = json.loads(living.key_file.read_text())["private_key"].splitlines()[1]
     assert living.cloud.web.assertions[0]["iss"].startswith("worker@")
     kept = [path for path in (living.cwd / "state").rglob("*") if path.is_file()]
-    for secret in (join_token, private, living.cloud.web.bearer):
+    for secret in (join_token[0], private, living.cloud.web.bearer):
         found = [path.name for path in kept if secret.encode() in path.read_bytes()]
         assert found == []
     shown = living("events", "--json", "--limit", "1000", check=0).stdout + living("workers", "list", "--all").stdout

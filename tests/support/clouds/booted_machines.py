@@ -1,4 +1,4 @@
-"""Machines of a stand-in that really boot: the script of each runs as a process here, in a folder of its own.
+"""Machines of a stand-in that really boot: each runs its script as a process of this machine, in a folder of its own.
 
 `shutdown` on such a machine's PATH ends the processes of this machine alone, and says that it is off.
 """

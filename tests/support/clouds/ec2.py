@@ -68,8 +68,8 @@ class _Instance:
 
 class Ec2StandIn:
     """EC2 in one region of an account of its own. `full` has the (type, zone) pairs without capacity, `quotas` the
-    limits that are known, by code; `actions` are the calls that were made. The faults `kill_before` and `kill_after`
-    call `kill` before or after the effect, and answer nothing."""
+    limits that are known, by code; `actions` the calls that were made. The faults `kill_before` and `kill_after` call
+    `kill` before or after the effect, and answer nothing."""
 
     def __init__(
         self,

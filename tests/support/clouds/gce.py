@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
-from tests.support.clouds.gce_machine import BootedMachine
+from tests.support.clouds.booted_machines import BootedMachines
 from tests.support.clouds.gce_web import Answer, GceWebServer, failure
 from tests.support.clouds.stand_in import FaultScript, Machine
 
@@ -64,7 +64,7 @@ class GceStandIn:
         self.page_size = 500
         self.bodies: list[Mapping[str, Any]] = []
         self.on_die: Callable[[], None] = lambda: None
-        self._boots = boots
+        self._booted = BootedMachines(boots) if boots is not None else None
         self._settings = dict(settings or {})
         self._lock = threading.RLock()
         self._instances: list[dict[str, Any]] = []
@@ -99,8 +99,10 @@ class GceStandIn:
             return [_machine(one) for one in self._instances]
 
     def existing(self) -> dict[str, Machine]:
-        """The machines that cost money now, by worker."""
-        return {one.worker_id: one for one in self.machines() if one.ended_at is None}
+        """The machines that are not deleted, by worker."""
+        with self._lock:
+            self._advance()
+            return {_machine(one).worker_id: _machine(one) for one in self._alive()}
 
     def add_foreign(self) -> str:
         return self.add({"name": f"web-{uuid.uuid4().hex[:6]}", "labels": {"team": "web"}})
@@ -110,19 +112,26 @@ class GceStandIn:
         with self._lock:
             return str(self._insert(zone, dict(body))["id"])
 
-    def preempt(self, worker_id: str) -> None:
-        """Take a spot machine back."""
+    def take_away(self, instance: str) -> None:
+        """Take a spot machine back, which deletes it at once; another one is switched off."""
         with self._lock:
             for one in self._alive():
-                if one["name"] == worker_id and one["scheduling"].get("provisioningModel") == "SPOT":
+                if one["id"] == instance and one["scheduling"].get("provisioningModel") == "SPOT":
+                    one["_deleted_at"] = self.clock()
+                elif one["id"] == instance:
+                    self._switch_off(one)
+            self._advance()
+
+    def preempt(self, instance: str) -> None:
+        """Begin to take a machine back: it is stopping, and gone when `stops_in` is over."""
+        with self._lock:
+            for one in self._alive():
+                if one["id"] == instance:
                     self._delete(one)
 
-    def stop(self, worker_id: str) -> None:
-        """Have a machine switched off, and not deleted."""
-        with self._lock:
-            for one in self._alive():
-                if one["name"] == worker_id:
-                    one["status"] = "TERMINATED"
+    def disks(self) -> list[str]:
+        """The workers whose machines are off and whose disks are still paid for."""
+        return [one["name"] for one in self._alive() if one["_off_at"] is not None]
 
     def refuse_with(self, message: str) -> None:
         """Answer the next creation with this message."""
@@ -139,9 +148,8 @@ class GceStandIn:
 
     def close(self) -> None:
         self.web.close()
-        for one in self._instances:
-            if one["_booted"] is not None:
-                one["_booted"].end()
+        if self._booted is not None:
+            self._booted.close()
 
     # ------------------------------------------------------------------ its rules
 
@@ -152,17 +160,16 @@ class GceStandIn:
         """Do what time has done since."""
         now = self.clock()
         for one in self._alive():
-            booted = one["_booted"]
             if one["status"] == "STAGING" and now >= one["_runs_at"]:
                 one["status"] = "RUNNING"
-            if booted is not None and one["status"] == "RUNNING" and booted.is_off():
-                booted.end()
-                one["status"] = "TERMINATED"
+            if self._booted is not None and one["status"] == "RUNNING" and self._booted.is_off(one["id"]):
+                self._booted.end(one["id"])
+                self._switch_off(one)
             ends = [at for at in (one["_deleted_at"], _planned_end(one)) if at is not None and at <= now]
             if ends:
                 one["_ended"] = min(ends)
-                if booted is not None:
-                    booted.end()
+                if self._booted is not None:
+                    self._booted.end(one["id"])
 
     def _insert(self, zone: str, body: dict[str, Any]) -> dict[str, Any]:
         self._number += 1
@@ -179,13 +186,17 @@ class GceStandIn:
             "_runs_at": now + self.operation_seconds,
             "_deleted_at": None,
             "_ended": None,
-            "_booted": None,
+            "_off_at": None,
         }
         items = {item["key"]: item["value"] for item in body.get("metadata", {}).get("items", ())}
-        if self._boots is not None and "startup-script" in items:
-            one["_booted"] = BootedMachine(self._boots / one["id"], items["startup-script"])
+        if self._booted is not None and "startup-script" in items:
+            self._booted.boot(str(one["id"]), items["startup-script"])
         self._instances.append(one)
         return one
+
+    def _switch_off(self, one: dict[str, Any]) -> None:
+        """Stop a machine: it costs nothing more but its disk, and Google forgets when it was to end."""
+        one["status"], one["_off_at"] = "TERMINATED", self.clock()
 
     def _delete(self, one: dict[str, Any]) -> None:
         if one["_deleted_at"] is None:
@@ -344,7 +355,8 @@ def _machine(one: Mapping[str, Any]) -> Machine:
     worker, grid = labels.get("distributed-grid-worker", ""), labels.get("distributed-grid-grid", "")
     market = "spot" if one["scheduling"].get("provisioningModel") == "SPOT" else "standard"
     zone = one["zone"].rpartition("/")[2]
-    return Machine(worker, grid, one["id"], one["_made_at"], one["_ended"], market, zone)
+    ends = [at for at in (one["_off_at"], one["_ended"]) if at is not None]
+    return Machine(worker, grid, one["id"], one["_made_at"], min(ends, default=None), market, zone)
 
 
 def _quotas(limits: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed_grid.adapters.clouds.aws_errors import error_code, grid_error
 from distributed_grid.config.providers import AwsSettings
-from distributed_grid.errors import BadInput, GridError
+from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.ports import WorkerOffer
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0
@@ -70,7 +70,7 @@ class AwsClient:
             answer: dict[str, Any] = getattr(self._client("ec2"), operation)(**parameters)
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             if (code := error_code(failure)) in telling:
                 raise AwsCodeError(code) from None
             raise grid_error(failure, operation.replace("_", " "), offer) from None
@@ -85,6 +85,7 @@ class AwsClient:
             if not answer.get("NextToken"):
                 return
             token = {"NextToken": answer["NextToken"]}
+        raise Unreachable(f"AWS {operation.replace('_', ' ')}: more than {MAX_PAGES * PAGE_SIZE} things, or no end")
 
     def quota(self, code: str) -> float | None:
         """A limit of the account for EC2; None where AWS does not tell it, which is no zero."""
@@ -93,7 +94,7 @@ class AwsClient:
             return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             if error_code(failure):  # another service with another permission: nothing depends on it
                 return None
             raise grid_error(failure, "quotas") from None
@@ -110,7 +111,7 @@ class AwsClient:
             found.get_frozen_credentials()
         except GridError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
             raise grid_error(failure, "credentials") from None
         return _SOURCES.get(found.method, str(found.method))
 

@@ -81,6 +81,7 @@ class GCPCloudProvider(CloudProviderBase):
     """Starts and deletes virtual machines, with the settings of `providers.gcp` or a mapping of its keys."""
 
     name = "gcp"
+    notice_source = "gcp"
 
     def __init__(self, settings: GcpSettings | Mapping[str, Any], *, timeout_seconds: float = CALL_SECONDS) -> None:
         self._settings = _checked(settings)

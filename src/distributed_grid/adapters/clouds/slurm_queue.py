@@ -106,9 +106,9 @@ class SlurmNodes(Struct, frozen=True):
 class SlurmQueue:
     """The commands of Slurm, for the jobs of this user."""
 
-    def __init__(self, run: RunCommand | None = None, *, clock: Callable[[], float]) -> None:
+    def __init__(self, run: RunCommand, *, clock: Callable[[], float]) -> None:
         """`clock` is the time since 1970 in seconds, as Slurm's controller has it."""
-        self._run = run or run_command
+        self._run = run
         self._clock = clock
 
     def version(self) -> str:
@@ -219,16 +219,19 @@ def _number(text: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def environment() -> dict[str, str]:
+def environment(config_file: str | None) -> dict[str, str]:
     """What a command of Slurm, and with it a job, has in its environment: nothing secret, and nothing that changes what
-    it does."""
+    it does, but which cluster is meant."""
     user = pwd.getpwuid(os.getuid())
     kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     path = os.environ.get("PATH") or os.defpath
-    return {"PATH": path, "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C", "TZ": "UTC", **kept}
+    chosen = {"SLURM_CONF": config_file} if config_file else {}
+    return {"PATH": path, "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C", "TZ": "UTC", **kept, **chosen}
 
 
-def run_command(command: Sequence[str], text: str, keep_open: Sequence[int]) -> CommandResult:
+def run_command(
+    command: Sequence[str], text: str, keep_open: Sequence[int], *, config_file: str | None = None
+) -> CommandResult:
     """Run a command of Slurm; one that does not end in time is killed."""
     try:
         process = subprocess.Popen(
@@ -236,7 +239,7 @@ def run_command(command: Sequence[str], text: str, keep_open: Sequence[int]) -> 
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=environment(config_file),
             cwd="/",
             pass_fds=keep_open,
             start_new_session=True,

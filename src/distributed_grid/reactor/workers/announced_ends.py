@@ -105,7 +105,8 @@ def check_end(ledger: Ledger, worker: Worker, now: int) -> Decision | None:
     if worker.state not in _HERE:
         return None
     ends_at = worker.ends_at_ms
-    if ends_at and not worker.is_leaving and now >= ends_at - _lead_ms(ledger, worker):
+    is_news = not worker.is_leaving or ends_at <= worker.leaving_at_ms - EARLIER_MS
+    if ends_at and is_news and now >= ends_at - _lead_ms(ledger, worker):
         return announce(ledger, worker, ends_at, "its lifetime at the provider is over then", now)
     if not worker.is_leaving:
         return None

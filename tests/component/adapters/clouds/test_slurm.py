@@ -39,26 +39,27 @@ sleep 1000 & wait
 class LostAnswers:
     """Runs the commands, and loses what the chosen ones answer; `commands` has all that were run."""
 
-    def __init__(self, *lost: str) -> None:
+    def __init__(self, config_file: object, *lost: str) -> None:
         self.lost = lost
         self.commands: list[Sequence[str]] = []
+        self._config_file = str(config_file)
 
     def __call__(self, command: Sequence[str], text: str, keep_open: Sequence[int]) -> CommandResult:
         self.commands.append(command)
-        done = run_command(command, text, keep_open)
+        done = run_command(command, text, keep_open, config_file=self._config_file)
         if command[0] in self.lost:
             raise Unreachable(f"no answer of {command[0]}")
         return done
 
 
 @pytest.fixture
-def settings(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def settings(slurm: SlurmCluster, tmp_path: Path) -> dict[str, object]:
     """Settings with folders of this test's own; the commands talk to the cluster."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
     program = tmp_path / "grid"
     program.write_text(SLEEPER.replace("$OUT", f"{tmp_path}/out"))
     program.chmod(0o755)
     return {
+        "config_file": str(slurm.config),
         "partition": PARTITION,
         "command": str(program),
         "directory": str(tmp_path / "shared"),
@@ -99,7 +100,7 @@ class TestSlurmProvider(ProviderContract):
 
     def create_unheard(self, provider: CloudProviderBase, order: WorkerOrder) -> None:
         with pytest.raises(Unreachable):
-            SlurmProvider(self.settings, run=LostAnswers("sbatch")).create(order)
+            SlurmProvider(self.settings, run=LostAnswers(self.settings["config_file"], "sbatch")).create(order)
 
 
 def test_the_pilot_gets_its_order_and_is_told_before_it_ends(
@@ -160,7 +161,7 @@ def test_jobs_that_were_submitted_twice_never_run_at_once_and_the_second_ends_by
     order = order_for(provider)
     first = provider.create(order)
     until_running(provider, order)
-    blind = SlurmProvider(settings, run=_hides_jobs)
+    blind = SlurmProvider(settings, run=_HiddenJobs(settings["config_file"], "sbatch"))
     with pytest.raises(Unreachable):
         blind.create(order)
     wait_until(lambda: len(_jobs_named(slurm, order.worker_id)) == 2)
@@ -182,7 +183,7 @@ def test_every_job_of_a_worker_is_cancelled(
     order = order_for(provider)
     provider.create(order)
     with pytest.raises(Unreachable):
-        SlurmProvider(settings, run=_hides_jobs).create(order)
+        SlurmProvider(settings, run=_HiddenJobs(settings["config_file"], "sbatch")).create(order)
     assert len(_jobs_named(slurm, order.worker_id)) == 2
     provider.terminate(order.worker_id, GRID_ID)
     wait_until(lambda: not _jobs_named(slurm, order.worker_id), 30)
@@ -287,6 +288,7 @@ def test_a_controller_that_does_not_answer_is_unreachable_and_what_it_stored_is_
     order = order_for(provider)
     created = provider.create(order)
     until_running(provider, order)
+    slurm.until_saved()
     slurm.kill_controller()
     calls: list[Callable[[], object]] = [
         lambda: provider.create(order),
@@ -306,6 +308,25 @@ def test_a_controller_that_does_not_answer_is_unreachable_and_what_it_stored_is_
     assert until_running(provider, order).instance == created.instance
 
 
+def test_a_controller_that_forgets_that_a_pilot_runs_ends_it_and_its_second_start_finds_no_token(
+    provider: SlurmProvider, tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    order = order_for(provider)
+    provider.create(order)
+    until_running(provider, order)
+    wait_until((tmp_path / "out.token").exists)
+    (tmp_path / "out.token").unlink()
+    slurm.kill_controller()  # what it has stored last may say that the job waits, or may not have the job
+    slurm.start_controller()
+
+    def is_over() -> bool:
+        found = provider.describe(order.worker_id, GRID_ID)
+        return (found is None or found.state == "gone") and not list(tmp_path.glob("distributed-grid.*"))
+
+    wait_until(is_over, 60, pause=0.2)
+    assert not (tmp_path / "out.token").exists(), "no agent was started a second time"
+
+
 def _catch(call: Callable[[], object], failures: list[BaseException]) -> None:
     try:
         call()
@@ -313,14 +334,11 @@ def _catch(call: Callable[[], object], failures: list[BaseException]) -> None:
         failures.append(failure)
 
 
-def _hides_jobs(command: Sequence[str], text: str, keep_open: Sequence[int]) -> CommandResult:
-    """A queue that does not show what was submitted, and an answer that is lost."""
-    if command[0] == "squeue":
-        return CommandResult(0)
-    done = run_command(command, text, keep_open)
-    if command[0] == "sbatch":
-        raise Unreachable("no answer of sbatch")
-    return done
+class _HiddenJobs(LostAnswers):
+    """A queue that does not show what was submitted either."""
+
+    def __call__(self, command: Sequence[str], text: str, keep_open: Sequence[int]) -> CommandResult:
+        return CommandResult(0) if command[0] == "squeue" else super().__call__(command, text, keep_open)
 
 
 def _gone(provider: CloudProviderBase, order: WorkerOrder) -> WorkerInstance | None:

@@ -43,9 +43,13 @@ class TakenScenario(ScalingScenario):
     def worker(self) -> Worker:
         return self.ledger.workers[self.id]
 
-    def run(self, uid: str, *, cores: float = 4, grace_s: float = 5, **wishes: int) -> None:
+    @property
+    def state(self) -> str:
+        return str(self.worker.state)
+
+    def run(self, uid: str, *, cores: float = 4, grace_s: float = 5) -> None:
         command = Command(("true",), grace_ms=round(1000 * grace_s))
-        self.handle(a_submission(a_request(uid, cores=cores, **wishes), command=command))
+        self.handle(a_submission(a_request(uid, cores=cores), command=command))
         self.start(uid)
 
     def announce(self, seconds: float | None, why: str = SPOT, *, withdrawn: bool = False) -> list[str]:
@@ -75,7 +79,7 @@ def test_an_announced_end_cordons_at_once_and_stops_a_job_so_that_its_grace_is_o
         "end-announced: it ends in 120 s: spot notice",
         "node-draining: spot notice",
     ]
-    assert grid.worker.state is WorkerState.DRAINING
+    assert grid.state == WorkerState.DRAINING
     assert grid.worker.notice == EndNotice(SPOT, begun + 120_000, begun + 90_000, drained=True)
     assert grid.ledger.nodes[grid.id].state is NodeState.DRAINING
     grid.ask(a_request("new", cores=0.1))
@@ -88,7 +92,7 @@ def test_an_announced_end_cordons_at_once_and_stops_a_job_so_that_its_grace_is_o
     assert grid.job("long").state is JobState.QUEUED, "it runs elsewhere, before the machine is gone"
     assert [effect.worker.id for effect in pending_homecomings(grid.ledger)] == [grid.id]
     grid.bring_home()
-    assert grid.worker.state is WorkerState.TERMINATING
+    assert grid.state == WorkerState.TERMINATING
 
 
 def test_a_job_that_ends_in_time_may_finish() -> None:
@@ -239,9 +243,9 @@ def test_the_lifetime_of_a_machine_is_announced_ahead() -> None:
     grid.handle(WorkerBooted(grid.id, "i-1", ends_in_ms=24 * 3_600_000))
     grid.run("long")
     grid.check(seconds=24 * 3600 - 601)
-    assert grid.worker.state is WorkerState.JOINED
+    assert grid.state == WorkerState.JOINED
     grid.check(seconds=1)
-    assert grid.worker.state is WorkerState.DRAINING
+    assert grid.state == WorkerState.DRAINING
     assert grid.worker.leaving_at_ms == grid.worker.ends_at_ms
     end = announced_end(grid.ledger, grid.id, grid.now)
     assert end is not None
@@ -250,14 +254,24 @@ def test_the_lifetime_of_a_machine_is_announced_ahead() -> None:
     assert grid.states("long")[0] is JobState.STOPPING
 
 
+def test_a_provider_may_end_a_machine_earlier_than_was_announced() -> None:
+    grid = TakenScenario()
+    grid.announce(3600)
+    grid.handle(WorkerBooted(grid.id, "i-1", ends_in_ms=10_000))
+    grid.check()
+    assert grid.worker.leaving_at_ms == grid.now + 3_600_000, "it is not so near yet"
+    grid.check(seconds=9.9)
+    assert grid.worker.leaving_at_ms == grid.worker.ends_at_ms
+
+
 def test_the_lifetime_is_announced_early_enough_for_the_longest_grace() -> None:
     grid = TakenScenario()
     grid.handle(WorkerBooted(grid.id, "i-1", ends_in_ms=3_600_000))
     grid.run("slow", grace_s=900)
     grid.check(seconds=3600 - 961)
-    assert grid.worker.state is WorkerState.JOINED
+    assert grid.state == WorkerState.JOINED
     grid.check(seconds=1)
-    assert grid.worker.state is WorkerState.DRAINING
+    assert grid.state == WorkerState.DRAINING
     grid.check(seconds=31)
     (effect,) = pending(grid.ledger, grid.id)
     order = order_of(grid.ledger, effect)
