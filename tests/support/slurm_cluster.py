@@ -88,7 +88,7 @@ class SlurmCluster:
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        controller_port, node_port = _free_ports(2)
+        controller_port, node_port = free_ports(2)
         self.config.write_text(
             _CONF.format(
                 folder=folder,
@@ -170,7 +170,8 @@ class SlurmCluster:
             )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:

@@ -29,6 +29,7 @@ from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
 from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
@@ -54,7 +55,6 @@ POLL_SECONDS = 5.0
 LEAVE_POLL_SECONDS = 0.5
 JOIN_PAUSE_SECONDS = 1.0
 RAY_RECORD = "ray/started.json"
-NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 LAST_GRACE_MS = 500
 """The grace of what still runs when the machine is about to end."""
 log = logging.getLogger(__name__)

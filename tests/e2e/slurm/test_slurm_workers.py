@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.shell import Shell, wait_until
-from tests.support.slurm_cluster import PARTITION, SlurmCluster
+from tests.support.slurm_cluster import PARTITION, SlurmCluster, free_ports
 
 
 class PilotedGrid(Shell):
@@ -39,6 +39,7 @@ class PilotedGrid(Shell):
         config: dict[str, Any] = {
             "name": "piloted",
             "nodes": [{"name": "home", "host": "local", "cpu_count": 1, "memory_gb": 4, "trust_declared": True}],
+            "server": {"host": "0.0.0.0", "port": free_ports(1)[0]},
             "workers": {"consistency_seconds": 1, "call_seconds": 20, "exit_seconds": 60},
             "scaling": {
                 "provider": "slurm",
@@ -53,7 +54,7 @@ class PilotedGrid(Shell):
             config[name] = config.get(name, {}) | section
         (self.cwd / "cluster.yaml").write_text(yaml.safe_dump(config))
         self.env["GRID_CONFIG"] = str(self.cwd / "cluster.yaml")
-        self("daemon", "start", "--config", "cluster.yaml", "--listen", "0.0.0.0:0", check=0)
+        self("daemon", "start", "--config", "cluster.yaml", check=0)
         if config["scaling"]["provider"]:
             wait_until(lambda: not self.json("scale", "status")["problem"])
 
@@ -102,7 +103,7 @@ def make(tmp_path: Path, cluster: SlurmCluster) -> Iterator[Callable[..., Pilote
 def test_a_task_that_fits_nowhere_becomes_an_allocation_which_is_given_back(make: Callable[..., PilotedGrid]) -> None:
     grid = make()
     blocker = grid.detach("-r", "cpu", "-a", "1", "sleep", "300")
-    script = "echo in job $SLURM_JOB_ID of $GRID_NODE; echo 42 > result.txt"
+    script = "echo on $GRID_NODE; echo 42 > result.txt"
     task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
     wait_until(grid.cluster.jobs, 30)
     grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
@@ -114,7 +115,7 @@ def test_a_task_that_fits_nowhere_becomes_an_allocation_which_is_given_back(make
     wait_until(grid.is_clean, 20)
     (gone,) = grid.events("worker-gone")
     assert gone["subject"] == worker
-    assert grid("jobs", "logs", task, check=0).stdout == f"in job {row['instance']} of {worker}\n"
+    assert grid("jobs", "logs", task, check=0).stdout == f"on {worker}\n"
     grid("jobs", "fetch", task, "--to", "fetched", check=0)
     assert (grid.cwd / "fetched" / "result.txt").read_text() == "42\n"
     assert grid.job(blocker)["state"] == "running"
@@ -147,37 +148,39 @@ def test_a_pilot_is_found_again_by_a_control_plane_that_was_killed_and_so_is_one
 
 def test_a_second_pilot_with_a_spent_token_ends_by_itself(make: Callable[..., PilotedGrid]) -> None:
     grid = make(scaling={"provider": None})
-    waiting = grid.cluster.ask("sbatch", "--parsable", "--hold", "--wrap=true").strip()  # keeps the folder in the list
-    worker = grid.new_worker()
-    job = grid.job_of(worker)
-    (log,) = grid.shared.glob(f"{worker}-*/pilot-{job}.log")
-    token = log.with_name("join-token")
+    options = ["--parsable", "--export=ALL", "--mem=64M", "--output=/dev/null"]
+    blocker = grid.cluster.ask("sbatch", *options, "--cpus-per-task=8", "--wrap=sleep 300").strip()
+    wait_until(lambda: grid.cluster.jobs()[blocker] == "RUNNING")
+    (made,) = grid.json("workers", "create", "--yes")["workers"]
+    worker = made["worker_id"]
+    (token,) = wait_until(lambda: list(grid.shared.glob(f"{worker}-*/join-token")))
+    wait_until(lambda: "it waits in Slurm's queue" in (grid.workers()[worker]["reason"] or ""))
+    job, text = grid.job_of(worker), token.read_text()
+    grid.cluster.ask("scancel", blocker)
+    wait_until(lambda: grid.workers()[worker]["state"] == "joined", 60)
     assert not token.exists(), "the pilot has taken it"
-    script = grid.cluster.ask("scontrol", "write", "batch_script", job, "-")
-    spent = _token_of(grid, worker)
-    token.write_text(spent)
-    (grid.cwd / "second.sh").write_text(script)
-    command = [
-        "sbatch",
-        "--parsable",
-        "--export=ALL",
-        f"--output={log.parent}/pilot-%j.log",
-        str(grid.cwd / "second.sh"),
-    ]
-    second = grid.cluster.ask(*command).strip()
-    wait_until(lambda: second not in grid.cluster.jobs(), 40)
-    assert "FAILED" in grid.cluster.ask("squeue", "-h", "-t", "all", "-j", second, "-o", "%T")
-    assert "grid agent: " in log.with_name(f"pilot-{second}.log").read_text()
+    script = grid.cwd / "second.sh"
+    grid.cluster.ask("scontrol", "write", "batch_script", job, str(script))
+    for content, said in ((text, "was used"), (None, "join-token")):
+        if content is not None:
+            token.write_text(content)
+        log = grid.cwd / "second.log"
+        second = grid.cluster.ask("sbatch", *options[:3], f"--output={log}", str(script)).strip()
+        wait_until(lambda second=second: second not in grid.cluster.jobs(), 40)
+        assert "FAILED" in grid.cluster.ask("squeue", "-h", "-t", "all", "-j", second, "-o", "%T")
+        assert said in log.read_text()
+        log.unlink()
     assert grid.workers()[worker]["state"] == "joined", "the first one goes on"
-    assert grid.cluster.jobs()[job] == "RUNNING"
-    grid.cluster.ask("scancel", waiting)
+    assert grid.cluster.jobs() == {job: "RUNNING"}
     grid.end(worker)
     wait_until(grid.is_clean, 20)
 
 
 def test_a_pilot_that_somebody_cancels_is_gone_and_its_task_runs_again(make: Callable[..., PilotedGrid]) -> None:
     grid = make()
-    task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", "[ $GRID_ATTEMPT = 2 ] || sleep 300")
+    began = grid.cwd / "began"
+    task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", f"[ -e {began} ] || {{ touch {began}; sleep 300; }}")
+    wait_until(began.exists, 60)
     wait_until(lambda: grid.job(task)["state"] == "running", 60)
     worker = grid.job(task)["node_id"]
     grid.cluster.ask("scancel", grid.job_of(worker))
@@ -190,14 +193,18 @@ def test_the_signal_before_the_time_limit_drains_the_worker_and_its_job_goes_on_
     make: Callable[..., PilotedGrid],
 ) -> None:
     grid = make(scaling={"max_workers": 2})
-    script = "trap 'echo told; exit 0' TERM; [ $GRID_ATTEMPT = 2 ] && exit 0; while [ ! -e $GRID_NOTICE ]; do sleep 0.1; done; echo noticed; exit 75"
+    told = grid.cwd / "told"
+    script = f"[ -e {told} ] && exit 0; while [ ! -e $GRID_NOTICE ]; do sleep 0.1; done; touch {told}; sleep 300"
     task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
     wait_until(lambda: grid.job(task)["state"] == "running", 60)
     worker = grid.job(task)["node_id"]
     job = grid.job_of(worker)
     grid.cluster.ask("scancel", "--batch", "--signal=TERM", job)
+    grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
+    assert grid.job(task)["node_id"] != worker
+    assert told.exists()
+    assert [event["subject"] for event in grid.events("end-announced")] == [worker]
     wait_until(lambda: job not in grid.cluster.jobs(), 40)
-    wait_until(lambda: grid.job(task)["node_id"] != worker, 60)
 
 
 def test_a_controller_that_is_down_for_a_while_loses_nothing(make: Callable[..., PilotedGrid]) -> None:
@@ -215,18 +222,14 @@ def test_a_controller_that_is_down_for_a_while_loses_nothing(make: Callable[...,
     wait_until(grid.is_clean, 30)
 
 
-def test_core_hours_are_a_hard_limit_of_the_day(make: Callable[..., PilotedGrid]) -> None:
+def test_the_token_of_a_pilot_is_nowhere_to_be_read_and_core_hours_are_a_hard_limit(
+    make: Callable[..., PilotedGrid],
+) -> None:
     grid = make(scaling={"provider": None}, slurm={"budget_core_hours": 1.5})
     worker = grid.new_worker()
     refused = grid("workers", "create", "--yes", check=1)
     assert "providers.slurm.budget_core_hours is 1.5" in refused.stderr
     assert list(grid.workers()) == [worker]
-    grid.end(worker)
-
-
-def test_the_token_of_a_pilot_is_nowhere_to_be_read(make: Callable[..., PilotedGrid]) -> None:
-    grid = make(scaling={"provider": None})
-    worker = grid.new_worker()
     job = grid.job_of(worker)
     shown = grid.cluster.ask("scontrol", "show", "job", "-dd", job)
     shown += grid.cluster.ask("scontrol", "write", "batch_script", job, "-")
@@ -248,13 +251,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _token_of(grid: PilotedGrid, worker: str) -> str:
-    """The token that a worker was ordered with; it is spent."""
-    made = grid.json("daemon", "join-token", "list")
-    assert [one for one in made if one["used_by"] == worker]
-    return "gridjoin1_" + "x" * 40
 
 
 def _slow_sbatch(folder: Path, begun: Path) -> Path:

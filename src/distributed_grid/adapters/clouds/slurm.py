@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from distributed_grid.adapters.clouds.slurm_pilot import PilotFiles, pilot_script
+from distributed_grid.adapters.clouds.slurm_pilot import PilotFiles, pilot_script, remove_leftovers
 from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue, run_command
 from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, open_provider
 from distributed_grid.domain.workers import WorkerResources
@@ -62,6 +62,7 @@ class SlurmProvider(CloudProviderBase):
     ) -> None:
         """`run` runs the commands of Slurm, `clock` is the time since 1970 in seconds."""
         self._settings = _checked(settings)
+        self._clock = clock
         self._directory = Path(self._settings.directory).expanduser()
         self._queue = SlurmQueue(run or partial(run_command, config_file=self._settings.config_file), clock=clock)
 
@@ -86,14 +87,22 @@ class SlurmProvider(CloudProviderBase):
         """The jobs of this grid that are not over; one for each worker."""
         jobs: dict[str, list[SlurmJob]] = {}
         for tag, job in self._tagged():
-            if tag.grid_id == grid_id and job.phase != "gone":
+            if tag.grid_id == grid_id:
                 jobs.setdefault(tag.worker_id, []).append(job)
-        return [self._instance(worker_id, grid_id, found) for worker_id, found in jobs.items()]
+        remove_leftovers(self._directory, grid_id, jobs.keys(), self._clock())
+        found = [self._instance(worker_id, grid_id, mine) for worker_id, mine in jobs.items()]
+        return [one for one in found if one.state != "gone"]
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
-        """The job, with the last words of its pilot once it is over; None when Slurm has forgotten it."""
+        """The job, with the last words of its pilot once it is over; None when Slurm has forgotten it. The files of one
+        that is over are removed."""
         found = [job for _, job in self._jobs(worker_id, grid_id)]
-        return self._instance(worker_id, grid_id, found) if found else None
+        if not found:
+            return None
+        instance = self._instance(worker_id, grid_id, found)
+        if instance.state == "gone":
+            self._files(worker_id, grid_id).remove()
+        return instance
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Cancel every job of the worker, those that wait included; its files go with the last one."""

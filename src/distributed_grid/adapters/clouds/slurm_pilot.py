@@ -19,7 +19,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distributed_grid.errors import GridError, Unreachable
@@ -29,6 +29,7 @@ TOKEN_FILE, LOCK_FILE = "join-token", "lock"
 NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 """In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
 LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05
+LEFTOVER_SECONDS = 3600.0
 MAX_LOG_BYTES = 1 << 20
 NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 """What locking fails with on a file system that has none."""
@@ -39,7 +40,7 @@ class PilotFiles:
 
     def __init__(self, directory: Path, worker_id: str, grid_id: str) -> None:
         self._directory = directory
-        self.folder = directory / f"{worker_id}-{hashlib.sha256(grid_id.encode()).hexdigest()[:8]}"
+        self.folder = directory / f"{worker_id}{_suffix(grid_id)}"
         self.token = self.folder / TOKEN_FILE
 
     @contextlib.contextmanager
@@ -103,6 +104,21 @@ class PilotFiles:
     def remove(self) -> None:
         """Have nothing there; only who holds the lock may do that. A second time is harmless."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _suffix(grid_id: str) -> str:
+    """How the folders of a grid end, so that two grids may share a directory."""
+    return f"-{hashlib.sha256(grid_id.encode()).hexdigest()[:8]}"
+
+
+def remove_leftovers(directory: Path, grid_id: str, known: Collection[str], now: float) -> None:
+    """Remove the folders of a grid's workers whose jobs Slurm has forgotten, an hour after their last use."""
+    suffix = _suffix(grid_id)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            worker_id = entry.name.removesuffix(suffix)
+            if worker_id != entry.name and worker_id not in known and now - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _is_locked(descriptor: int) -> bool:
