@@ -230,6 +230,8 @@ def test_the_token_of_a_pilot_is_nowhere_to_be_read_and_core_hours_are_a_hard_li
     refused = grid("workers", "create", "--yes", check=1)
     assert "providers.slurm.budget_core_hours is 1.5" in refused.stderr
     assert list(grid.workers()) == [worker]
+    (node,) = [one for one in grid.json("status")["nodes"] if one["node_id"] == worker]
+    assert (node["cpu_cores"], node["memory_gb"]) == (2, 1), "no more than its allocation"
     job = grid.job_of(worker)
     shown = grid.cluster.ask("scontrol", "show", "job", "-dd", job)
     shown += grid.cluster.ask("scontrol", "write", "batch_script", job, "-")

@@ -26,6 +26,8 @@ from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.private_files import open_regular, read_regular, try_lock, write_private
 
 TOKEN_FILE, LOCK_FILE = "join-token", "lock"
+CPU_VARIABLE, MEMORY_VARIABLE = "GRID_ALLOCATED_CPU_MILLI", "GRID_ALLOCATED_MEMORY_BYTES"
+"""In the environment of the agent: the part of the node that is its own, where Slurm does not enforce that."""
 NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 """In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
 LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05
