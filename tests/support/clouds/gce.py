@@ -99,8 +99,10 @@ class GceStandIn:
             return [_machine(one) for one in self._instances]
 
     def existing(self) -> dict[str, Machine]:
-        """The machines that cost money now, by worker."""
-        return {one.worker_id: one for one in self.machines() if one.ended_at is None}
+        """The machines that are not deleted, by worker."""
+        with self._lock:
+            self._advance()
+            return {_machine(one).worker_id: _machine(one) for one in self._alive()}
 
     def add_foreign(self) -> str:
         return self.add({"name": f"web-{uuid.uuid4().hex[:6]}", "labels": {"team": "web"}})
@@ -111,13 +113,25 @@ class GceStandIn:
             return str(self._insert(zone, dict(body))["id"])
 
     def take_away(self, instance: str) -> None:
-        """Take a spot machine back, which deletes it; another is only switched off, and its disk is still paid for."""
+        """Take a spot machine back, which deletes it at once; another one is switched off."""
         with self._lock:
             for one in self._alive():
                 if one["id"] == instance and one["scheduling"].get("provisioningModel") == "SPOT":
-                    self._delete(one)
+                    one["_deleted_at"] = self.clock()
                 elif one["id"] == instance:
-                    one["status"] = "TERMINATED"
+                    self._switch_off(one)
+            self._advance()
+
+    def preempt(self, instance: str) -> None:
+        """Begin to take a machine back: it is stopping, and gone when `stops_in` is over."""
+        with self._lock:
+            for one in self._alive():
+                if one["id"] == instance:
+                    self._delete(one)
+
+    def disks(self) -> list[str]:
+        """The workers whose machines are off and whose disks are still paid for."""
+        return [one["name"] for one in self._alive() if one["_off_at"] is not None]
 
     def refuse_with(self, message: str) -> None:
         """Answer the next creation with this message."""
@@ -150,7 +164,7 @@ class GceStandIn:
                 one["status"] = "RUNNING"
             if self._booted is not None and one["status"] == "RUNNING" and self._booted.is_off(one["id"]):
                 self._booted.end(one["id"])
-                one["status"] = "TERMINATED"
+                self._switch_off(one)
             ends = [at for at in (one["_deleted_at"], _planned_end(one)) if at is not None and at <= now]
             if ends:
                 one["_ended"] = min(ends)
@@ -172,12 +186,17 @@ class GceStandIn:
             "_runs_at": now + self.operation_seconds,
             "_deleted_at": None,
             "_ended": None,
+            "_off_at": None,
         }
         items = {item["key"]: item["value"] for item in body.get("metadata", {}).get("items", ())}
         if self._booted is not None and "startup-script" in items:
             self._booted.boot(str(one["id"]), items["startup-script"])
         self._instances.append(one)
         return one
+
+    def _switch_off(self, one: dict[str, Any]) -> None:
+        """Stop a machine: it costs nothing more but its disk, and Google forgets when it was to end."""
+        one["status"], one["_off_at"] = "TERMINATED", self.clock()
 
     def _delete(self, one: dict[str, Any]) -> None:
         if one["_deleted_at"] is None:
@@ -336,7 +355,8 @@ def _machine(one: Mapping[str, Any]) -> Machine:
     worker, grid = labels.get("distributed-grid-worker", ""), labels.get("distributed-grid-grid", "")
     market = "spot" if one["scheduling"].get("provisioningModel") == "SPOT" else "standard"
     zone = one["zone"].rpartition("/")[2]
-    return Machine(worker, grid, one["id"], one["_made_at"], one["_ended"], market, zone)
+    ends = [at for at in (one["_off_at"], one["_ended"]) if at is not None]
+    return Machine(worker, grid, one["id"], one["_made_at"], min(ends, default=None), market, zone)
 
 
 def _quotas(limits: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ OFFERS = (
 
 class ScriptedCloud:
     """Machines, and what goes wrong with the calls about them. Where it `forgets`, it knows nothing of what is gone;
-    where it is `blind`, a machine that is not listed yet cannot be terminated either."""
+    where it is `blind`, a machine that is not listed yet cannot be terminated either. `omit` is what it does to a list
+    before it answers."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class ScriptedCloud:
         self.forgets = forgets
         self.blind = blind
         self.faults = FaultScript()
+        self.omit: Callable[[Sequence[WorkerInstance]], Sequence[WorkerInstance]] = lambda found: found
         self.rows: dict[str, dict[str, Any]] = {}
         self._ended: list[Machine] = []
         self._made = 0
@@ -120,10 +122,11 @@ class ScriptedCloud:
         self.on_created(order, made)
         return made
 
-    def list(self, grid_id: str) -> list[WorkerInstance]:
+    def list(self, grid_id: str) -> Sequence[WorkerInstance]:
         with self._faults("list", ""):
             views = [self._view(one) for one in self.rows.values() if one["grid_id"] == grid_id and self._is_seen(one)]
-        return [one for one in views if one.state != "gone"]
+        found = [one for one in views if one.state != "gone"]
+        return self.omit(found)
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         with self._faults("describe", worker_id):

@@ -90,14 +90,19 @@ class SlurmProvider(CloudProviderBase):
             return self._submitted(order, files, job)
 
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
-        """The jobs of this grid that are not over; one for each worker."""
+        """The jobs of this grid that are not over; one for each worker. The files of those that are are removed."""
         jobs: dict[str, list[SlurmJob]] = {}
         for tag, job in self._tagged():
             if tag.grid_id == grid_id:
                 jobs.setdefault(tag.worker_id, []).append(job)
         remove_leftovers(self._directory, grid_id, jobs.keys(), self._clock())
-        found = [self._instance(worker_id, grid_id, mine) for worker_id, mine in jobs.items()]
-        return [one for one in found if one.state != "gone"]
+        alive = []
+        for worker_id, mine in jobs.items():
+            if all(job.phase == "gone" for job in mine):
+                self._files(worker_id, grid_id).remove()
+            else:
+                alive.append(self._instance(worker_id, grid_id, mine))
+        return alive
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The job, with the last words of its pilot once it is over; None when Slurm has forgotten it. The files of one

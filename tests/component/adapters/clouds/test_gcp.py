@@ -337,8 +337,10 @@ def test_a_machine_that_was_only_stopped_is_ending_and_is_deleted(cloud: Cloud) 
     cloud.now += 48 * 3600
     (found,) = provider.list(GRID_ID)
     assert (found.state, found.detail, found.ends_in_seconds) == ("stopping", "it is TERMINATED", None)
+    assert cloud.disks() == [order.worker_id]
     provider.terminate(order.worker_id, GRID_ID)
     assert not cloud.existing()
+    assert not cloud.disks()
 
 
 def test_the_end_of_a_machine_is_counted_on_the_clock_of_google_and_kept_by_it(cloud: Cloud) -> None:
@@ -357,7 +359,7 @@ def test_the_end_of_a_machine_is_counted_on_the_clock_of_google_and_kept_by_it(c
 def test_a_spot_machine_that_is_taken_back_is_gone(cloud: Cloud) -> None:
     cloud.stops_in = 30
     order, provider = cloud.order(), cloud.provider()
-    cloud.take_away(provider.create(order).instance)
+    cloud.preempt(provider.create(order).instance)
     found = provider.describe(order.worker_id, GRID_ID)
     assert found is not None
     assert found.state == "stopping"
