@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed_grid.errors import Refused
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 from tests.support.clouds.scripted import OFFERS, ScriptedCloud
 
@@ -33,6 +34,7 @@ class _FileCloud(ScriptedCloud):
         )
         self.path = path
         self._has_agents = bool(settings.get("agent"))
+        self._environ: Mapping[str, str] = settings.get("environ", {})
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -75,7 +77,7 @@ class _FileCloud(ScriptedCloud):
         folder = self.path.parent / f"{self.path.stem}-{order.worker_id}"
         process = subprocess.Popen(
             [sys.executable, "-m", "distributed_grid.agent", "--dir", str(folder)],
-            env={"PATH": os.environ["PATH"], "HOME": str(self.path.parent), **order.environ},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.path.parent), **order.environ, **self._environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -101,8 +103,8 @@ def end_machine(machine: Mapping[str, Any]) -> None:
 
 
 class ScriptedProvider(CloudProviderBase):
-    """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent`,
-    `elsewhere` and `prices`."""
+    """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent` with
+    what it finds in its `environ`, `elsewhere` and `prices`. `notices` is where its machines read of their end."""
 
     name = "scripted"
 
@@ -110,6 +112,8 @@ class ScriptedProvider(CloudProviderBase):
         self._cloud = _FileCloud(Path(settings["state_file"]), settings)
         self.is_on_this_host = not settings.get("elsewhere", False)
         self._has_prices = bool(settings.get("prices", True))
+        self._check_says = str(settings.get("check_says", ""))
+        type(self).notice_source = str(settings.get("notices", ""))
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         with self._cloud.opened():
@@ -131,6 +135,11 @@ class ScriptedProvider(CloudProviderBase):
         if self._has_prices:
             return OFFERS
         return [WorkerOffer(one.id, one.worker_type, one.resources, None, one.zone) for one in OFFERS]
+
+    def check(self) -> Sequence[str]:
+        if self._check_says:
+            raise Refused(self._check_says)
+        return super().check()
 
 
 class CloudFile:

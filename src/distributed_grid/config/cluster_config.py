@@ -36,7 +36,6 @@ from distributed_grid.config.yaml_document import (
     YamlNode,
     decode_content,
     from_plain,
-    parse,
     read_content,
 )
 
@@ -50,21 +49,21 @@ class ClusterConfig(Section):
     )
     custom_resources: tuple[str, ...] = setting(ListOf(CUSTOM_NAME, "resource names"), ())
     resource_sharing: ResourceSharing = setting(
-        ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
+        ResourceSharing, ResourceSharing.defaults(), overridden_at="execution.resource_sharing"
     )
     hold_seconds: float = setting(Seconds(1), 60.0, ge=1, allow_inf_nan=False)
     trusted_network: bool = setting(FLAG, False, acts=True)
-    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy())
-    fairness: Fairness = setting(Fairness, Fairness())
-    preemption: Preemption = setting(Preemption, Preemption())
+    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy.defaults())
+    fairness: Fairness = setting(Fairness, Fairness.defaults())
+    preemption: Preemption = setting(Preemption, Preemption.defaults())
     quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
-    alerts: Alerts = setting(Alerts, Alerts())
-    scaling: Scaling = setting(Scaling, Scaling())
-    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
-    prediction: Prediction = setting(Prediction, Prediction())
-    server: ServerConfig = setting(ServerConfig, ServerConfig())
-    ray: Ray = setting(Ray, Ray())
-    logging: Logging = setting(Logging, Logging())
+    alerts: Alerts = setting(Alerts, Alerts.defaults())
+    scaling: Scaling = setting(Scaling, Scaling.defaults())
+    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes.defaults())
+    prediction: Prediction = setting(Prediction, Prediction.defaults())
+    server: ServerConfig = setting(ServerConfig, ServerConfig.defaults())
+    ray: Ray = setting(Ray, Ray.defaults())
+    logging: Logging = setting(Logging, Logging.defaults())
     providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False, acts=True)
     warnings: tuple[str, ...] = ()
     source: ClassVar[str | None] = None
@@ -85,6 +84,8 @@ class ClusterConfig(Section):
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a text; `file` is the name in reports of problems."""
+        from distributed_grid.config.yaml_parser import parse
+
         return cls._from_document(parse(text, file), file, env)
 
     @classmethod
@@ -95,7 +96,7 @@ class ClusterConfig(Section):
     @classmethod
     def embedded(cls, hostname: str) -> Self:
         """The grid of one's own machine: no thresholds and no owner policy, because you are the owner."""
-        return cls.model_validate({"nodes": [machine_node(hostname)]})
+        return cls.model_construct(nodes=(NodeConfig.model_construct(**machine_node(hostname)),))
 
     @classmethod
     def _from_document(cls, root: YamlNode, file: str, env: Mapping[str, str] | None) -> Self:
@@ -148,7 +149,7 @@ class ClusterConfig(Section):
         """A file that holds this config: the one it was read from, else one written to `folder` (mode 0600)."""
         if self.source is not None:
             return self.source
-        text = json.dumps(self.as_dict(), indent=2)
+        text = json.dumps(self.as_dict() | {"providers": self.providers}, indent=2)
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -233,9 +233,12 @@ def _merge(under: Normal, over: Normal) -> None:
 
 
 class Section(BaseModel):
-    """A part of the normal form: immutable, without unknown fields, and with the table of the keys that set it."""
+    """A part of the normal form: immutable, without unknown fields, and with the table of the keys that set it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    Validators are built when they are first used: most sections are validated as parts of the whole only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
     shorthand: ClassVar[ValueKind | None] = None
     key_table: ClassVar[KeyTable]
 
@@ -248,6 +251,11 @@ class Section(BaseModel):
                 keys += declared(name)
         required = tuple(name for name, info in cls.model_fields.items() if info.is_required())
         cls.key_table = KeyTable(tuple(keys), required, cls.shorthand)
+
+    @classmethod
+    def defaults(cls) -> Self:
+        """The section in which nothing is set; its validator is not built for that."""
+        return cls.model_construct()
 
     def without_acts(self) -> tuple[Self, list[str]]:
         """This section with everything that acts at its default, and the keys for which that made a difference."""
@@ -308,4 +316,4 @@ def flattened(section: type[Section], prefix: str) -> Any:
             for key in section.key_table.keys
         ]
 
-    return Field(section(), json_schema_extra={"keys": keys})  # type: ignore[dict-item]
+    return Field(section.defaults(), json_schema_extra={"keys": keys})  # type: ignore[dict-item]

@@ -201,7 +201,7 @@ class NodeConfig(Section):
     ray_address: str | None = setting(HOST, None)
     trust_declared: bool = setting(FLAG, False)
     simulated: bool | None = setting(FLAG, None)
-    background: Background = setting(Background, Background())
+    background: Background = setting(Background, Background.defaults())
     dedicated: bool = setting(FLAG, False)
     thresholds: ThresholdConfig | None = setting(ThresholdConfig, None)
     owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None)

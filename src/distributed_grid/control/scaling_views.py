@@ -11,7 +11,7 @@ from distributed_grid.control.view_types import (
     ScalingStatus,
     WorkerNeeds,
 )
-from distributed_grid.control.worker_views import budget_view, dollars
+from distributed_grid.control.worker_views import budget_view, dollars, spending_view
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import ScalingPlan
@@ -88,6 +88,7 @@ def status_view(
     evaluation: ScalingEvaluation,
     state: BudgetState,
     now: int,
+    wall_ms: int,
     *,
     problem: str,
     expected_milli: int | None,
@@ -111,6 +112,7 @@ def status_view(
         "expected_load": None if expected_milli is None else expected_milli / 1000,
         "warm_workers": warm,
         "budget": budget_view(state),
+        "spending": spending_view(ledger, now, wall_ms),
     }
 
 

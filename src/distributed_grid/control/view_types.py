@@ -387,12 +387,19 @@ class LendingReport(TypedDict):
 
 
 class WorkerRow(TypedDict):
-    """A worker of a provider; `price_per_hour` in dollars, None where it is not known."""
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known.
+
+    `machine_type` is what the provider calls its kind of machine. `ends_at` is when its machine ends by itself or is
+    taken away, as far as is known.
+    """
 
     worker_id: str
     provider: str
     worker_type: str
     offer: str
+    machine_type: str
+    zone: str | None
+    market: str | None
     state: str
     node_id: str
     instance_id: str | None
@@ -404,6 +411,7 @@ class WorkerRow(TypedDict):
     created_at: str | None
     joined_at: str | None
     ended_at: str | None
+    ends_at: str | None
     user: str
     reason: str | None
     problem: str | None
@@ -463,6 +471,15 @@ class ScalingDemand(TypedDict):
     not_counted: dict[str, int]
 
 
+class ProviderSpending(TypedDict):
+    """What the workers of one provider cost an hour, and have cost today (UTC), in dollars."""
+
+    provider: str
+    workers: int
+    per_hour: float
+    spent_today: float
+
+
 class ScalingStatus(TypedDict):
     """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
 
@@ -484,6 +501,7 @@ class ScalingStatus(TypedDict):
     expected_load: float | None
     warm_workers: int
     budget: WorkerBudget
+    spending: list[ProviderSpending]
 
 
 class WorkerNeeds(TypedDict):

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import resource
 import sys
+from collections.abc import Iterator
 
 from distributed_grid.errors import GridError
+from distributed_grid.posix.environment import take_variables
 from distributed_grid.server.instance_lock import AlreadyRunning, InstanceLock, StartupReport
 from distributed_grid.state_dir import StateDir
+
+IMPORT_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""One thread for linear algebra, since the cores are lent to others, and no search for plug-ins of validation."""
 
 
 def main() -> int:
     """Run the control plane until stopped or idle; the exit code of the process."""
     options = _options()
     startup = StartupReport(options.report)
+    if options.variables is not None:
+        take_variables(options.variables)
     state_dir = StateDir(options.state_dir)
     instance_lock = InstanceLock(state_dir)
     try:
@@ -34,8 +42,12 @@ def main() -> int:
         return 1
     try:
         _raise_process_limits()
-        from distributed_grid.server.daemon import serve
+        with _quick_imports():
+            from distributed_grid.config import ClusterConfig
+            from distributed_grid.server.daemon import serve
 
+            if options.config:
+                ClusterConfig.model_rebuild()  # its validator will be needed
         return serve(state_dir, instance_lock, options, startup)
     finally:
         instance_lock.release()
@@ -47,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--explicit", action="store_true", help="the user named this config")
     parser.add_argument("--report", type=int, help="descriptor for the startup report")
+    parser.add_argument("--variables", type=int, help="descriptor of a file with what the config needs of a shell")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-seconds", type=float, default=900.0)
     return parser.parse_args()
@@ -58,6 +71,24 @@ def _raise_process_limits() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextlib.contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Import without collecting garbage, of which there is none, and with `IMPORT_VARIABLES` in the environment.
+
+    What this process starts later does not inherit them.
+    """
+    given = dict(os.environ)
+    os.environ.update(IMPORT_VARIABLES)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        for name in IMPORT_VARIABLES:
+            del os.environ[name]
+        os.environ.update(given)
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ class ConfigRegistry(NodeRegistry):
 
     def owner_rules(self, name: str) -> OwnerRules | None:
         """How a node gives way to its owner; a node that joined by itself goes by the cluster's rules."""
-        unnamed = NodeConfig(name=name, host=name, dedicated=self._is_worker(name))
-        return owner_rules(self._config, self._nodes.get(name) or unnamed)
+        named = self._nodes.get(name)
+        return owner_rules(self._config, named or NodeConfig(name=name, host=name, dedicated=self._is_worker(name)))
 
     def newcomer(self, name: str) -> Node | None:
         """A node that joined with a token, as the cluster treats machines it does not name."""

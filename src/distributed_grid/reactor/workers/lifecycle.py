@@ -45,6 +45,7 @@ from distributed_grid.scheduling.scaling.closures import close_scope, place_of
 from distributed_grid.scheduling.scaling.host_machine import with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
+QUEUED = "it waits in the queue of its provider"
 MAX_WORKERS_PER_STEP = 100
 """Workers that change in one step, so that it does not take long; the next follows at once."""
 
@@ -113,7 +114,9 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
         booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
     records = []
     if worker.state is WorkerState.ASKED:
-        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
+        why = QUEUED if event.waits else "it boots"
+        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why=why)
+        booted = replace(booted, waits=event.waits)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -134,6 +137,7 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         problem="",
         tries=0,
         next_call_at_ms=0,
+        waits=False,
     )
     scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
     return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
@@ -257,9 +261,9 @@ def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) ->
 
 
 def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
-    """Use a draining worker again; one that does not drain is left as it is."""
+    """Use a draining worker again; one that does not drain, or will be taken away, is left as it is."""
     worker = known_worker(ledger, event.worker_id)
-    if worker.state is not WorkerState.DRAINING:
+    if worker.state is not WorkerState.DRAINING or worker.notice is not None:
         return Decision(answer=WorkerAnswer(worker))
     joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why)
     node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []

@@ -15,6 +15,7 @@ from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.workers.lifecycle import (
     MAX_WORKERS_PER_STEP,
+    QUEUED,
     add_to,
     end_worker,
     on_booted,
@@ -101,12 +102,15 @@ def _compare_listed(
         if worker.state is not WorkerState.TERMINATING:
             return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
         return Decision([replace(worker, missing=0)]) if worker.missing else None
-    running = [one.instance for one in machines if one.state not in _ALIVE_FIRST]
+    running = [one.instance for one in machines if one.state not in _ALIVE_FIRST and not one.waits]
     if len(running) > 1 and worker.state is not WorkerState.TERMINATING:
         return _end_double(ledger, worker, f"its provider has {len(running)} machines of it: {', '.join(running)}", now)
     if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
-        return on_booted(ledger, WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms), now)
+        booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
+        return on_booted(ledger, booted, now)
     seen = replace(worker, missing=0, ends_at_ms=_ends_at_ms(worker, found, event.asked_at_ms))
+    if worker.state is WorkerState.BOOTING:
+        seen = _moved_in_queue(seen, found, now)
     return Decision([seen]) if seen != worker else None
 
 
@@ -128,6 +132,13 @@ def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:
     if not known or says < known - END_TOLERANCE_MS:
         return says
     return max(says, known) if known <= asked_at_ms else known
+
+
+def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
+    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now."""
+    if found.waits:
+        return replace(worker, waits=True, why=found.detail or QUEUED)
+    return replace(worker, waits=False, booted_at_ms=now, why="it boots") if worker.waits else worker
 
 
 _ALIVE_FIRST = {"stopping": 1, "gone": 2}

@@ -6,6 +6,7 @@
 - What costs nobody knows how much is refused where there is a budget.
 - The core-hours of a provider on a day are counted in the same way, but a worker that has not begun counts for its
   whole lifetime: nobody knows when it begins.
+- One that waits in a queue of its provider's has its whole lifetime before it, and has cost nothing yet.
 
 Money is in millionths of a dollar; times are the ledger's, only the day and its end are read off the wall clock.
 """
@@ -181,13 +182,13 @@ def current_day(ledger: Ledger, wall_ms: int) -> int:
 def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
     """When a worker costs nothing any more, whoever still runs then: a minute after the end that its provider gives it.
 
-    One whose creation may still take effect has its whole lifetime before it.
+    One whose creation may still take effect, or that waits for its turn, has its whole lifetime before it.
     """
-    if worker.ends_at_ms:
+    if worker.ends_at_ms and not worker.waits:
         return worker.ends_at_ms + END_GRACE_MS
     if not worker.lifetime_ms:
         return FOR_EVER_MS
-    began_at = worker.booted_at_ms
+    began_at = now if worker.waits else worker.booted_at_ms
     if not began_at:
         began_at = (worker.called_at_ms if worker.state is WorkerState.TERMINATING else now) + rules.call_ms
     return began_at + worker.lifetime_ms + END_GRACE_MS
@@ -198,7 +199,7 @@ def alone_ms(worker: Worker, rules: WorkerRules, now: int, lead_ms: int) -> int:
     it."""
     left_ms = rules.exit_ms
     if not worker.joined_at_ms:
-        booted_at = worker.booted_at_ms or now + rules.call_ms
+        booted_at = now if worker.waits else worker.booted_at_ms or now + rules.call_ms
         left_ms = max(booted_at + rules.launch_ms + rules.join_ms - now, 0)
     return min(left_ms + END_GRACE_MS + lead_ms, counted_until_ms(worker, rules, now) - now)
 
@@ -221,10 +222,21 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     for worker in ledger.workers.values():
         if worker.provider == provider:
             until = min(now, counted_until_ms(worker, ledger.worker_rules, now))
-            elapsed_ms = until - max(since, worker.created_at_ms)
+            elapsed_ms = until - max(since, _began_at_ms(worker, now))
             spent += cost_micro(worker.price_micro or 0, elapsed_ms)
             used_ms += core_ms(worker, elapsed_ms)
     return Spending(provider, day, spent, now, used_ms)
+
+
+def _began_at_ms(worker: Worker, now: int) -> int:
+    """Since when a worker costs something: since it was wanted, or since it has left the queue of its provider. The
+    provider knows better when that was than who asks from time to time. One that is ended while it waits may still have
+    begun."""
+    if not worker.queue_ms or not worker.booted_at_ms:
+        return worker.created_at_ms
+    if worker.waits:
+        return worker.terminate_at_ms or now
+    return min(worker.booted_at_ms, worker.ends_at_ms - worker.lifetime_ms if worker.ends_at_ms else now)
 
 
 def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -> BudgetState:
@@ -272,7 +284,7 @@ def _core_state(
 def _ahead_core_ms(worker: Worker, rules: WorkerRules, now: int, until_midnight_ms: int) -> int:
     """The core time that a worker may still use; one that has not begun may use it all on the day that it begins."""
     left_ms = counted_until_ms(worker, rules, now) - now
-    if worker.booted_at_ms:
+    if worker.booted_at_ms and not worker.waits:
         return core_ms(worker, min(left_ms, until_midnight_ms))
     return core_ms(worker, _on_its_day_ms(left_ms, until_midnight_ms))
 

@@ -22,7 +22,7 @@ from distributed_grid.posix.private_files import write_private
 
 HEAD_PORTS = ("port", "client_port", "dashboard_port")
 MAX_TRIES = 100
-DEFAULTS = Ray()
+DEFAULTS = Ray.defaults()
 
 
 class RayPorts:

@@ -29,6 +29,8 @@ from distributed_grid.server.workers.reconciler import wall_ms
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
 MAX_SHOWN = 5
+LOOK_SECONDS = 1.0
+"""How often it is looked whether the end of a worker was announced."""
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +54,7 @@ class Autoscaler:
         self._expected = expected
         self.problem = ""
         self.warm = 0
+        self._leaving: set[str] = set()
 
     @property
     def provider(self) -> str:
@@ -77,12 +80,24 @@ class Autoscaler:
         if self._expected is not None:
             await self._expected.start(wall_ms())
         while True:
-            await asyncio.sleep(self.interval_seconds)
+            await self._sleep()
             try:
                 await self.read_types()
                 await self.evaluate_now()
             except GridError as failure:
                 log.warning("scaling could not be evaluated: %s", failure)
+
+    async def _sleep(self) -> None:
+        """Wait for the next evaluation: at once where the end of another worker was announced."""
+        until = asyncio.get_running_loop().time() + self.interval_seconds
+        while (left := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left, LOOK_SECONDS))
+            leaving = await self._grid.read(
+                lambda ledger, now: {one.id for one in ledger.workers.values() if one.is_leaving}
+            )
+            known, self._leaving = self._leaving, leaving
+            if leaving - known:
+                return
 
     def close(self) -> None:
         """Close the file of the load. Safe to call twice."""

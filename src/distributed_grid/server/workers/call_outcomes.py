@@ -24,7 +24,8 @@ def created(worker: Worker, made: WorkerInstance, wall_ms: int) -> Event:
     """A creation was answered."""
     if made.state == "gone":
         return WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms)
-    return WorkerBooted(worker.id, made.instance, made.detail, ends_in_ms(made))
+    warning = "" if made.waits else made.detail
+    return WorkerBooted(worker.id, made.instance, warning, ends_in_ms(made), waits=made.waits)
 
 
 def ends_in_ms(instance: WorkerInstance) -> int | None:

@@ -24,7 +24,7 @@ def of_this_grid(listed: Sequence[WorkerInstance], grid_id: str) -> list[WorkerI
 def listed(provider: str, asked_at_ms: int, ours: Sequence[WorkerInstance], wall_ms: int) -> WorkersListed:
     """A list as the ledger hears of it, as of when it was asked for."""
     instances = tuple(
-        ListedInstance(one.worker_id, one.instance, one.state, one.detail, ends_in_ms(one)) for one in ours
+        ListedInstance(one.worker_id, one.instance, one.state, one.detail, ends_in_ms(one), one.waits) for one in ours
     )
     return WorkersListed(provider, asked_at_ms, instances, wall_ms)
 

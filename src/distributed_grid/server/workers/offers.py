@@ -113,6 +113,7 @@ def worker_of(
         market=offer.market,
         on_this_machine=offer.on_this_machine,
         lifetime_ms=round(1000 * offer.lifetime_seconds),
+        queue_ms=round(1000 * offer.queue_seconds),
         by=by,
         why=why,
     )
@@ -128,6 +129,7 @@ def offer_of(worker: Worker) -> WorkerOffer:
         worker.zone,
         worker.market,
         lifetime_seconds=worker.lifetime_ms / 1000,
+        queue_seconds=worker.queue_ms / 1000,
     )
 
 

@@ -16,8 +16,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
+from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     Event,
@@ -113,7 +115,7 @@ class WorkerReconciler:
         worker = answer.worker
         try:
             calls = await self._catalog.calls(worker.provider)
-            order = await self._order(worker)
+            order = await self._order(worker, calls.provider.notice_source)
         except GridError as failure:  # nothing was asked for
             await self._report_failure(worker, Throttled(str(failure)))
             return
@@ -126,11 +128,17 @@ class WorkerReconciler:
         else:
             await self._handle(call_outcomes.created(worker, made, wall_ms()))
 
-    async def _order(self, worker: Worker) -> WorkerOrder:
+    async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
-        ttl_seconds = (self._rules.launch_ms + self._rules.join_ms) / 1000
+        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
-        environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
+        environ = {
+            JOIN_VARIABLE: token,
+            EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
+            DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
+        }
+        if notice_source:
+            environ[SOURCE_VARIABLE] = notice_source
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
 
     async def _report_failure(self, worker: Worker, failure: Exception) -> None:

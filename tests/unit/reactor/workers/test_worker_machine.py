@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from distributed_grid.domain.events import WorkerEndAnnounced
 from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS, budget_state
 from tests.support.worker_model import WorkerModel
@@ -70,6 +71,13 @@ class WorkerMachine(RuleBasedStateMachine):
     def die(self, dies_at: str) -> None:
         """The control plane is killed in the middle of its next call."""
         self.model.perform(dies_at=dies_at)
+
+    @rule(which=st.integers(0, 9), ms=st.sampled_from([None, 0, 30_000, 120_000]), withdrawn=st.booleans())
+    def announce_end(self, which: int, ms: int | None, withdrawn: bool) -> None:
+        """An agent says that its machine is taken away, or stays after all."""
+        ids = list(self.model.ledger.workers)
+        if ids:
+            self.model.handle(WorkerEndAnnounced(ids[which % len(ids)], "spot notice", ms, withdrawn=withdrawn))
 
     @rule()
     def restart(self) -> None:
