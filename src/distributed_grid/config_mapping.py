@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
 from distributed_grid.agent.owner.simulated_usage import OwnerBackground, SimulatedNode
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.providers import SlurmSettings
 from distributed_grid.config.sections import Background
 from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
@@ -233,7 +234,18 @@ def worker_rules(config: ClusterConfig) -> WorkerRules:
         consistency_ms=round(1000 * times.consistency_seconds),
         call_ms=round(1000 * times.call_seconds),
         exit_ms=round(1000 * times.exit_seconds),
+        core_hour_budgets=_core_hour_budgets(config),
     )
+
+
+def _core_hour_budgets(config: ClusterConfig) -> dict[str, int]:
+    """The core-hours that workers of a provider may use on a day, in thousandths, where the config limits them."""
+    written = config.providers.get("slurm")
+    if not isinstance(written, Mapping) or written.get("budget_core_hours") is None:
+        return {}
+    settings = config.provider("slurm")
+    assert isinstance(settings, SlurmSettings)
+    return {} if settings.budget_core_hours is None else {"slurm": round(1000 * settings.budget_core_hours)}
 
 
 def _micro(usd: float | None) -> int | None:

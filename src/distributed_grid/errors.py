@@ -56,7 +56,8 @@ class Unreachable(GridError):
 
 
 class NoCapacity(GridError):
-    """A provider has no machine of that kind at present; `scope` is what is short of it, such as a zone or a type."""
+    """A provider has no machine of that kind at present; `scope` is what is short of it: `zone:NAME`, `market:spot`,
+    `kind:gpu`, several of them with spaces between, or empty for the one offer that was asked for."""
 
     retryable = True
 

@@ -236,7 +236,8 @@ class WorkerOffer(Struct, frozen=True):
 
     `price_micro` is what an hour costs in millionths of a dollar; None: not known. `on_this_machine`: what it has comes
     out of the control plane's machine. `unavailable` says why it cannot be had at all, such as a quota of zero: it is
-    not tried. `lifetime_seconds`: the provider itself ends such a machine after so long; 0: never.
+    not tried. `lifetime_seconds`: the provider itself ends such a machine after so long; 0: never. `queue_seconds`: an
+    order may wait so long in a queue of the provider's before it is given up; 0: it has no queue.
     """
 
     id: str
@@ -248,6 +249,7 @@ class WorkerOffer(Struct, frozen=True):
     on_this_machine: bool = False
     unavailable: str = ""
     lifetime_seconds: float = 0.0
+    queue_seconds: float = 0.0
 
 
 class WorkerOrder(Struct, frozen=True):
@@ -270,6 +272,7 @@ class WorkerInstance(Struct, frozen=True):
     """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again.
 
     `ends_in_seconds`: the provider itself ends it then, whatever happens to the control plane; None: it does not.
+    `waits`: the order waits in a queue of the provider's (`detail` says for what): it does not run and costs nothing.
     """
 
     worker_id: str
@@ -279,6 +282,7 @@ class WorkerInstance(Struct, frozen=True):
     age_seconds: float = 0.0
     detail: str = ""
     ends_in_seconds: float | None = None
+    waits: bool = False
 
 
 class CloudProviderBase(ABC):
@@ -291,11 +295,13 @@ class CloudProviderBase(ABC):
 
     `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
     `is_consistent`: what it was asked to end and does not know is gone.
+    `notice_source`: where its machines read that they are taken away (`aws`, `gcp`); empty: nowhere.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
     is_consistent: ClassVar[bool] = False
+    notice_source: ClassVar[str] = ""
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

@@ -21,6 +21,7 @@ from distributed_grid.domain.fences import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice
+from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
 PROTOCOL = 2
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 Id = Annotated[str, Meta(max_length=200)]
 Name = Annotated[str, Meta(max_length=128)]
-MAX_TEXT_CHARS = 8192
+MAX_TEXT_CHARS, MAX_WHY_CHARS = 8192, 500
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
@@ -127,9 +128,20 @@ class CheckpointAge(Struct, frozen=True):
     age_ms: Milliseconds
 
 
+class AnnouncedEnd(Struct, frozen=True):
+    """The machine of an agent will be taken away in `ends_in_ms`, counted from when this was sent; None: it may be, and
+    nobody knows when. `withdrawn`: it was said to be, and stays after all."""
+
+    why: Annotated[str, Meta(max_length=MAX_WHY_CHARS)]
+    ends_in_ms: Annotated[int, Meta(ge=0, le=MAX_NOTICE_MS)] | None = None
+    withdrawn: bool = False
+
+
 class Heartbeat(_FromAgent, frozen=True):
     """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
-    control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for."""
+    control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for.
+    `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
+    of it, too."""
 
     node: Name
     usage: Usage
@@ -138,6 +150,7 @@ class Heartbeat(_FromAgent, frozen=True):
     yields: bool = False
     marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_MARKS)] = ()
     capacity: ReportedCapacity | None = None
+    end: AnnouncedEnd | None = None
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -329,7 +342,8 @@ class HeartbeatReply(_ToAgent, frozen=True):
     sent at once, whether or not anything can be stored.
 
     `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use. With
-    `report_capacity` the next heartbeat is to say what the machine has.
+    `report_capacity` the next heartbeat is to say what the machine has. `end` is what the control plane knows of the
+    end of the machine.
     """
 
     beat: Count
@@ -339,6 +353,7 @@ class HeartbeatReply(_ToAgent, frozen=True):
     ray_gpu_milli: Count = 0
     node: Name = ""
     report_capacity: bool = False
+    end: AnnouncedEnd | None = None
 
 
 class AcknowledgeMarks(_ToAgent, frozen=True):

@@ -27,7 +27,8 @@ PROMISES: list[CheckFunction] = [
     checks.ignored_auth,
 ]
 OPERATIONS = [
-    "GET /v1/health", "POST /v1/join", "GET /v1/nodes", "GET /v1/nodes/{name}", "GET /v1/offers", "GET /v1/leases",
+    "GET /v1/health", "POST /v1/join", "POST /v1/agent-package",
+    "GET /v1/nodes", "GET /v1/nodes/{name}", "GET /v1/offers", "GET /v1/leases",
     "GET /v1/recommendations", "GET /v1/metrics/rebalancing", "GET /v1/metrics/scheduling",
     "GET /v1/leases/{name}/explain", "GET /v1/jobs/{name}/explain", "GET /v1/ledger",
     "POST /v1/leases", "GET /v1/leases/{name}", "DELETE /v1/leases/{name}", "POST /v1/leases/{name}/extend",
@@ -39,7 +40,8 @@ OPERATIONS = [
 ]  # fmt: skip
 
 CAN_BE_WRONG = {
-    "POST /v1/join", "POST /v1/leases", "POST /v1/leases/{name}/extend", "GET /v1/jobs", "POST /v1/jobs",
+    "POST /v1/join", "POST /v1/agent-package",
+    "POST /v1/leases", "POST /v1/leases/{name}/extend", "GET /v1/jobs", "POST /v1/jobs",
     "GET /v1/boosts", "POST /v1/boosts", "POST /v1/boosts/{name}/extend",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/ledger",
 }  # fmt: skip

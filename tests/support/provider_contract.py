@@ -123,6 +123,7 @@ class ProviderContract(ABC):
     def test_another_order_under_the_same_name_is_refused(self, provider: CloudProviderBase, grid_id: str) -> None:
         order = self.order(provider, grid_id)
         created = provider.create(order)
+        self.listed(provider, order)
         other = replace(order, resources=WorkerResources(cpu_milli=200, memory_bytes=80 << 20))
         with pytest.raises(Refused, match=order.worker_id):
             provider.create(other)

@@ -1,9 +1,6 @@
-"""A provider that follows a script of faults: answers lost before and after the effect, machines that are listed late,
-no capacity, throttling, terminations that fail or take long.
-
-`ScriptedCloud` is the cloud itself, with a clock that is handed to it. `ScriptedProvider` is the same behind a file, as
-a daemon plugs it in by entry point: the file is what a person would see in the cloud's console. Its faults may also
-kill the process that calls it. With `agent: true` a machine is a real `grid agent`.
+"""The scripted cloud behind a file, as a daemon plugs it in by entry point: the file is what a person would see in the
+cloud's console. Its faults may also kill the process that calls it. With `agent: true` a machine is a real
+`grid agent`.
 """
 
 from __future__ import annotations
@@ -17,144 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.errors import NoCapacity, Refused, Throttled, Unreachable
+from distributed_grid.errors import Refused
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
-
-GIB = 1024**3
-OFFERS = (
-    WorkerOffer("small-a", "cpu", WorkerResources(2000, 4 * GIB), 100_000, "zone-a"),
-    WorkerOffer("small-b", "cpu", WorkerResources(2000, 4 * GIB), 120_000, "zone-b"),
-    WorkerOffer("gpu-a", "gpu", WorkerResources(4000, 16 * GIB, 1), 900_000, "zone-a"),
-)
-
-
-class ScriptedCloud:
-    """Machines, and what goes wrong with the calls about them. `faults` names them by method, the next one first:
-    `lose_before`, `lose_after`, `throttle`, `no_capacity[:SCOPE]`, `refuse`, `fail`, `die_before`, `die_after`."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        visible_after: float = 0.0,
-        stops_in: float = 0.0,
-        forgets: bool = False,
-    ) -> None:
-        self.clock = clock
-        self.forgets = forgets
-        self.visible_after = visible_after
-        self.stops_in = stops_in
-        self.machines: dict[str, dict[str, Any]] = {}
-        self.faults: dict[str, list[str]] = {}
-        self.calls: list[str] = []
-
-    def existing(self) -> list[dict[str, Any]]:
-        """The machines that cost money now."""
-        now = self.clock()
-        return [one for one in self.machines.values() if one["ends_at"] is None or one["ends_at"] > now]
-
-    def create(self, order: WorkerOrder) -> WorkerInstance:
-        with self._faults("create", order.worker_id):
-            self._forget()
-            found = self.machines.get(order.worker_id)
-            if found is None:
-                now = self.clock()
-                found = self.machines[order.worker_id] = {
-                    "worker_id": order.worker_id,
-                    "grid_id": order.grid_id,
-                    "instance": f"i-{len(self.calls)}",
-                    "made_at": now,
-                    "ends_at": None,
-                    "price_micro": order.offer.price_micro,
-                    "order": _content(order),
-                }
-                self.on_created(order, found)
-            if found.get("order", _content(order)) != _content(order):
-                raise Refused(f"{order.worker_id} was ordered otherwise")
-        return self._view(found)
-
-    def list(self, grid_id: str) -> list[WorkerInstance]:
-        with self._faults("list", ""):
-            now = self.clock()
-            views = [
-                self._view(one)
-                for one in self.machines.values()
-                if one["grid_id"] == grid_id and now - one["made_at"] >= self.visible_after
-            ]
-        return [one for one in views if one.state != "gone"]
-
-    def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
-        with self._faults("describe", worker_id):
-            self._forget()
-            found = self.machines.get(worker_id)
-        if found is None or found["grid_id"] != grid_id or self.clock() - found["made_at"] < self.visible_after:
-            return None
-        return self._view(found)
-
-    def terminate(self, worker_id: str, grid_id: str) -> None:
-        with self._faults("terminate", worker_id):
-            found = self.machines.get(worker_id)
-            if found is not None and found["grid_id"] == grid_id and found["ends_at"] is None:
-                found["ends_at"] = self.clock() + self.stops_in
-                self.on_terminated(found)
-
-    def _forget(self) -> None:
-        """Where this provider `forgets`, nothing is known of what is gone, as with containers that are removed."""
-        if self.forgets:
-            kept = [one["worker_id"] for one in self.existing()]
-            self.machines = {name: one for name, one in self.machines.items() if name in kept}
-
-    def on_created(self, order: WorkerOrder, machine: dict[str, Any]) -> None:
-        """A machine was made."""
-
-    def on_terminated(self, machine: dict[str, Any]) -> None:
-        """A machine was ended."""
-
-    def _view(self, machine: Mapping[str, Any]) -> WorkerInstance:
-        now = self.clock()
-        state: Any = "running"
-        if machine["ends_at"] is not None:
-            state = "gone" if machine["ends_at"] <= now else "stopping"
-        return WorkerInstance(
-            machine["worker_id"], machine["grid_id"], machine["instance"], state, now - machine["made_at"]
-        )
-
-    @contextlib.contextmanager
-    def _faults(self, method: str, worker_id: str) -> Iterator[None]:
-        """The next fault of this method: some happen before its effect, some after."""
-        waiting = self.faults.get(method) or []
-        fault, _, scope = (waiting.pop(0) if waiting else "").partition(":")
-        self.calls.append(f"{method} {worker_id} {fault}".strip())
-        self.before_effect(fault)
-        if fault == "lose_before":
-            raise Unreachable(f"{method}: the connection was lost")
-        if fault == "throttle":
-            raise Throttled(f"{method}: too many requests")
-        if fault == "no_capacity":
-            raise NoCapacity(f"{method}: no capacity", scope)
-        if fault in ("refuse", "fail"):
-            raise Refused(f"{method}: not allowed") if fault == "refuse" else RuntimeError(f"{method}: it broke")
-        yield
-        self.after_effect(fault)
-        if fault == "lose_after":
-            raise Unreachable(f"{method}: the connection was lost")
-
-    def before_effect(self, fault: str) -> None:
-        """Where a fault acts before the effect."""
-
-    def after_effect(self, fault: str) -> None:
-        """Where a fault acts after the effect."""
-
-
-def _content(order: WorkerOrder) -> list[Any]:
-    """What makes an order the same again."""
-    has = order.resources
-    return [order.grid_id, order.offer.id, has.cpu_milli, has.memory_bytes, has.gpu_count]
+from tests.support.clouds.scripted import OFFERS, ScriptedCloud
 
 
 class _FileCloud(ScriptedCloud):
@@ -168,6 +34,7 @@ class _FileCloud(ScriptedCloud):
         )
         self.path = path
         self._has_agents = bool(settings.get("agent"))
+        self._environ: Mapping[str, str] = settings.get("environ", {})
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -182,12 +49,12 @@ class _FileCloud(ScriptedCloud):
 
     def _load(self) -> None:
         found = json.loads(self.path.read_text() or "{}")
-        self.machines = found.get("machines", {})
-        self.faults = found.get("faults", {})
-        self.calls = found.get("calls", [])
+        self.rows = found.get("machines", {})
+        self.faults.waiting = found.get("faults", {})
+        self.faults.calls = found.get("calls", [])
 
     def _save(self) -> None:
-        text = json.dumps({"machines": self.machines, "faults": self.faults, "calls": self.calls})
+        text = json.dumps({"machines": self.rows, "faults": self.faults.waiting, "calls": self.faults.calls})
         self.path.write_text(text)
 
     def before_effect(self, fault: str) -> None:
@@ -210,7 +77,7 @@ class _FileCloud(ScriptedCloud):
         folder = self.path.parent / f"{self.path.stem}-{order.worker_id}"
         process = subprocess.Popen(
             [sys.executable, "-m", "distributed_grid.agent", "--dir", str(folder)],
-            env={"PATH": os.environ["PATH"], "HOME": str(self.path.parent), **order.environ},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.path.parent), **order.environ, **self._environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -236,8 +103,8 @@ def end_machine(machine: Mapping[str, Any]) -> None:
 
 
 class ScriptedProvider(CloudProviderBase):
-    """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent`,
-    `elsewhere` and `prices`."""
+    """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent` with
+    what it finds in its `environ`, `elsewhere` and `prices`. `notices` is where its machines read of their end."""
 
     name = "scripted"
 
@@ -245,6 +112,8 @@ class ScriptedProvider(CloudProviderBase):
         self._cloud = _FileCloud(Path(settings["state_file"]), settings)
         self.is_on_this_host = not settings.get("elsewhere", False)
         self._has_prices = bool(settings.get("prices", True))
+        self._check_says = str(settings.get("check_says", ""))
+        type(self).notice_source = str(settings.get("notices", ""))
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         with self._cloud.opened():
@@ -266,6 +135,11 @@ class ScriptedProvider(CloudProviderBase):
         if self._has_prices:
             return OFFERS
         return [WorkerOffer(one.id, one.worker_type, one.resources, None, one.zone) for one in OFFERS]
+
+    def check(self) -> Sequence[str]:
+        if self._check_says:
+            raise Refused(self._check_says)
+        return super().check()
 
 
 class CloudFile:

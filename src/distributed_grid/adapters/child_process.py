@@ -26,6 +26,7 @@ from msgspec.structs import force_setattr
 
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
+from distributed_grid.posix.environment import child_environment
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import start_restarted
 
@@ -297,6 +298,7 @@ async def _started(module: str) -> AsyncIterator[Streams]:
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             cwd="/",
+            env=child_environment(),
             start_new_session=True,
         )
     reader, writer = await asyncio.open_unix_connection(sock=ours)

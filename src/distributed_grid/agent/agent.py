@@ -13,21 +13,24 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from distributed_grid import __version__
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
+from distributed_grid.agent.files.job_dir import STDOUT
 from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory
+from distributed_grid.agent.machine_end import CONTROL_PLANE, METADATA, MachineEnd
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.ray_usage import RayLoan
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.agent.termination_notice import POLL_SECONDS, MetadataFailed, NoticeSource
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -62,6 +65,8 @@ from distributed_grid.wire import (
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS = 3600.0
 OBSERVE_SECONDS = 1.5
+SILENT_POLLS = 3
+"""After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
 _ENDINGS = {"hold_expired": Ending.LOST}
 log = logging.getLogger(__name__)
@@ -96,7 +101,9 @@ class Agent:
         grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
+        notices: NoticeSource | None = None,
     ) -> None:
+        """`notices` is where the cloud says that it takes this machine away."""
         self.nodes = nodes
         self._jobs = jobs
         self.host = AttemptHost(jobs, report=self._report, count_cpu_time=meter.ended, grid_locks=grid_locks)
@@ -121,6 +128,13 @@ class Agent:
         attempts = HostedAttempts(self.host, self._workdirs, self._memory)
         self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
+        self._notices = notices
+        self.machine_end = MachineEnd(HostedCommands(self.host, self.guard), boot_ms, self._send_heartbeats)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs here, nothing is to be fetched from here, and all that was reported is known."""
+        return not self.host.running() and self._outbox.is_empty and not any(self._jobs.glob("*/" + STDOUT))
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
@@ -138,7 +152,10 @@ class Agent:
             "the heartbeat": self._beat,
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
+            "the end of this machine": lambda: self.machine_end.watch(AsyncioTasks().sleep),
         }
+        if (notices := self._notices) is not None:
+            loops["the reading of notices"] = lambda: self._read_notices(notices)
         self._tasks = [start_restarted(loop, name) for name, loop in loops.items()]
 
     async def stop(self) -> None:
@@ -200,6 +217,7 @@ class Agent:
                 self._to_reassess.add(message.node)
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
+            self.machine_end.announce(CONTROL_PLANE, message.end)
         elif isinstance(message, MemoryOrder | MemoryReply):
             if self._memory is not None:
                 self._memory.receive(message)
@@ -262,14 +280,30 @@ class Agent:
             await asyncio.to_thread(remove_expired, self._jobs, now=time.time())
             await asyncio.sleep(SWEEP_SECONDS)
 
+    async def _read_notices(self, source: NoticeSource) -> None:
+        """Read every few seconds whether the cloud takes this machine away. Whoever cannot be read says nothing."""
+        silent, problem = 0, ""
+        while True:
+            try:
+                said = await asyncio.to_thread(source.read)
+            except MetadataFailed as failure:
+                if not problem:  # once, until it is read again
+                    log.warning("the notices of the cloud cannot be read: %s", failure)
+                problem = str(failure)
+            else:
+                problem, silent = "", 0 if said is not None else silent + 1
+                if said is not None or silent >= SILENT_POLLS:
+                    self.machine_end.announce(METADATA, said)
+            await asyncio.sleep(POLL_SECONDS)
+
     def _send_heartbeats(self) -> None:
         usages = self._meter.usages(self.nodes, self.host.usage())
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
             capacity = self._reassessed(node)
-            heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks, capacity)
-            self._send_to_control(heartbeat)
+            said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
+            self._send_to_control(Heartbeat(node, usage, beat, *said))
 
     def _reassessed(self, node: str) -> ReportedCapacity | None:
         """What the machine has, detected anew, where the control plane asked for it."""
@@ -360,6 +394,33 @@ class HostedAttempts:
         if proxy is None:
             return made
         return {**made, "GRID_MEMORY_SOCKET": str(proxy.path), "GRID_PYTHON": sys.executable}
+
+
+class HostedCommand(NamedTuple):
+    """An attempt of the host whose command runs."""
+
+    attempt_id: str
+    grace_ms: int
+    stopping: bool
+
+
+class HostedCommands:
+    """What runs on the host, as the end of its machine tells and stops it."""
+
+    def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
+        self._host = host
+        self._guard = guard
+        self.withdraw_notice = guard.spare
+
+    def running(self) -> list[HostedCommand]:
+        trees = self._host.running_trees()
+        return [HostedCommand(one.attempt_id, one.spec.grace_ms, one.stopping) for one in trees]
+
+    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
+        self._guard.displace(attempt_id, why, in_ms)
+
+    async def stop(self, attempt_id: str, why: str, grace_ms: int) -> None:
+        await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)
 
 
 class AsyncioTasks:

@@ -1,4 +1,9 @@
-"""Agent process: one per directory; serves its node until a signal, and leaves what runs running."""
+"""Agent process: one per directory; serves its node until a signal, and leaves what runs running.
+
+Where $GRID_NOTICE_SECONDS says how long its machine lives on after SIGTERM, as in a batch system, that signal announces
+the end of the machine instead: jobs are told and stopped in time, and the agent ends with them. A second one ends it at
+once.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +29,34 @@ from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
 from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.agent.termination_notice import notice_source
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
+from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
-from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
-from distributed_grid.wire import MAX_MESSAGE_BYTES
+from distributed_grid.wire import MAX_MESSAGE_BYTES, AnnouncedEnd
 
 STOP_GRACE_MS = 5_000
 STOP_SECONDS = 30.0
 MAX_LOG_BYTES = 5 * 1024 * 1024
 POLL_SECONDS = 5.0
+LEAVE_POLL_SECONDS = 0.5
 JOIN_PAUSE_SECONDS = 1.0
 RAY_RECORD = "ray/started.json"
+LAST_GRACE_MS = 500
+"""The grace of what still runs when the machine is about to end."""
 log = logging.getLogger(__name__)
 
 
@@ -112,7 +124,9 @@ def serve(options: argparse.Namespace) -> int:
     if not agent_dir.lock():
         print("grid agent: already running", file=sys.stderr)
         return 0
-    exit_seconds = _exit_seconds()
+    exit_seconds = _seconds_of(join_client.EXIT_VARIABLE)
+    _seconds_of(NOTICE_VARIABLE)
+    notice_source(os.environ)
     if options.join:
         asyncio.run(_join(options, agent_dir, exit_seconds))
     elif join_client.read_joined_key(agent_dir.path) is None and options.name:
@@ -120,20 +134,20 @@ def serve(options: argparse.Namespace) -> int:
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
     end_process_on_failure(agent_dir.path / "failure.txt")
     _raise_file_limit()
-    is_abandoned = asyncio.run(_serve(agent_dir, options.declare_gpus, exit_seconds))
-    return asyncio.run(_stop_jobs(agent_dir)) if is_abandoned else 0
+    grace_ms = asyncio.run(_serve(agent_dir, options.declare_gpus, exit_seconds))
+    return asyncio.run(_stop_jobs(agent_dir, grace_ms)) if grace_ms is not None else 0
 
 
-def _exit_seconds() -> float:
-    """After how long without a control plane this agent ends, its jobs included; 0: never, as on a machine that is
-    not a worker of a provider."""
-    text = os.environ.get(join_client.EXIT_VARIABLE, "0")
+def _seconds_of(variable: str) -> float:
+    """A time in the environment of a worker's agent: after how long without a control plane it ends, its jobs included,
+    or how long its machine lives on after SIGTERM; 0: never, and not known, as on a machine of nobody's provider."""
+    text = os.environ.get(variable) or "0"
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise BadInput(f"${join_client.EXIT_VARIABLE} is {text!r}: expected a number of seconds")
+        raise BadInput(f"${variable} is {text!r}: expected a number of seconds")
     return seconds
 
 
@@ -150,15 +164,16 @@ async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: 
         await asyncio.sleep(JOIN_PAUSE_SECONDS)
 
 
-async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) -> bool:
-    """Serve until stopped; whether that is because the control plane is gone for good, so that nothing may go on."""
+async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) -> int | None:
+    """Serve until stopped. None: what runs goes on; else nothing may, because the control plane is gone for good or
+    this machine ends, and that is its grace in milliseconds."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     node = await _wait_for_node_name(agent_dir, stopping)
     if node is None:
-        return False
+        return None
     probe, gpus = MachineProbe(), GpuProbe()
     detector = HardwareDetector(probe, gpus, declare_gpus)
     uplink = Uplink(node, _dial(agent_dir))
@@ -177,20 +192,49 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         grid_locks=agent_dir.locks,
         epoch=epoch if isinstance(epoch, int) else 0,
         on_epoch=partial(_save_epoch, agent_dir),
+        notices=notice_source(os.environ),
     )
     await agent.start()
     log.info("serving %s, pid %d", node, os.getpid())
+    notice_seconds = _seconds_of(NOTICE_VARIABLE)
+    leaving = asyncio.Event()
+    if notice_seconds:
+        announce = partial(_announce_end, agent, notice_seconds, leaving, stopping)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, announce)
     endings = (uplink.run(agent), stopping.wait(), _wait_until_abandoned(agent_dir, uplink, agent.host))
     tasks = {start_essential(_until(work), "the agent") for work in endings}
     dead_man = start_essential(_wait_for_silence(uplink, exit_seconds), "the dead-man switch")
-    await asyncio.wait({*tasks, dead_man}, return_when=asyncio.FIRST_COMPLETED)
-    is_abandoned = dead_man.done()
-    for task in (*tasks, dead_man):
+    end = start_essential(_wait_for_end(agent, leaving), "the end of this machine")
+    await asyncio.wait({*tasks, dead_man, end}, return_when=asyncio.FIRST_COMPLETED)
+    grace_ms = STOP_GRACE_MS if dead_man.done() else LAST_GRACE_MS if leaving.is_set() else None
+    for task in (*tasks, dead_man, end):
         task.cancel()
-    await asyncio.gather(*tasks, dead_man, return_exceptions=True)
+    await asyncio.gather(*tasks, dead_man, end, return_exceptions=True)
     await agent.stop()
-    log.info("stopped, and so is what runs" if is_abandoned else "stopped; what runs goes on")
-    return is_abandoned
+    log.info("stopped; what runs goes on" if grace_ms is None else "stopped, and so is what runs")
+    return grace_ms
+
+
+def _announce_end(agent: Agent, seconds: float, leaving: asyncio.Event, stopping: asyncio.Event) -> None:
+    """SIGTERM says that this machine ends in so many seconds; the second one that it ends now."""
+    if leaving.is_set():
+        stopping.set()
+        return
+    leaving.set()
+    ends_in_ms = min(round(1000 * seconds), MAX_NOTICE_MS)
+    agent.machine_end.announce(SIGNAL, AnnouncedEnd("SIGTERM: the time of this machine is over", ends_in_ms))
+
+
+async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
+    """Return when this machine was announced to end by a signal, and everything here is done and known to the control
+    plane, or the time is up; else never."""
+    await leaving.wait()
+    while (end := agent.machine_end.end) is None or boot_ms() < end.exit_at_ms:
+        if agent.is_done and agent.machine_end.is_known_to(CONTROL_PLANE):
+            log.info("nothing is left to do here")
+            return
+        await asyncio.sleep(LEAVE_POLL_SECONDS)
+    log.warning("the time of this machine is over")
 
 
 async def _wait_for_silence(uplink: Uplink, seconds: float) -> None:
@@ -299,12 +343,12 @@ def stop_jobs(directory: str) -> int:
     return asyncio.run(_stop_jobs(agent_dir))
 
 
-async def _stop_jobs(agent_dir: AgentDir) -> int:
+async def _stop_jobs(agent_dir: AgentDir, grace_ms: int = STOP_GRACE_MS) -> int:
     host = AttemptHost(agent_dir.jobs, report=lambda report: None, grid_locks=agent_dir.locks)
     await host.start()
     try:
         for attempt_id in host.running():
-            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=STOP_GRACE_MS)
+            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=grace_ms)
         async with asyncio.timeout(STOP_SECONDS):
             while host.running():
                 await asyncio.sleep(0.02)

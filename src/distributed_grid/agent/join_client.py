@@ -37,6 +37,10 @@ _IGNORE_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a pinned certificate is good on a machine whose clock is not."""
 
 
+class OtherControlPlane(Refused):
+    """Somebody else answers at that address; nothing was sent there."""
+
+
 @dataclass(frozen=True, slots=True)
 class JoinToken:
     """A join token: addresses, fingerprint of the certificate (empty: a plain connection), id and secret."""
@@ -148,17 +152,18 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
         "hostname": _default_node_name(),
         "key_hash": _hash(attempt["key"]),
     }
-    losses = []
+    losses: list[GridError] = []
     for at in addresses:
         try:
             answer, certificate = _exchange(at, token.fingerprint, asked)
-        except Unreachable as lost:
-            losses.append(str(lost))
+        except (Unreachable, OtherControlPlane) as lost:  # another address may well be the right one
+            losses.append(lost)
             continue
         found = JoinedKey(at, token.fingerprint, str(answer["node"]), attempt["key"], certificate)
         _write(directory / "joined.json", asdict(found))
         return found
-    raise Unreachable("; ".join(losses))
+    whole = "; ".join(map(str, losses))
+    raise Refused(whole) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(whole)
 
 
 def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -193,7 +198,7 @@ def _verify_certificate(connection: Any, fingerprint: str, address: str) -> str:
     """The certificate of the other side; refuses one that the token does not name."""
     der = connection.getpeercert(binary_form=True) or b""
     if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
-        raise Refused(f"{address} is not the control plane the token is for: its certificate is another")
+        raise OtherControlPlane(f"{address} is not the control plane the token is for: its certificate is another")
     return ssl.DER_cert_to_PEM_cert(der)
 
 

@@ -74,6 +74,11 @@ class Outbox:
         for report in list(self._unacknowledged.values()):
             self._send(report)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was reported is acknowledged."""
+        return not self._unacknowledged
+
     def unacknowledged_ends(self) -> list[str]:
         """The attempts whose end is not acknowledged."""
         return [report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport)]

@@ -712,6 +712,16 @@ class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True):
     hostname: Name = ""
 
 
+class FetchAgentPackage(Struct, frozen=True, forbid_unknown_fields=True):
+    """The agent's package for a machine like this, for whoever may join; REST only. The token stays unused."""
+
+    token: Text
+    python: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3}[a-z0-9+]{0,12})?$")]
+    machine: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}$")]
+    libc: Literal["glibc", "musl"] = "glibc"
+    libc_version: Annotated[str, Meta(pattern=r"^([0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?)?$")] = ""
+
+
 # ------------------------------------------------------------------ parsing
 
 

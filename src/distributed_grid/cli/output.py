@@ -18,6 +18,8 @@ from distributed_grid.errors import BadInput
 
 MIN_SHOWN_CHARS = 8
 """So many characters of an id are shown at least, besides those that say only what it is."""
+MIN_LAST_CHARS = 12
+"""So much is left of the last column of a table on a narrow terminal."""
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
 """An id that was drawn at random, perhaps of one run of a job or one copy of a block."""
 
@@ -41,6 +43,35 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
     lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     head = "  ".join(word.ljust(width) for word, width in zip(headings, widths, strict=True)).rstrip()
     return "\n".join([bold(head), *lines])
+
+
+def terminal_width() -> int:
+    """How wide the terminal is on which this is shown; 0 where it is none, and everything is shown."""
+    import shutil
+
+    return shutil.get_terminal_size((0, 0)).columns if is_terminal() else 0
+
+
+def narrowed(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], width: int
+) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+    """A table that fits into so many columns where it can: without what is empty, the last column cut."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if not width or _total_width(headings, cells) <= width:
+        return headings, rows
+    kept = [i for i in range(len(headings)) if any(row[i] != "-" for row in cells)]
+    headings, cells = [headings[i] for i in kept], [[row[i] for i in kept] for row in cells]
+    too_much = _total_width(headings, cells) - width
+    if too_much > 0:
+        longest = max(len(row[-1]) for row in cells)
+        room = max(longest - too_much, len(headings[-1]), MIN_LAST_CHARS)
+        cells = [[*row[:-1], shorten(row[-1], room)] for row in cells]
+    return headings, cells
+
+
+def _total_width(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    widths = [max(len(line[i]) for line in [headings, *cells]) for i in range(len(headings))]
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def bold(text: str) -> str:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distributed_grid.errors import BadInput, GridError, Unreachable
+from distributed_grid.posix.environment import pack_variables, variables_for
 from distributed_grid.state_dir import StateDir
 
+MAX_CONFIG_CHARS = 1024 * 1024
 MAX_LOG_BYTES = 10 * 1024 * 1024
 INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """What the daemon inherits of the environment; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
@@ -36,6 +38,7 @@ def start_daemon(
     state_dir.create()
     _rotate_log(state_dir.log)
     reader, writer = os.pipe()
+    variables = pack_variables(_config_variables(config, state_dir))
     try:
         with open(state_dir.log, "ab", opener=_open_private) as log:
             command = [sys.executable, "-m", "distributed_grid.server", "--state-dir", str(state_dir.root)]
@@ -43,6 +46,7 @@ def start_daemon(
             command += ["--stay"] if stay else []
             command += ["--config", config] if config else []
             command += ["--explicit"] if explicit else []
+            command += ["--variables", str(variables)]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -50,7 +54,7 @@ def start_daemon(
                 stderr=log,
                 cwd="/",
                 env=_environment(),
-                pass_fds=(writer,),
+                pass_fds=(writer, variables),
                 start_new_session=True,
                 umask=0o077,
             )
@@ -60,6 +64,7 @@ def start_daemon(
         raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
     finally:
         os.close(writer)
+        os.close(variables)
     return _await_report(reader, process, state_dir)
 
 
@@ -71,6 +76,17 @@ def _environment() -> dict[str, str]:
     if "PYTHONPATH" in os.environ:
         clean["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return clean
+
+
+def _config_variables(config: str | None, state_dir: StateDir) -> dict[str, str]:
+    """The variables of this environment that the config needs; the daemon may choose the one that was used last."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        config = config or json.loads((state_dir.host_dir / "config.json").read_text()).get("config")
+    if config:
+        with contextlib.suppress(OSError), open(config, errors="replace") as file:
+            found = variables_for(file.read(MAX_CONFIG_CHARS), os.environ)
+    return found
 
 
 def _rotate_log(log: Path) -> None:

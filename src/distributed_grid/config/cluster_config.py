@@ -149,7 +149,7 @@ class ClusterConfig(Section):
         """A file that holds this config: the one it was read from, else one written to `folder` (mode 0600)."""
         if self.source is not None:
             return self.source
-        text = json.dumps(self.as_dict(), indent=2)
+        text = json.dumps(self.as_dict() | {"providers": self.providers}, indent=2)
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)

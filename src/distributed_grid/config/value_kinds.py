@@ -136,6 +136,35 @@ class Seconds(ValueKind):
         return _shortest(value / self.unit)
 
 
+_SLURM_TIME = re.compile(r"(?:(\d{1,4})-(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?|(\d{1,4}):(\d{2}):(\d{2}))", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTime(ValueKind):
+    """A duration as Slurm writes it, such as 4:00:00 or 1-12:00:00, stored in seconds. A bare number, and two with one
+    colon, mean different things in different programs: they are not taken."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        expected = "a time of Slurm's, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS, a minute or more"
+        if not isinstance(node.value, str):
+            raise InvalidValue(expected)
+        match = _SLURM_TIME.fullmatch(context.expand(node.value).strip())
+        if match is None:
+            raise InvalidValue(expected)
+        days, *long, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        if match[1] is not None:
+            hours, minutes, seconds = long
+        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        if not 60 <= found <= MAX_SECONDS:
+            raise InvalidValue(expected)
+        return float(found)
+
+    def show(self, value: float) -> str:
+        minutes, seconds = divmod(round(value), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}"
+
+
 @dataclass(frozen=True, slots=True)
 class PlainNumber(ValueKind):
     """A number without a unit, such as a weight or a price."""

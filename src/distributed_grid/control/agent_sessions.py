@@ -32,6 +32,7 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     NodeHeard,
+    WorkerEndAnnounced,
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
@@ -39,6 +40,7 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import overdue, pending
 from distributed_grid.reactor.effects import Effect, StartAttempt
@@ -46,11 +48,13 @@ from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
     MAX_CONNECTIONS_PER_PEER,
+    MAX_WHY_CHARS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
     AgentHello,
     AgentSide,
+    AnnouncedEnd,
     AttemptEndedReport,
     AttemptPausedReport,
     AttemptsPage,
@@ -177,7 +181,7 @@ class AgentSessions:
                 said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
                 seen = HeartbeatReceived(message.node, *said)
                 self._grid.observe(seen)
-                via.send(heard(self._grid.ledger, message))
+                via.send(heard(self._grid.ledger, message, self._grid.now_ms()))
             return
         ledger = self._grid.ledger
         node = ledger.nodes.get(message.node)
@@ -241,6 +245,11 @@ class AgentSessions:
             if message.capacity is not None:
                 await self._redeclare(message.node, message.capacity.value())
             await self._grid.handle(NodeHeard(message.node))
+            if message.end is not None and message.node in self._grid.ledger.workers:
+                said = message.end
+                await self._grid.handle(
+                    WorkerEndAnnounced(message.node, said.why, said.ends_in_ms, withdrawn=said.withdrawn)
+                )
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
                 via.send(AcknowledgeMarks(message.beat))
@@ -469,19 +478,30 @@ def epoch_on(ledger: Ledger, name: str) -> int:
     return max(ledger.counters.get("epoch", 0), node.epoch if node is not None else 0)
 
 
-def heard(ledger: Ledger, message: Heartbeat) -> HeartbeatReply:
-    """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
+def heard(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
+    """The answer to a heartbeat: how long the node's work may go on, what of the node is lent through Ray, and when the
+    machine ends, as far as is known here."""
     hold_ms, seen = hold_of(ledger, message.node), ledger.observations.get(message.node)
     wanted = seen is not None and seen.report_wanted
+    end = announced_end(ledger, message.node, now)
     if not ledger.bindings:
-        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted)
+        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end)
     book = NodeClaims(
         lease.claim
         for lease in ledger.leases_of(message.node)
         if lease.engine and not lease.job and lease.claim is not None
     )
     gpu_milli = sum(book.gpu_milli.values())
-    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, gpu_milli, message.node, wanted)
+    lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
+    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end)
+
+
+def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
+    """The end of a worker's machine, as it was announced."""
+    worker = ledger.workers.get(node) if ledger.workers else None
+    if worker is None or worker.notice is None or not worker.leaving_at_ms:
+        return None
+    return AnnouncedEnd(worker.notice.why[:MAX_WHY_CHARS], min(max(worker.leaving_at_ms - now, 0), MAX_NOTICE_MS))
 
 
 def hold_of(ledger: Ledger, name: str) -> int:
@@ -513,7 +533,10 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
     stop = effect.job.stop
     assert stop is not None
     ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+    worker = ledger.workers.get(effect.node)
     grace_ms = effect.job.command.grace_ms
+    if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
+        grace_ms = min(grace_ms, max(worker.notice.stop_by_ms - stop.asked_at_ms, 0))
     return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
 
 

@@ -11,12 +11,12 @@ from distributed_grid.control.view_types import (
     ScalingStatus,
     WorkerNeeds,
 )
-from distributed_grid.control.worker_views import budget_view, dollars
+from distributed_grid.control.worker_views import budget_view, dollars, spending_view
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import ScalingPlan
 from distributed_grid.domain.workers import Worker
-from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state, cost_micro
+from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation
 
 MIB = 1024**2
@@ -61,13 +61,18 @@ def demand_view(evaluation: ScalingEvaluation) -> ScalingDemand:
 def plan_view(ledger: Ledger, plan: ScalingPlan, now: int, wall_ms: int, *, done: bool = False) -> ScalingPlanView:
     """What would be done, or was, and what all workers cost then."""
     state, added = budget_state(ledger, now, wall_ms), added_micro(plan)
-    after = state if done or added is None else state.with_one_more(added)
+    is_planned = not done and plan.worker is not None and bool(plan.count)
+    after = state.with_workers(plan.worker, plan.count) if is_planned and plan.worker is not None else state
     return {
         "decision": decision_row(plan, ledger.scaling.provider),
         "cost_per_hour": dollars(added),
-        "cost_until_midnight": None if added is None else dollars(cost_micro(added, state.until_midnight_ms)),
+        "cost_until_midnight": None if added is None else dollars(_cost_by_midnight(plan, state)),
         "budget": budget_view(after),
     }
+
+
+def _cost_by_midnight(plan: ScalingPlan, state: BudgetState) -> int:
+    return plan.count * state.new_cost_micro(plan.worker) if plan.worker is not None else 0
 
 
 def added_micro(plan: ScalingPlan) -> int | None:
@@ -83,6 +88,7 @@ def status_view(
     evaluation: ScalingEvaluation,
     state: BudgetState,
     now: int,
+    wall_ms: int,
     *,
     problem: str,
     expected_milli: int | None,
@@ -106,6 +112,7 @@ def status_view(
         "expected_load": None if expected_milli is None else expected_milli / 1000,
         "warm_workers": warm,
         "budget": budget_view(state),
+        "spending": spending_view(ledger, now, wall_ms),
     }
 
 

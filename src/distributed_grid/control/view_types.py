@@ -387,12 +387,19 @@ class LendingReport(TypedDict):
 
 
 class WorkerRow(TypedDict):
-    """A worker of a provider; `price_per_hour` in dollars, None where it is not known."""
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known.
+
+    `machine_type` is what the provider calls its kind of machine. `ends_at` is when its machine ends by itself or is
+    taken away, as far as is known.
+    """
 
     worker_id: str
     provider: str
     worker_type: str
     offer: str
+    machine_type: str
+    zone: str | None
+    market: str | None
     state: str
     node_id: str
     instance_id: str | None
@@ -404,20 +411,33 @@ class WorkerRow(TypedDict):
     created_at: str | None
     joined_at: str | None
     ended_at: str | None
+    ends_at: str | None
     user: str
     reason: str | None
     problem: str | None
     warning: str | None
 
 
+class CoreHourBudget(TypedDict):
+    """The core-hours that workers of a provider have used today (UTC) and may by midnight, and the limit."""
+
+    core_hours_today: float
+    by_midnight: float
+    budget_core_hours: float
+
+
 class WorkerBudget(TypedDict):
-    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits.
+
+    `core_hours` has the providers with a budget of core-hours.
+    """
 
     per_hour: float
     spent_today: float
     by_midnight: float
     budget_per_hour: float | None
     budget_per_day: float | None
+    core_hours: dict[str, CoreHourBudget]
 
 
 class WorkerList(TypedDict):
@@ -451,6 +471,15 @@ class ScalingDemand(TypedDict):
     not_counted: dict[str, int]
 
 
+class ProviderSpending(TypedDict):
+    """What the workers of one provider cost an hour, and have cost today (UTC), in dollars."""
+
+    provider: str
+    workers: int
+    per_hour: float
+    spent_today: float
+
+
 class ScalingStatus(TypedDict):
     """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
 
@@ -472,6 +501,7 @@ class ScalingStatus(TypedDict):
     expected_load: float | None
     warm_workers: int
     budget: WorkerBudget
+    spending: list[ProviderSpending]
 
 
 class WorkerNeeds(TypedDict):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.view_types import (
+    CoreHourBudget,
+    ProviderSpending,
+    WorkerBudget,
+    WorkerOfferRow,
+    WorkerRow,
+)
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, is_closed
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours, settle
+from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 
 GIB = 1024**3
 
@@ -20,6 +27,9 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "provider": worker.provider,
         "worker_type": worker.worker_type,
         "offer": worker.offer,
+        "machine_type": machine_type(worker),
+        "zone": worker.zone or None,
+        "market": worker.market or None,
         "state": str(worker.state),
         "node_id": worker.node,
         "instance_id": worker.instance or None,
@@ -32,10 +42,47 @@ def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
         "joined_at": viewer.time(worker.joined_at_ms),
         "ended_at": viewer.time(worker.ended_at_ms),
         "user": worker.by,
-        "reason": worker.why or None,
+        "ends_at": viewer.time(end_ms(worker)),
+        "reason": _reason(worker, now) or None,
         "problem": worker.problem or None,
         "warning": worker.warning or None,
     }
+
+
+def end_ms(worker: Worker) -> int:
+    """When a machine ends, by an announcement or by its lifetime at the provider; 0 where that is not known."""
+    return min((at for at in (worker.leaving_at_ms, worker.ends_at_ms) if at), default=0)
+
+
+def _reason(worker: Worker, now: int) -> str:
+    """Why a worker is in its state; where its end was announced, in how long that is."""
+    if not worker.is_leaving or worker.notice is None:
+        return worker.why
+    minutes, seconds = divmod(max(worker.leaving_at_ms - now, 0) // 1000, 60)
+    left = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+    return f"ends in {left}: {worker.notice.why}"
+
+
+def machine_type(worker: Worker) -> str:
+    """The provider's name of the kind of machine: the offer's id without its zone, its market and its kind."""
+    known = (worker.worker_type, worker.zone, worker.market)
+    return next((part for part in worker.offer.split("/") if part not in known), worker.offer)
+
+
+def spending_view(ledger: Ledger, now: int, wall_ms: int) -> list[ProviderSpending]:
+    """What the workers of each provider cost, and have cost today."""
+    found: list[ProviderSpending] = []
+    for provider in sorted(ledger.spending):
+        living = [worker for worker in ledger.workers.values() if worker.provider == provider]
+        found.append(
+            {
+                "provider": provider,
+                "workers": len(living),
+                "per_hour": sum(worker.price_micro or 0 for worker in living) / MICRO,
+                "spent_today": settle(ledger, provider, now, wall_ms).spent_micro / MICRO,
+            }
+        )
+    return found
 
 
 def budget_view(state: BudgetState) -> WorkerBudget:
@@ -46,12 +93,23 @@ def budget_view(state: BudgetState) -> WorkerBudget:
         "by_midnight": state.day_micro / MICRO,
         "budget_per_hour": dollars(state.per_hour_micro),
         "budget_per_day": dollars(state.per_day_micro),
+        "core_hours": {one.provider: core_hours_view(one) for one in state.cores},
     }
 
 
-def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOfferRow:
+def core_hours_view(one: CoreHours) -> CoreHourBudget:
+    """What workers of a provider use of its core-hours, and the limit."""
+    return {
+        "core_hours_today": core_hours(one.used_ms),
+        "by_midnight": core_hours(one.day_ms),
+        "budget_core_hours": one.limit_milli / 1000,
+    }
+
+
+def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer, now: int) -> WorkerOfferRow:
     """What a provider can start, and why it is not tried at present."""
-    closed = is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+    place = OfferPlace(provider, offer.id, offer.zone, offer.market, offer.worker_type)
+    closed = closed_text(closure_of(ledger, place), now)
     return {
         "provider": provider,
         "offer": offer.id,

@@ -102,11 +102,13 @@ class AgentRequested(Struct, frozen=True):
 
 class NodeDrained(Struct, frozen=True):
     """A node is to give everything back to its owner; its jobs are requeued. One that is `cooling` lends
-    nothing until it is resumed, whatever is started meanwhile."""
+    nothing until it is resumed, whatever is started meanwhile. Unless it `reclaims`, what is lent there may come to its
+    end."""
 
     name: str
     detail: str = "the node is being drained"
     cooling: bool = False
+    reclaims: bool = True
 
 
 class NodeResumed(Struct, frozen=True):
@@ -487,13 +489,15 @@ class WorkerAsked(Struct, frozen=True):
 class WorkerBooted(Struct, frozen=True):
     """The provider has made this machine; `warning` says where it has less than was asked for.
 
-    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not. `waits`: it has taken the order on, and
+    makes the machine when its turn comes.
     """
 
     worker_id: str
     instance: str
     warning: str = ""
     ends_in_ms: int | None = None
+    waits: bool = False
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -529,6 +533,16 @@ class WorkerDrainRequested(Struct, frozen=True):
     by: str
     why: str
     force: bool = False
+
+
+class WorkerEndAnnounced(Struct, frozen=True):
+    """The agent of a worker says that its machine will be taken away in so long; None: it may be, nobody knows when.
+    `withdrawn`: it stays after all."""
+
+    worker_id: str
+    why: str
+    ends_in_ms: int | None = None
+    withdrawn: bool = False
 
 
 class WorkerResumed(Struct, frozen=True):
@@ -567,7 +581,7 @@ class WorkerGone(Struct, frozen=True):
 class ListedInstance(Struct, frozen=True):
     """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that.
 
-    `ends_in_ms`: the provider ends it by itself in so long; None: it does not.
+    `ends_in_ms`: the provider ends it by itself in so long; None: it does not. `waits`: it is an order in a queue yet.
     """
 
     worker_id: str
@@ -575,6 +589,7 @@ class ListedInstance(Struct, frozen=True):
     state: str
     detail: str = ""
     ends_in_ms: int | None = None
+    waits: bool = False
 
 
 class WorkersListed(Struct, frozen=True):
@@ -713,6 +728,7 @@ Event = (
     | WorkerCallFailed
     | WorkerRefused
     | WorkerDrainRequested
+    | WorkerEndAnnounced
     | WorkerResumed
     | WorkerTerminationRequested
     | WorkerTerminationAccepted

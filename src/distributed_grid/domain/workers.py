@@ -22,6 +22,33 @@ class WorkerResources(Struct, frozen=True, omit_defaults=True):
     gpu_count: int = 0
 
 
+MAX_NOTICE_MS = 7 * 86_400_000
+"""The longest time ahead that the end of a machine may be announced."""
+STOP_MARGIN_MS = 30_000
+"""How long before the end of a machine its jobs must be over, so that their ends and outputs are known; where less time
+is left, a quarter of that."""
+
+
+class EndNotice(Struct, frozen=True, omit_defaults=True):
+    """The announced end of a machine: at `ends_at_ms`, and everything there must be over at `stop_by_ms`. Both are 0
+    where it may be taken away, but nobody has said when: then it only takes nothing new. `drained`: it drains because
+    of this, and would be used again without it."""
+
+    why: str
+    ends_at_ms: int = 0
+    stop_by_ms: int = 0
+    drained: bool = False
+
+    def stop_at_ms(self, grace_ms: int) -> int:
+        """When a job with this grace has to be told to stop."""
+        return self.stop_by_ms - grace_ms
+
+
+def stop_margin_ms(left_ms: int) -> int:
+    """How long before the end of a machine its jobs must be over, where so much time is left."""
+    return min(STOP_MARGIN_MS, left_ms // 4)
+
+
 class Worker(Struct, frozen=True, omit_defaults=True):
     """One machine of a provider, from the intent to its end.
 
@@ -36,8 +63,10 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
     then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
     heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
-    `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that, or whoever takes
-    it away, ends it, as far as is known (0: it is not).
+    `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that will be, as far as
+    is known (0: it is not). `queue_ms` is for how long it may wait in a queue of its provider's; while it `waits`
+    there, there is no machine yet, and it costs nothing. `notice` is its end as it was announced, which never is later;
+    the agent's word about that was last taken at `notice_at_ms`.
     """
 
     kind: ClassVar[str] = "worker"
@@ -76,6 +105,10 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     spare: bool = False
     lifetime_ms: int = 0
     ends_at_ms: int = 0
+    queue_ms: int = 0
+    waits: bool = False
+    notice: EndNotice | None = None
+    notice_at_ms: int = 0
 
     @property
     def key(self) -> str:
@@ -95,10 +128,21 @@ class Worker(Struct, frozen=True, omit_defaults=True):
         """Whether it will be capacity soon, as far as anybody knows."""
         return self.state in (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING)
 
+    @property
+    def leaving_at_ms(self) -> int:
+        """When it ends by an announcement; 0 where none was made, or not for when."""
+        return self.notice.ends_at_ms if self.notice is not None else 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its end was announced: what runs there has to run elsewhere."""
+        return self.leaving_at_ms > 0 and self.state in (WorkerState.JOINED, WorkerState.DRAINING)
+
 
 class WorkerRules(Struct, frozen=True, omit_defaults=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
+    `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
     `consistency_ms` is how long a provider may not list what it has made, or list what it has ended. `exit_ms` is for
     how long the agent of a worker goes on without a control plane.
     """
@@ -114,6 +158,7 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
     exit_ms: int = 600_000
     closed_ms: int = 180_000
     set_aside_ms: int = 3_600_000
+    core_hour_budgets: dict[str, int] = {}
 
     @property
     def key(self) -> str:
@@ -125,7 +170,8 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
 
 
 class Spending(Struct, frozen=True, omit_defaults=True):
-    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`.
+    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
+    milliseconds of cores that they have had.
 
     The day only moves forward, whatever the wall clock does.
     """
@@ -136,6 +182,7 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     day: int
     spent_micro: int = 0
     as_of_ms: int = 0
+    core_ms: int = 0
 
     @property
     def key(self) -> str:
@@ -147,7 +194,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
 
 
 class OfferClosure(Struct, frozen=True, omit_defaults=True):
-    """An offer of a provider, or all of its offers of one zone or kind (`scope`), not to be tried until then."""
+    """An offer of a provider (`offer:ID`), or all of its offers of a zone, market or kind (`zone:a`, `market:spot
+    kind:gpu`), not to be tried until then."""
 
     kind: ClassVar[str] = "offer-closure"
 

@@ -7,6 +7,7 @@ checks that it can be used. `CloudProviderBase` is what one's own provider deriv
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import threading
 from collections.abc import Mapping
@@ -21,20 +22,34 @@ from distributed_grid.ports import CloudProviderBase
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from distributed_grid.adapters.clouds.aws import AWSCloudProvider
     from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+    from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
+    from distributed_grid.adapters.clouds.slurm import SlurmProvider
 
-__all__ = ["CloudProviderBase", "CloudProviderManager", "DockerLocalProvider"]
+__all__ = [
+    "AWSCloudProvider",
+    "CloudProviderBase",
+    "CloudProviderManager",
+    "DockerLocalProvider",
+    "GCPCloudProvider",
+    "SlurmProvider",
+]
 
+_PROVIDERS = {
+    "AWSCloudProvider": "distributed_grid.adapters.clouds.aws",
+    "DockerLocalProvider": "distributed_grid.adapters.clouds.docker_local",
+    "GCPCloudProvider": "distributed_grid.adapters.clouds.gcp",
+    "SlurmProvider": "distributed_grid.adapters.clouds.slurm",
+}
 MB_PER_GB = 1024
 
 
 def __getattr__(name: str) -> Any:
-    """`DockerLocalProvider`, which is loaded only where it is used."""
-    if name != "DockerLocalProvider":
+    """The providers, each loaded only where it is used."""
+    if name not in _PROVIDERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
-
-    return DockerLocalProvider
+    return getattr(importlib.import_module(_PROVIDERS[name]), name)
 
 
 class CloudProviderManager:

@@ -25,7 +25,7 @@ RecordType = Literal[
     "rebalanced", "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost",
     "block-released", "block-expired", "block-named", "worker-wanted", "worker-booting", "worker-joined",
     "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
-    "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled",
+    "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled", "end-announced", "end-withdrawn",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 

@@ -24,7 +24,7 @@ from distributed_grid.reactor import (
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
 from distributed_grid.reactor.report_budget import charge
-from distributed_grid.reactor.workers import deadlines, lifecycle, provider_lists, pull_workers, scaling
+from distributed_grid.reactor.workers import announced_ends, deadlines, lifecycle, provider_lists, pull_workers, scaling
 
 Decider = Callable[[Ledger, Any, int], Decision]
 
@@ -90,6 +90,7 @@ DECIDERS: dict[type, Decider] = {
     events.WorkerCallFailed: lifecycle.on_call_failed,
     events.WorkerRefused: lifecycle.on_refused,
     events.WorkerDrainRequested: lifecycle.on_drain_requested,
+    events.WorkerEndAnnounced: announced_ends.on_announced,
     events.WorkerResumed: lifecycle.on_resumed,
     events.WorkerTerminationRequested: lifecycle.on_termination_requested,
     events.WorkerTerminationAccepted: lifecycle.on_termination_accepted,

@@ -19,6 +19,8 @@ from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.workers.host_leases import has_host
 
+NEVER_MS = 2**62
+
 
 class StartAttempt(Struct, frozen=True):
     """Run the job's current attempt under its lease."""
@@ -228,9 +230,12 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
 
 
 def pending_homecomings(ledger: Ledger) -> list[BringHome]:
-    """The workers that drain and on which nothing is lent any more: what is left there are files."""
-    draining = (worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING)
-    return [BringHome(one) for one in draining if one.node in ledger.nodes and not ledger.leases_on.get(one.node)]
+    """The workers that drain and on which nothing is lent any more: what is left there are files. Of those that are
+    taken away what has ended is brought home at once, the first to end first."""
+    draining = [worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING]
+    due = [one for one in draining if one.is_leaving or not ledger.leases_on.get(one.node)]
+    due.sort(key=lambda one: one.leaving_at_ms or NEVER_MS)
+    return [BringHome(one) for one in due if one.node in ledger.nodes]
 
 
 def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:

@@ -20,6 +20,7 @@ from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
 from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, lease_record, preempt_victims
 from distributed_grid.scheduling.placement.fragmentation import learn_shape
+from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
@@ -158,6 +159,7 @@ def _find_preemption(
 ) -> PreemptionPlan | None:
     """Automatic leases make room for anybody, other leases for urgent requests."""
     request = lease.request
+    avoid |= outlived_nodes(request, node_ends(ledger), now) if ledger.workers else frozenset()
     crowded = crowded_nodes(ledger, request)  # where nothing is used of an automatic lease, none gives memory back
     plan = preempt_automatic_leases(ledger, request, avoid=avoid | crowded)
     return plan or plan_preemption(ledger, request, now, avoid=avoid)

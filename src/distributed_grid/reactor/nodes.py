@@ -320,18 +320,19 @@ def known_node(ledger: Ledger, name: str) -> Node:
 
 
 def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
-    """Drain a node: lend nothing more and reclaim what is lent, so much in one step; draining twice is harmless."""
+    """Drain a node: lend nothing more and reclaim what is lent, so much in one step; draining twice is harmless. Where
+    it does not reclaim, its leases come to their ends."""
     node = known_node(ledger, event.name)
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
         drained = replace(drained, state=advance_node(node.state, Step.DRAIN))
-    if drained.state is NodeState.DRAINING and not node.reclaim:
+    if drained.state is NodeState.DRAINING and not node.reclaim and event.reclaims:
         drained = replace(drained, reclaim=event.detail)
     if drained != node:
         decision.changes.append(drained)
         decision.records.append(Record("node-draining", "", node.name, node.name, event.detail))
-    leaving = _to_reclaim(ledger, node)
+    leaving = _to_reclaim(ledger, node) if event.reclaims else []
     decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in leaving[:MAX_LEASES_PER_STEP]]
     if leaving[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
@@ -340,10 +341,11 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
 
 def _to_reclaim(ledger: Ledger, node: Node) -> list[Lease]:
     """What a node has lent and nobody is giving back yet."""
-    return [lease for lease in ledger.leases_of(node.name) if lease.holds and not _is_leaving(ledger, lease)]
+    return [lease for lease in ledger.leases_of(node.name) if lease.holds and not is_being_returned(ledger, lease)]
 
 
-def _is_leaving(ledger: Ledger, lease: Lease) -> bool:
+def is_being_returned(ledger: Ledger, lease: Lease) -> bool:
+    """Whether what was lent is being given back already: its job is stopped, or its copy moves."""
     if lease.request.block:
         block = ledger.blocks.get(lease.request.block)
         if block is None or block.freeing or block.moving is not None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from distributed_grid.errors import GridError
+from distributed_grid.posix.environment import take_variables
 from distributed_grid.server.instance_lock import AlreadyRunning, InstanceLock, StartupReport
 from distributed_grid.state_dir import StateDir
 
@@ -26,6 +27,8 @@ def main() -> int:
     """Run the control plane until stopped or idle; the exit code of the process."""
     options = _options()
     startup = StartupReport(options.report)
+    if options.variables is not None:
+        take_variables(options.variables)
     state_dir = StateDir(options.state_dir)
     instance_lock = InstanceLock(state_dir)
     try:
@@ -56,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--config")
     parser.add_argument("--explicit", action="store_true", help="the user named this config")
     parser.add_argument("--report", type=int, help="descriptor for the startup report")
+    parser.add_argument("--variables", type=int, help="descriptor of a file with what the config needs of a shell")
     parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-seconds", type=float, default=900.0)
     return parser.parse_args()

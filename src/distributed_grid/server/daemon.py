@@ -93,6 +93,7 @@ from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
@@ -214,8 +215,9 @@ class Daemon:
             grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
+        self._packages = AgentPackages(self._state_dir.root / "wheels")
         self._listener = RestListener(
-            RestServices(nodes, leases, boosts, jobs, reports),
+            RestServices(nodes, leases, boosts, jobs, reports, self._packages),
             self._state_dir.host_dir,
             config.server,
             configured=[node.name for node in config.nodes],
@@ -362,6 +364,7 @@ class Daemon:
         await self._workers.stop()
         self._autoscaler.close()
         await self._listener.stop()
+        await self._packages.close()
         await self._monitor.stop()
         await self._cluster.stop()
         await self._agent_sockets.close()

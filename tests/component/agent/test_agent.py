@@ -1,4 +1,5 @@
-"""Heartbeats of an agent: those of one whose GPU driver hangs go on; one that is asked to detects anew what it has."""
+"""Heartbeats of an agent: those of one whose GPU driver hangs go on; one that is asked to detects anew what it has; one
+whose machine is taken away says so, however often it could not read that."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from pathlib import Path
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.machine_end import CONTROL_PLANE
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.agent.termination_notice import Ec2Notices, MetadataClient
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.wire import AgentSide, FromAgent, Heartbeat, HeartbeatReply
+from distributed_grid.wire import AgentSide, AnnouncedEnd, FromAgent, Heartbeat, HeartbeatReply
+from tests.support.clouds.metadata import metadata_service
 from tests.support.nvml.nvml_machine import GpuMachine
 
 AGENT = """
@@ -60,11 +64,13 @@ class Listening:
 
     def __init__(self) -> None:
         self.detected: list[int] = []
+        self.ends: list[AnnouncedEnd] = []
         self.beats = asyncio.Event()
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, Heartbeat):
             self.detected += [message.capacity.cpu_milli] if message.capacity is not None else []
+            self.ends += [message.end] if message.end is not None else []
             self.beats.set()
 
 
@@ -86,3 +92,33 @@ def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: P
         return control.detected
 
     assert len(asyncio.run(story())) == 1
+
+
+def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_the_control_plane(
+    tmp_path: Path,
+) -> None:
+    async def story(url: str) -> AnnouncedEnd:
+        control = Listening()
+        meter = UsageMeter(MachineProbe(), GpuProbe())
+        agent = Agent(("gpu1",), tmp_path / "jobs", meter, control, notices=Ec2Notices(MetadataClient(url)))
+        await agent.start()
+        try:
+            while not control.ends:
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+            assert not agent.machine_end.is_known_to(CONTROL_PLANE)
+            agent.send(HeartbeatReply(0, 0, node="gpu1", end=AnnouncedEnd("its lifetime is over then", 600_000)))
+            assert agent.machine_end.is_known_to(CONTROL_PLANE)
+            assert agent.machine_end.end is not None
+            assert agent.machine_end.end.why == "EC2 spot notice (terminate)", "the earlier end counts"
+        finally:
+            await agent.stop()
+        return control.ends[0]
+
+    with metadata_service() as service:
+        service.interrupt(100)
+        service.interrupted = None
+        said = asyncio.run(story(service.url))
+    assert said.why == "EC2 spot notice (terminate)"
+    assert said.ends_in_ms is not None
+    assert 50_000 < said.ends_in_ms <= 101_000

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distributed_grid.adapters.clouds.boot_script import boot_script
 from tests.e2e.guides import page_blocks
+from tests.support.bare_machine import order_for
 from tests.support.docker_engines import LocalDockerEngine
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
@@ -202,6 +206,35 @@ def test_a_missing_image_is_one_clear_line(engine: LocalDockerEngine, tmp_path: 
         shell.close()
 
 
+def test_the_providers_file_of_the_guide_is_used_as_it_is(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    """Image and all; only the engine is this test's own."""
+    written = json.loads((PROJECT / "tests/fixtures/seeds/cloud_providers.json").read_text())
+    written["docker_local"]["endpoint_url"] = engine.url
+    (tmp_path / "providers.json").write_text(json.dumps(written))
+    shell = Shell(tmp_path / "state", tmp_path)
+    missing = 'image ipfs-accelerate-worker:latest is not there: make worker-image IMAGE_ARGS="--image ipfs'
+    program = """
+from distributed_grid.orchestration.cloud_provider_manager import CloudProviderManager
+with CloudProviderManager("providers.json") as manager:
+    print(manager.add_provider("docker_local")[0]["offer"])
+    print(manager.create_worker("docker_local", {"cpu_cores": 1, "memory_mb": 256})["worker_id"])
+"""
+    try:
+        checked = json.loads(shell("config", "check", "providers.json", "--providers", "--json", check=1).stdout)
+        report = {one["provider"]: one for one in checked["providers"]}["docker_local"]
+        assert not report["ok"]
+        assert missing in report["problems"][0]
+        run = [sys.executable, "-c", program]
+        done = subprocess.run(run, env=shell.env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+        offer, worker = done.stdout.split()
+        assert offer == "docker-cpu"
+        gone = wait_until(lambda: (one := workers(shell, "--all")[worker])["state"] == "gone" and one)
+        assert missing in gone["reason"]
+        assert containers(engine) == {}
+    finally:
+        shell.close()
+
+
 def test_containers_in_a_network_of_their_own_need_a_control_plane_that_they_reach(
     engine: LocalDockerEngine, tmp_path: Path
 ) -> None:
@@ -320,3 +353,46 @@ def test_a_growing_queue_starts_a_container_which_is_gone_when_it_is_idle(
     finally:
         gate.touch()
         shell.close()
+
+
+def test_the_boot_script_makes_a_bare_container_a_node(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    """A machine with Python and the usual commands, as root, and no grid on it."""
+    shell = Shell(tmp_path / "state", tmp_path)
+    stub = "printf '#!/bin/sh\\necho off > /off' > /usr/bin/shutdown; chmod 755 /usr/bin/shutdown"
+    prepare = f"rm -r /usr/local/bin/grid /opt/grid; {stub}"
+    try:
+        shell("daemon", "start", "--listen", "127.0.0.1:0", "--tls", check=0)
+        token = shell("daemon", "join-token", "create", "--node", "bare", check=0).stdout.strip()
+        with engine.client() as client:
+            host = client.create_host_config(network_mode="host")
+            command = ["sh", "-c", f"{prepare}; exec sh /user-data"]
+            made = client.create_container("grid-worker:latest", name="bare", command=command, host_config=host)
+            client.put_archive(made["Id"], "/", one_file("user-data", boot_script(order_for("bare", token)).encode()))
+            client.start(made["Id"])
+            try:
+                nodes = wait_until(
+                    lambda: (
+                        [one for one in shell.json("status")["nodes"] if one["node_id"] == "bare"]
+                        or client.inspect_container("bare")["State"]["Status"] == "exited"
+                    ),
+                    60,
+                )
+                assert nodes is not True, client.logs("bare").decode()
+                where = ("-n", "bare", "--strategy", "node_specific", "--workdir", "none")
+                done = shell("run-shared", "-r", "cpu", "-a", "0.1", *where, "ls", "/var/lib/distributed-grid", check=0)
+                assert done.stdout.split() == ["agent", "agent-program", "agent_download.py", "home"]
+                assert b"starting the agent of bare" in client.logs("bare")
+            finally:
+                client.remove_container("bare", force=True)
+    finally:
+        shell.close()
+
+
+def one_file(name: str, content: bytes) -> bytes:
+    """A tar with one file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode = len(content), 0o700
+        archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()

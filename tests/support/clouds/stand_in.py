@@ -78,5 +78,8 @@ class CloudStandIn(Protocol):
     def add_foreign(self) -> str:
         """Have a machine there that is not of any grid; its id at the cloud."""
 
+    def take_away(self, instance: str) -> None:
+        """End a machine as the cloud does with a spot one, or as it ends itself by its power-off."""
+
     def close(self) -> None:
         """End the stand-in and everything that it started."""

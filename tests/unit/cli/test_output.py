@@ -14,6 +14,7 @@ from distributed_grid.cli.output import (
     format_outcome,
     format_size,
     format_span,
+    narrowed,
     parse_seconds,
     parse_size,
     printable,
@@ -131,3 +132,23 @@ def test_an_id_is_shown_with_eight_characters_of_its_own_and_a_name_as_it_is() -
         "0123456799abcdef.1": "012345679",
         **{name: name for name in names},
     }
+
+
+HEADS = ("WORKER", "ZONE", "WHY")
+ROWS = [("worker-1", None, "the queue calls for it"), ("worker-2", "", "")]
+
+
+def test_a_table_that_fits_is_left_as_it_is() -> None:
+    assert narrowed(HEADS, ROWS, 0) == (HEADS, ROWS)
+    assert narrowed(HEADS, ROWS, 80) == (HEADS, ROWS)
+
+
+def test_on_a_narrow_terminal_empty_columns_go_first_then_the_last_one_is_cut() -> None:
+    heads, rows = narrowed(HEADS, ROWS, 34)
+    assert list(heads) == ["WORKER", "WHY"]
+    assert rows[0] == ["worker-1", "the queue calls for it"]
+    _, rows = narrowed(HEADS, ROWS, 24)
+    assert rows[0] == ["worker-1", "the queue cal…"]
+    assert max(len(line) for line in table(*narrowed(HEADS, ROWS, 24), empty="").splitlines()) == 24
+    _, rows = narrowed(HEADS, ROWS, 10)
+    assert rows[0] == ["worker-1", "the queue c…"], "so much is always shown"

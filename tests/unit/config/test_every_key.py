@@ -258,7 +258,7 @@ def rented(config: ClusterConfig) -> Observed:
 
     def seconds(faults: list[str], *, joins: bool = False, ends: bool = False) -> int:
         model = WorkerModel(worker_rules(config), forgets=True)
-        model.cloud.faults["create"] = faults
+        model.cloud.faults.waiting["create"] = faults
         worker_id = model.want()
         model.perform()
         if joins:
@@ -663,6 +663,7 @@ BEHAVIOURS["scaling.history_retention_seconds"] = Behaviour(120, 86_400, kept_mi
 
 E2E = "tests/e2e"
 SHOWN_BY = {
+    "providers": f"{E2E}/test_provider_check.py::test_a_provider_that_can_be_used_says_what_it_offers",
     "scaling.worker_reassessment_interval_seconds": (
         f"{E2E}/test_pull_workers.py::test_workers_report_anew_as_often_as_the_config_says"
     ),

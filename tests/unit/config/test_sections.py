@@ -230,7 +230,7 @@ def test_secrets_show_nowhere():
 alerts: {webhook: "https://hooks.example.org/${TOKEN}"}
 providers:
   aws:
-    region: x
+    region: us-west-2
     credentials: {access_key_id: hunter2, secret_access_key: "${S}", session_token: "a${S}"}
 """,
         TOKEN="hunter3",

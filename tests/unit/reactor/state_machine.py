@@ -306,6 +306,14 @@ class World(LedgerWatch):
         else:
             self.handle(events.OutputsBroughtHome(worker.id, wall_ms))
 
+    def take_away(self, which: int, ends_in_ms: int | None, withdrawn: bool) -> None:
+        """The agent of a worker says that its machine ends, and time is compared with what was announced."""
+        workers = list(self.ledger.workers)
+        if workers:
+            worker_id = workers[which % len(workers)]
+            self.handle(events.WorkerEndAnnounced(worker_id, "spot notice", ends_in_ms, withdrawn=withdrawn))
+            self.handle(events.WorkersChecked(MIDDAY_MS + self.now))
+
     def look(self) -> None:
         self.handle(events.QueueScanned())
 

@@ -104,6 +104,7 @@ ACTIONS = {
     "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
     "scale": (st.integers(0, 3), st.integers(0, 2)),
     "provide": (whichever, st.sampled_from([True, True, False])),
+    "take_away": (whichever, st.sampled_from([None, 0, 2_000, 120_000]), st.sampled_from([False, False, True])),
     "look": (),
     "register": (pullers, incarnations),
     "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([WorkerKind.PULL, WorkerKind.ANY])),
@@ -132,7 +133,7 @@ OFTEN = (
     "wait",
 )
 SELDOM = (
-    *("scale", "scale", "provide", "provide", "provide"),
+    *("scale", "scale", "provide", "provide", "provide", "take_away"),
     *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
     *(

@@ -14,6 +14,7 @@ from distributed_grid.simulation.lies import Liar
 from distributed_grid.wire import (
     PROTOCOL,
     AgentHello,
+    AnnouncedEnd,
     AttemptEndedReport,
     AttemptPausedReport,
     AttemptStartedReport,
@@ -34,6 +35,7 @@ MESSAGES: list[FromAgent] = [
         2,
         marks=(CheckpointAge("job1.1", 9, 100),),
         capacity=ReportedCapacity.of(Capacity(4000, 1 << 34)),
+        end=AnnouncedEnd("spot notice", 120_000),
     ),
     AttemptStartedReport(1, "job1.1", 9, 123, (0, 1)),
     AttemptPausedReport(2, "job1.1", 9, True, "why"),

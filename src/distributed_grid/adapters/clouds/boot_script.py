@@ -1,35 +1,123 @@
 """Boot script of a rented machine: brings the agent there, joins with the token, and ends the machine with the agent.
 
-The script is the user-data of an instance. The one thing in it that is worth anything is the join token: it works once,
-for the name of this worker, until the launch deadline has passed.
+The script is the user-data of an instance: cloud-init or the start-up script of the cloud runs it as root. It needs a
+shell and Python 3.11 or later on the image, nothing else: the agent comes from the control plane, unless the image has
+`grid` of the same version.
+
+- Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
+  second process sees to it where the script itself is killed, or where the agent has not joined in time.
+- The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
+  launch deadline has passed. It is in no command line, no environment and no file besides the script.
+- The agent, and so every job, runs as a user of its own where one can be made; its program belongs to root.
 """
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
+from distributed_grid import __version__
 from distributed_grid.ports import WorkerOrder
 
 HOME = "/var/lib/distributed-grid"
+USER = "grid-worker"
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
+DEADLINE_VARIABLE = "GRID_WORKER_JOIN_SECONDS"
+"""In the environment of an order: after how long a machine whose agent has not joined is powered off."""
+DEADLINE_SECONDS = "1200"
+MAX_BYTES = 16 * 1024
+"""As much user-data an instance of EC2 takes."""
+
+_SCRIPT = r"""#!/bin/sh
+# Boots a worker of a grid: gets the agent, joins, and powers the machine off when the agent ends.
+umask 077
+{settings}
+program=$home/agent-program
+
+say() {{ echo "distributed-grid: $*"; }}
+command -v shutdown > /dev/null || PATH=$PATH:/usr/sbin:/sbin
+off='shutdown -P now || poweroff -f || systemctl poweroff --force --force'
+end() {{
+    trap - EXIT
+    say "powering off: $why"
+    eval "$off"
+    [ -z "$watchdog" ] || kill -- "-$watchdog" 2> /dev/null || kill "$watchdog" 2> /dev/null
+    exit 1
+}}
+why="the boot script was ended" watchdog=
+trap end EXIT
+trap 'exit 1' HUP INT TERM
+fail() {{ why=$1; exit 1; }}
+
+# Ends the machine where this script cannot: when it was killed, or when the agent has not joined in time.
+watch='n=0
+while kill -0 "$1" 2> /dev/null && {{ [ -e "$2" ] || [ "$n" -lt "$3" ]; }}; do sleep 5; n=$((n + 5)); done
+'$off
+detached=$(command -v setsid)
+$detached sh -c "$watch" grid-watchdog $$ "$home/agent/joined.json" "$deadline" < /dev/null > /dev/null 2>&1 &
+watchdog=$!
+
+mkdir -p "$home/agent" "$home/home" && chmod 755 "$home" && cd "$home" || fail "$home cannot be made"
+HOME=$home/home
+export HOME PATH
+
+as_user=
+if [ "$(id -u)" = 0 ] && command -v setpriv > /dev/null && command -v useradd > /dev/null; then
+    id {user} > /dev/null 2>&1 || useradd --system --user-group --no-create-home --home-dir "$HOME" {user}
+    if id {user} > /dev/null 2>&1 && chown -R {user}:{user} agent home; then
+        as_user="setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all --no-new-privs"
+    fi
+fi
+[ -n "$as_user" ] || say "warning: jobs run as $(id -un), because no user {user} could be made"
+
+if [ "$(grid --version 2> /dev/null)" = {version} ]; then
+    agent="grid agent"
+else
+    check="import sys, ssl, zipfile; sys.exit(sys.version_info < (3, 11))"
+    for python in python3 python3.14 python3.13 python3.12 python3.11 none; do
+        [ $python = none ] && fail "there is no Python 3.11 or later on this image"
+        $as_user sh -c "exec $python -c '$check'" 2> /dev/null && break
+    done
+    if [ ! -x "$program/bin/python" ]; then
+        cat > agent_download.py << 'END_OF_PROGRAM' || fail "$home cannot be written to"
+{download}
+END_OF_PROGRAM
+        said=$(printf '%s\n' "$token" | $python -I agent_download.py "$program" "$deadline" 2>&1) ||
+            fail "$(printf '%s\n' "$said" | tail -n 1)"
+    fi
+    agent="$program/bin/python -P -m distributed_grid.agent"
+fi
+
+say "starting the agent of $name"
+cd "$HOME" || fail "$HOME cannot be used"
+printf '%s\n' "$token" | $as_user $agent --dir "$home/agent" --join-file - --name "$name"
+code=$?
+why="the agent ended with exit code $code"
+exit $code
+"""
 
 
-def boot_script(order: WorkerOrder) -> str:
+def boot_script(order: WorkerOrder, home: str = HOME) -> str:
     """A shell script that is the same whenever the identical order is made again."""
-    exports = [
-        f"export {name}={shlex.quote(value)}" for name, value in sorted(order.environ.items()) if name != JOIN_VARIABLE
-    ]
-    token = shlex.quote(order.environ.get(JOIN_VARIABLE, ""))
-    return "\n".join(
-        [
-            "#!/bin/sh",
-            "umask 077",
-            f"HOME={HOME}; export HOME",
-            "trap 'shutdown -P now' EXIT",
-            f"mkdir -p {HOME} && cd {HOME} || exit 1",
-            *exports,
-            f"printf %s {token} > join-token",
-            f"grid agent --dir {HOME}/agent --join-file join-token --name {shlex.quote(order.worker_id)}",
-            "",
-        ]
+    environ = dict(order.environ)
+    values = {
+        "home": home,
+        "name": order.worker_id,
+        "token": environ.pop(JOIN_VARIABLE, ""),
+        "deadline": environ.pop(DEADLINE_VARIABLE, DEADLINE_SECONDS),
+    }
+    settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    settings += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
+    script = _SCRIPT.format(
+        settings="\n".join(settings),
+        user=USER,
+        version=shlex.quote(f"grid {__version__}"),
+        download=download_program(),
     )
+    assert len(script.encode()) <= MAX_BYTES
+    return script
+
+
+def download_program() -> str:
+    """The source of the program that downloads the agent."""
+    return Path(__file__).with_name("agent_download.py").read_text().strip()

@@ -123,6 +123,24 @@ class DockerLocalProvider(CloudProviderBase):
             found.append(self._offer("gpu", WorkerResources(cpu_milli, memory_bytes, gpus)))
         return found
 
+    def check(self) -> Sequence[str]:
+        """That the engine answers, and has the image and the network."""
+        with self._engine() as engine:
+            machine = engine.machine()
+            self._check_engine(engine)
+        return [
+            f"the engine answers, image {self._settings.image} is there; the machine has {_cores(machine.cpu_milli)}"
+        ]
+
+    def _check_engine(self, engine: DockerEngine) -> None:
+        """Raise `Refused` where the engine lacks what every container needs."""
+        image = self._settings.image
+        if engine.image_id(image) is None:
+            named = "" if image == DockerLocalSettings().image else f' IMAGE_ARGS="--image {image}"'
+            raise Refused(f"image {image} is not there: make worker-image{named}")
+        if not engine.has_network(self._settings.network):
+            raise Refused(f"the Docker engine has no network {self._settings.network}")
+
     def _engine(self) -> AbstractContextManager[DockerEngine]:
         return connected(self._settings.endpoint_url, self._timeout_seconds)
 
@@ -150,10 +168,7 @@ class DockerLocalProvider(CloudProviderBase):
 
     def _create(self, engine: DockerEngine, order: WorkerOrder, limits: WorkerResources) -> Container:
         """The container, created unless another call was quicker."""
-        if engine.image_id(self._settings.image) is None:
-            raise Refused(f"image {self._settings.image} is not there: make worker-image")
-        if not engine.has_network(self._settings.network):
-            raise Refused(f"the Docker engine has no network {self._settings.network}")
+        self._check_engine(engine)
         engine.create(
             order.worker_id,
             self._settings.image,

@@ -18,6 +18,7 @@ from typing import Any
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
+from distributed_grid.posix.environment import child_environment
 
 ASK_SECONDS, EXIT_SECONDS = 120.0, 2.0
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -159,6 +160,7 @@ async def local_session(grid: str, node: str, python: str, script: bytes) -> Asy
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         cwd="/",
+        env=child_environment(),
         limit=MAX_ANSWER_BYTES,
     )
     assert process.stdin is not None

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import os
 import platform
 import re
 import subprocess
@@ -28,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from distributed_grid import __version__
 from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
+from distributed_grid.posix.environment import child_environment
 
 AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0
@@ -117,7 +117,7 @@ def own_wheel() -> Wheel:
     files = {f"{PACKAGE.name}/{path.relative_to(PACKAGE)}": path.read_bytes() for path in _own_files()}
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: distributed-grid\nVersion: {__version__}\n".encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: grid\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    return Wheel(f"distributed_grid-{__version__}-py3-none-any.whl", _zip_files(files))
+    return Wheel(f"distributed_grid-{__version__}-py3-none-any.whl", zip_files(files))
 
 
 def _own_files() -> list[Path]:
@@ -153,7 +153,7 @@ def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
         except OSError:
             return None  # somebody has removed a part of it: it is better downloaded
     name = re.sub(r"[-_.]+", "_", installed.metadata["Name"])
-    return Wheel(f"{name}-{installed.version}-{tag}.whl", _zip_files(files))
+    return Wheel(f"{name}-{installed.version}-{tag}.whl", zip_files(files))
 
 
 def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
@@ -178,7 +178,7 @@ def _has_libc_of_ours(facts: NodeFacts) -> bool:
     return facts.libc == kind and libc_version(facts) >= libc_version(NodeFacts(libc_version=version))
 
 
-def _zip_files(files: Mapping[str, bytes]) -> bytes:
+def zip_files(files: Mapping[str, bytes]) -> bytes:
     """A zip whose bytes depend on nothing but names and contents."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -218,7 +218,7 @@ def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Ma
         try:
             done = subprocess.run(
                 command,
-                env=dict(os.environ) | dict(environ),
+                env=child_environment() | dict(environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=DOWNLOAD_SECONDS,

@@ -40,6 +40,10 @@ MAX_RECORD_TRIES: Final = 60_000  # about a week
 REMOVED_POLL_MS: Final = 5_000  # how often to see whether the directory is still there
 REMOVED_GRACE_MS: Final = 1_000
 REMOVED: Final = "its directory was removed"
+ASKED_TO_STOP: Final = "its shim was asked to stop"
+MACHINE_ENDS: Final = "its machine ends, and has told all processes so"
+NOTICE_VARIABLE: Final = "GRID_NOTICE_SECONDS"
+"""In the environment where SIGTERM says that the machine ends, as in a batch system, and not that a job is to stop."""
 HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
@@ -58,6 +62,7 @@ class Shim:
 
     def __init__(self, root: str, attempt_id: str, lock: int, channel: int, grid: process_tree.GridProcesses) -> None:
         self.root = root
+        self.ends_with_machine = bool(os.environ.get(NOTICE_VARIABLE))
         self.attempt_id = attempt_id
         self.lock = lock
         self.channel = channel
@@ -190,7 +195,8 @@ class Shim:
         if now >= self.next_reading_ms:
             self.next_reading_ms = now + next_reading_ms(now - self.began, boot_ms() - now)
         if self.stop is None and signal.SIGTERM in self.timer.received:
-            self._begin_stop("cancelled", "its shim was asked to stop", now + self.spec["grace_ms"])
+            kind, detail = ("reclaimed", MACHINE_ENDS) if self.ends_with_machine else ("cancelled", ASKED_TO_STOP)
+            self._begin_stop(kind, detail, now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
             detail = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
             self._begin_stop("timed_out", detail, now + self.spec["grace_ms"])
@@ -369,7 +375,16 @@ class Shim:
                 return "over_limit", overrun
         if self.stop is not None:
             return self.stop.kind, self.stop.detail
+        if self._was_ended_with_machine(signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM):
+            return "reclaimed", MACHINE_ENDS
         return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
+
+    def _was_ended_with_machine(self, is_terminated: bool) -> bool:
+        """Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
+        machine, to the command sometimes a moment before it sends it to this one."""
+        if self.ends_with_machine and is_terminated and signal.SIGTERM not in self.timer.received:
+            self.timer.wait(boot_ms() + SETTLE_MS)
+        return self.ends_with_machine and signal.SIGTERM in self.timer.received
 
     def _conclude(self, kind: str, detail: str) -> None:
         status = self.main_status

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
 from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import BadInput
 from distributed_grid.posix.private_files import open_regular, try_lock
@@ -69,7 +70,8 @@ class SpawnerClient:
         package_home = __file__.rsplit("/", 4)[0]
         command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.execution.spawner", self._root]
         command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0", *self._grid_locks]
-        inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
+        kept = ("LD_LIBRARY_PATH", "PYTHONHOME", NOTICE_VARIABLE)
+        inherited = {name: os.environ[name] for name in kept if name in os.environ}
         log = self._open_log()
         with theirs:
             self._process = subprocess.Popen(

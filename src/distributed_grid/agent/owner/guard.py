@@ -133,16 +133,24 @@ class OwnerGuard:
             self._withdraw_notice(attempt_id)
         self.state = OwnerState()
 
-    def displace(self, attempt_id: str, why: str) -> int:
+    def displace(self, attempt_id: str, why: str, in_ms: int | None = None) -> int:
         """Give notice to an attempt that has to make room for another; how many milliseconds it has.
 
-        As long as the owner's rules give, and where there are none it is stopped at once, knowing why.
+        Unless that is given, as long as the owner's rules say; where there are none it is stopped at once, knowing why.
         """
         running = self._work.running()
         self._displaced = {one for one in self._displaced if one in running} | {attempt_id}
-        in_ms = self._work.give_notice(attempt_id, why, self.rules.notice_ms if self.rules is not None else 0)
+        if in_ms is None:
+            in_ms = self.rules.notice_ms if self.rules is not None else 0
+        in_ms = self._work.give_notice(attempt_id, why, in_ms)
         self._work.resume(attempt_id)  # while paused it could not read the notice
         return in_ms
+
+    def spare(self, attempt_id: str) -> None:
+        """Withdraw the notice of an attempt that was displaced and may go on after all. Safe twice."""
+        if attempt_id in self._displaced:
+            self._displaced.discard(attempt_id)
+            self._withdraw_notice(attempt_id)
 
     async def _act_on_pending(self) -> None:
         running = self._work.running()

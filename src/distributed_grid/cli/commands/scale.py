@@ -48,7 +48,17 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if found["warm_workers"]:
         lines.append(f"kept warm: {found['warm_workers']} workers")
     lines.append(f"cost: {cost_text(found['budget'])}")
+    lines += [f"  {spending_text(one, found['budget'])}" for one in found["spending"]]
     return [printable(line) for line in lines]
+
+
+def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
+    """What one provider's workers cost, and what of the day's budget they have spent."""
+    count = f"{one['workers']} worker{'' if one['workers'] == 1 else 's'}"
+    text = f"{one['provider']}: {count}, ${one['per_hour']:g} an hour, ${one['spent_today']:.4f} today"
+    if budget["budget_per_day"]:
+        text += f" ({100 * one['spent_today'] / budget['budget_per_day']:.0f} % of the day's budget)"
+    return text
 
 
 @scale.command()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
-from distributed_grid.cli.output import echo, print_answer, printable, table, unique_prefixes
+from distributed_grid.cli.output import echo, narrowed, print_answer, printable, table, terminal_width, unique_prefixes
 from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.errors import GridError, Refused, TimedOut
 
@@ -136,19 +136,34 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
         (
             short[one["worker_id"]],
             one["provider"],
-            one["worker_type"],
-            one["offer"],
+            one["machine_type"],
+            one["zone"],
+            one["market"],
             "not known" if one["price_per_hour"] is None else f"${one['price_per_hour']:g}",
             age_text(one["age_seconds"]),
             one["state"],
-            one["reason"],
-            one["problem"] or one["warning"],
+            why_text(one),
         )
         for one in rows
     ]
-    heads = ("WORKER", "PROVIDER", "TYPE", "OFFER", "PRICE/H", "AGE", "STATE", "WHY", "PROBLEM")
-    text = table(heads, lines, empty="no workers")
+    heads = ("WORKER", "PROVIDER", "TYPE", "ZONE", "MARKET", "PRICE/H", "AGE", "STATE", "WHY")
+    text = table(*narrowed(heads, lines, terminal_width()), empty="no workers")
     print_answer(session, found, f"{text}\n{cost_text(budget)}" if rows else text)
+
+
+def why_text(worker: dict[str, Any]) -> str:
+    """What is wrong with a worker, else why it is as it is, and when its provider ends it."""
+    said = [worker["problem"] or worker["reason"], worker["warning"]]
+    if worker["ends_at"] and worker["state"] != "gone":
+        said.append(f"ends in {age_text(seconds_until(worker['ends_at']))}")
+    return "; ".join(one for one in said if one)
+
+
+def seconds_until(moment: str) -> float:
+    """How far a time in ISO 8601 is ahead; 0 where it has passed."""
+    from datetime import UTC, datetime
+
+    return max((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds(), 0.0)
 
 
 def age_text(seconds: float) -> str:

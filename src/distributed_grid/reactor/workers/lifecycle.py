@@ -36,14 +36,16 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import Step, WorkerState, advance_worker
-from distributed_grid.domain.workers import OfferClosure, Spending, Worker
+from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.workers.host_leases import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.closures import close_scope, place_of
 from distributed_grid.scheduling.scaling.host_machine import with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
+QUEUED = "it waits in the queue of its provider"
 MAX_WORKERS_PER_STEP = 100
 """Workers that change in one step, so that it does not take long; the next follows at once."""
 
@@ -76,7 +78,7 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
         return Decision(answer=WorkerAnswer(known))
     if worker.id in ledger.nodes:
         raise Conflict(f"a node is called {worker.id} already")
-    refusal = budget_state(ledger, now, event.wall_ms).refusal(_name(worker), worker.price_micro)
+    refusal = budget_state(ledger, now, event.wall_ms).refusal(worker)
     if refusal is not None:
         raise Refused(refusal)
     wanted = replace(with_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
@@ -85,10 +87,6 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
     decision.records.append(worker_record("worker-wanted", wanted, wanted.why or wanted.warning))
     decision.answer = WorkerAnswer(wanted)
     return decision
-
-
-def _name(worker: Worker) -> str:
-    return f"a {worker.worker_type} worker of {worker.provider}"
 
 
 def on_asked(ledger: Ledger, event: WorkerAsked, now: int) -> Decision:
@@ -116,7 +114,9 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
         booted = replace(booted, unanswered=max(worker.unanswered - 1, 0))
     records = []
     if worker.state is WorkerState.ASKED:
-        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
+        why = QUEUED if event.waits else "it boots"
+        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why=why)
+        booted = replace(booted, waits=event.waits)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -137,6 +137,7 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         problem="",
         tries=0,
         next_call_at_ms=0,
+        waits=False,
     )
     scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
     return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
@@ -174,7 +175,7 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
     decision = Decision()
     if event.scope:
         until = now + ledger.worker_rules.closed_ms
-        decision = _close(worker, event.scope, until, event.why)
+        decision = close_offer(ledger, worker, place_of(worker).scope_like(event.scope), until, event.why)
     if worker.unanswered > 1 or worker.instance or worker.joined_at_ms:
         if worker.state is WorkerState.TERMINATING:
             decision.changes.append(replace(worker, unanswered=max(worker.unanswered - 1, 0)))
@@ -193,7 +194,7 @@ def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decis
         return  # it would run on the same machine
     is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
     state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")
-    refusal = state.refusal(_name(other), other.price_micro)
+    refusal = state.refusal(other)
     if refusal is not None:
         decision.records.append(worker_record("worker-problem", worker, f"nothing instead: {refusal}"))
         return
@@ -202,8 +203,9 @@ def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decis
     decision.records.append(worker_record("worker-wanted", wanted, wanted.why))
 
 
-def _close(worker: Worker, scope: str, until_ms: int, why: str) -> Decision:
-    closure = OfferClosure(worker.provider, scope, until_ms, why)
+def close_offer(ledger: Ledger, worker: Worker, scope: str, until_ms: int, why: str) -> Decision:
+    """Have offers of a worker's provider not tried until then."""
+    closure = close_scope(ledger, worker.provider, scope, until_ms, why)
     return Decision([closure], [worker_record("offer-closed", worker, f"{scope}: {why}")])
 
 
@@ -259,9 +261,9 @@ def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) ->
 
 
 def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
-    """Use a draining worker again; one that does not drain is left as it is."""
+    """Use a draining worker again; one that does not drain, or will be taken away, is left as it is."""
     worker = known_worker(ledger, event.worker_id)
-    if worker.state is not WorkerState.DRAINING:
+    if worker.state is not WorkerState.DRAINING or worker.notice is not None:
         return Decision(answer=WorkerAnswer(worker))
     joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why)
     node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []

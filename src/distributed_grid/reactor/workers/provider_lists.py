@@ -15,21 +15,27 @@ from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.workers.lifecycle import (
     MAX_WORKERS_PER_STEP,
+    QUEUED,
     add_to,
     end_worker,
     on_booted,
     prove_gone,
     terminate,
+    worker_record,
 )
 from distributed_grid.scheduling.scaling.budget import settle
 
 PROOF_LISTINGS = 2
 """Lists without a machine that prove it gone, once its termination was accepted."""
+END_TOLERANCE_MS = 10_000
+"""By how much the end that a provider gives a machine may differ from one list to the next."""
 
 
 def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
     """Compare the workers of a provider with its list, so many in one step."""
-    listed = {one.worker_id: one for one in event.instances}
+    listed: dict[str, list[ListedInstance]] = {}
+    for instance in event.instances:
+        listed.setdefault(instance.worker_id, []).append(instance)
     spending = settle(ledger, event.provider, now, event.wall_ms)
     decision = Decision()
     changed = 0
@@ -38,7 +44,7 @@ def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
             continue
         if worker.listed_at_ms >= event.asked_at_ms or worker.called_at_ms >= event.asked_at_ms:
             continue  # counted already, or asked for while the list was made
-        one = _compare(ledger, worker, listed.get(worker.id), event, spending, now)
+        one = _compare(ledger, worker, listed.get(worker.id, []), event, spending, now)
         if one is None:
             continue
         add_to(decision, one)
@@ -52,21 +58,15 @@ def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
 def _compare(
     ledger: Ledger,
     worker: Worker,
-    found: ListedInstance | None,
+    machines: list[ListedInstance],
     event: WorkersListed,
     spending: Spending,
     now: int,
 ) -> Decision | None:
     """What a list says about one worker; None where that is nothing new."""
     rules = ledger.worker_rules
-    if found is not None and found.state == "gone":
-        return prove_gone(ledger, worker, "its provider says that it is gone", now, event.wall_ms, spending)
-    if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
-        return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
-    if found is not None:
-        if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
-            return on_booted(ledger, WorkerBooted(worker.id, found.instance), now)
-        return Decision([replace(worker, missing=0)]) if worker.missing else None
+    if machines:
+        return _compare_listed(ledger, worker, machines, event, spending, now)
     if worker.state is WorkerState.ASKED:
         return None
     effective_at = worker.called_at_ms + (rules.call_ms if worker.unanswered else 0)
@@ -84,6 +84,64 @@ def _compare(
         if worker.missing + 1 >= PROOF_LISTINGS:
             return terminate(ledger, worker, "its provider does not list it", now)
     return Decision([replace(worker, missing=worker.missing + 1, listed_at_ms=event.asked_at_ms)])
+
+
+def _compare_listed(
+    ledger: Ledger,
+    worker: Worker,
+    machines: list[ListedInstance],
+    event: WorkersListed,
+    spending: Spending,
+    now: int,
+) -> Decision | None:
+    """What a list says about a worker that is in it, in the state of what is most alive of it."""
+    found = min(machines, key=lambda one: _ALIVE_FIRST.get(one.state, 0))
+    if found.state == "gone":
+        return prove_gone(ledger, worker, "its provider says that it is gone", now, event.wall_ms, spending)
+    if found.state == "stopping":
+        if worker.state is not WorkerState.TERMINATING:
+            return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
+        return Decision([replace(worker, missing=0)]) if worker.missing else None
+    running = [one.instance for one in machines if one.state not in _ALIVE_FIRST and not one.waits]
+    if len(running) > 1 and worker.state is not WorkerState.TERMINATING:
+        return _end_double(ledger, worker, f"its provider has {len(running)} machines of it: {', '.join(running)}", now)
+    if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
+        booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
+        return on_booted(ledger, booted, now)
+    seen = replace(worker, missing=0, ends_at_ms=_ends_at_ms(worker, found, event.asked_at_ms))
+    if worker.state is WorkerState.BOOTING:
+        seen = _moved_in_queue(seen, found, now)
+    return Decision([seen]) if seen != worker else None
+
+
+def _end_double(ledger: Ledger, worker: Worker, why: str, now: int) -> Decision | None:
+    """End a worker that costs more than its row says, as soon as nothing is lent on it."""
+    if not ledger.leases_on.get(worker.node):
+        return terminate(ledger, worker, why, now)
+    if worker.problem == why:
+        return None
+    return Decision([replace(worker, problem=why)], [worker_record("worker-problem", worker, why)])
+
+
+def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:
+    """When a machine ends as far as is known now: sooner than was said before, or later where it is there beyond it."""
+    known = worker.ends_at_ms
+    if found.ends_in_ms is None:
+        return max(known, asked_at_ms) if known else 0
+    says = asked_at_ms + max(found.ends_in_ms, 0)
+    if not known or says < known - END_TOLERANCE_MS:
+        return says
+    return max(says, known) if known <= asked_at_ms else known
+
+
+def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
+    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now."""
+    if found.waits:
+        return replace(worker, waits=True, why=found.detail or QUEUED)
+    return replace(worker, waits=False, booted_at_ms=now, why="it boots") if worker.waits else worker
+
+
+_ALIVE_FIRST = {"stopping": 1, "gone": 2}
 
 
 def on_stray_found(ledger: Ledger, event: StrayInstanceFound, now: int) -> Decision:

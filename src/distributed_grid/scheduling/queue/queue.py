@@ -36,6 +36,7 @@ from msgspec import Struct
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, Priority
+from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.scheduling.queue.backfill import (
     NEVER,
@@ -211,7 +212,7 @@ class QueueGrant(Struct, frozen=True):
     tried: frozenset[object]
 
 
-def fit_key(request: Request) -> object:
+def fit_key(request: Request) -> tuple[object, ...]:
     """What decides whether there is room: two requests of one key fit or fail together."""
     uses_memory = request.limits_memory or bool(request.block)
     where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
@@ -232,7 +233,8 @@ def place_newcomer(ledger: Ledger, lease: Lease, now: int) -> Placement | None:
     placement = place_in_automatic_lease(ledger, lease, now)
     if placement is not None:
         return placement
-    placement = find_placement(ledger, lease.request)
+    outlived = outlived_nodes(lease.request, node_ends(ledger), now) if ledger.workers else frozenset()
+    placement = find_placement(ledger, lease.request, avoid=outlived)
     if placement is None or not ledger.waiting:
         return placement
     return QueueScan(ledger, now, newcomer=lease).place_passing(lease, placement)
@@ -274,6 +276,7 @@ class QueueScan:
         self._refused: dict[object, tuple[QueueKey, float]] = {}
         self._low_capacity: LowPriorityCapacity | None = None
         self._newcomer = newcomer
+        self._ends = node_ends(ledger) if ledger.workers else ()
 
     @cached_property
     def order(self) -> QueueOrder:
@@ -344,16 +347,19 @@ class QueueScan:
 
     def _place_alone(self, request: Request) -> Placement | None:
         """The placement of a request if nobody else waited."""
-        key = fit_key(request)
+        key, at, outlived = fit_key(request), _placement_key(request), frozenset[str]()
+        if self._ends:
+            outlived = outlived_nodes(request, self._ends, self._now)
+            key, at = (*key, outlived), (at, outlived)
         if key in self._not_fitting:
             return None
-        placement = self._placements.get(_placement_key(request))
+        placement = self._placements.get(at)
         if placement is None:
-            placement = find_placement(self._ledger, request)
+            placement = find_placement(self._ledger, request, avoid=outlived)
             if placement is None:
                 self._not_fitting.add(key)
             else:
-                self._placements[_placement_key(request)] = placement
+                self._placements[at] = placement
         return placement
 
     def _tried(self) -> frozenset[object]:
@@ -372,11 +378,12 @@ class QueueScan:
         """A placement that delays no reservation before this request, or None."""
         low = self._is_low_priority(lease)
         length = expected_ms(self._ledger, lease) or float("inf")
-        key = (_placement_key(lease.request), low, self._statement_key(lease))
+        outlived = outlived_nodes(lease.request, self._ends, self._now)
+        key = (_placement_key(lease.request), low, self._statement_key(lease), outlived)
         known = self._refused.get(key)
         if known is not None and known[0] <= at and known[1] <= length:
             return None
-        avoid: set[str] = set()
+        avoid = set(outlived)
         found: Placement | None = placement
         while found is not None:
             places = ((found.node, found.claim), *found.others)
@@ -439,6 +446,7 @@ class QueueScan:
         return self._reservations
 
     def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
+        taken = taken | outlived_nodes(lease.request, self._ends, self._now)
         overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
         if self._now < overdue_since:
             return self._forecast.reserve(lease, exclude=taken)

@@ -14,6 +14,7 @@ from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, core
 from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.offers.reclaim_backoff import rest_left_ms
 from distributed_grid.scheduling.placement import machine_memory
+from distributed_grid.scheduling.placement.machine_lifetime import why_outlived
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.queue.fairness import Quotas
 
@@ -117,7 +118,9 @@ def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     """What keeps one node from serving the request at this moment."""
-    return unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)
+    shortage = unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)
+    outlived = why_outlived(ledger, request, node.name, now) if node.state is NodeState.ALIVE else None
+    return outlived or shortage
 
 
 def _truncated(lines: list[str], nodes: int) -> tuple[str, ...]:
@@ -192,6 +195,11 @@ def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
+    worker = ledger.workers.get(node.name)
+    if worker is not None and worker.notice is not None:
+        ends_in = -(-max(worker.leaving_at_ms - now, 0) // 1000)
+        when = f"its machine ends in {ends_in} s" if worker.leaving_at_ms else "its machine may be taken away"
+        return f"{when}: {worker.notice.why}"
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
     seen = ledger.observations.get(node.name)

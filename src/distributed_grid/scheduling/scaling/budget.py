@@ -1,63 +1,125 @@
 """Budget of workers: what they cost an hour and have cost today, and why another one is refused.
 
 - An hour costs the prices of all that is not proven gone, creations without an answer included.
-- A day (UTC) costs what was spent on it and the price of each of them until midnight. The day never goes back.
+- A day (UTC) costs what was spent on it and the price of each of them until midnight, or until a minute after the end
+  that its provider gives it, if that is sooner. The day never goes back.
 - What costs nobody knows how much is refused where there is a budget.
+- The core-hours of a provider on a day are counted in the same way, but a worker that has not begun counts for its
+  whole lifetime: nobody knows when it begins.
+- One that waits in a queue of its provider's has its whole lifetime before it, and has cost nothing yet.
 
 Money is in millionths of a dollar; times are the ledger's, only the day and its end are read off the wall clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.workers import Spending, Worker
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Spending, Worker, WorkerRules
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MICRO = 1_000_000
+END_GRACE_MS = 60_000
+"""For how long after its end a machine that its provider ends may still be charged for."""
+FOR_EVER_MS = 10**15
+"""Longer than anything lasts."""
+CORE_MS = HOUR_MS // 1000
+"""Milliseconds of a core in a thousandth of a core-hour."""
+
+
+class CoreHours(Struct, frozen=True):
+    """The core time of a provider on a day: `used_ms` so far, `ahead_ms` more if everything runs on, and the budget in
+    thousandths of a core-hour."""
+
+    provider: str
+    limit_milli: int
+    used_ms: int = 0
+    ahead_ms: int = 0
+
+    @property
+    def limit_ms(self) -> int:
+        return CORE_MS * self.limit_milli
+
+    @property
+    def day_ms(self) -> int:
+        """What the day will have used if everything runs on."""
+        return self.used_ms + self.ahead_ms
 
 
 class BudgetState(Struct, frozen=True):
-    """What workers cost at one moment: `rate_micro` an hour, `spent_micro` so far on `day`, and `until_midnight_ms`.
+    """What workers cost at one moment: `rate_micro` an hour, `spent_micro` so far on `day`, `ahead_micro` more by
+    midnight, which is in `until_midnight_ms`.
 
-    `unpriced` are those of which nobody knows what they cost.
+    `unpriced` are those of which nobody knows what they cost; `cores` are the providers with a budget of core-hours.
     """
 
     day: int
     rate_micro: int
     spent_micro: int
+    ahead_micro: int
     until_midnight_ms: int
-    per_hour_micro: int | None = None
-    per_day_micro: int | None = None
+    rules: WorkerRules = WorkerRules()
     unpriced: tuple[str, ...] = ()
+    cores: tuple[CoreHours, ...] = ()
 
     @property
     def day_micro(self) -> int:
-        """What the day will have cost if everything runs until midnight."""
-        return self.spent_micro + cost_micro(self.rate_micro, self.until_midnight_ms)
+        """What the day will have cost if everything runs on."""
+        return self.spent_micro + self.ahead_micro
+
+    @property
+    def per_hour_micro(self) -> int | None:
+        return self.rules.budget_per_hour_micro
+
+    @property
+    def per_day_micro(self) -> int | None:
+        return self.rules.budget_per_day_micro
 
     @property
     def is_limited(self) -> bool:
         return self.per_hour_micro is not None or self.per_day_micro is not None
 
-    def with_one_more(self, price_micro: int | None) -> BudgetState:
-        """The same with one more worker, from now on."""
-        return replace(self, rate_micro=self.rate_micro + (price_micro or 0))
+    def new_cost_micro(self, worker: Worker) -> int:
+        """What one more worker costs on this day at most."""
+        return cost_micro(worker.price_micro or 0, min(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
 
-    def refusal(self, what: str, price_micro: int | None) -> str | None:
-        """Why one more worker at this price is not to be started; None where it may be."""
+    def with_workers(self, worker: Worker, count: int = 1) -> BudgetState:
+        """The same with so many more such workers, from now on."""
+        cores = tuple(
+            replace(one, ahead_ms=one.ahead_ms + count * self._core_ms(worker))
+            if one.provider == worker.provider
+            else one
+            for one in self.cores
+        )
+        return replace(
+            self,
+            rate_micro=self.rate_micro + count * (worker.price_micro or 0),
+            ahead_micro=self.ahead_micro + count * self.new_cost_micro(worker),
+            cores=cores,
+        )
+
+    def _core_ms(self, worker: Worker) -> int:
+        return core_ms(worker, _on_its_day_ms(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
+
+    def refusal(self, worker: Worker) -> str | None:
+        """Why one more such worker is not to be started; None where it may be."""
+        after = self.with_workers(worker)
+        return self._money_refusal(worker, after) or self._core_refusal(worker, after)
+
+    def _money_refusal(self, worker: Worker, after: BudgetState) -> str | None:
+        what, price_micro = _described(worker), worker.price_micro
         if not self.is_limited:
             return None
         if price_micro is None:
             return f"what {what} costs is not known, and there is a budget; set its price_per_hour"
         if self.unpriced:
             return f"what {self.unpriced[0]} costs is not known, and there is a budget; terminate it first"
-        after = self.with_one_more(price_micro)
         if self.per_hour_micro is not None and after.rate_micro > self.per_hour_micro:
             return (
                 f"{what} at {usd(price_micro)} an hour would make {usd(after.rate_micro)} an hour, "
@@ -70,10 +132,41 @@ class BudgetState(Struct, frozen=True):
             )
         return None
 
+    def _core_refusal(self, worker: Worker, after: BudgetState) -> str | None:
+        for one in after.cores:
+            if one.provider == worker.provider and one.day_ms > one.limit_ms:
+                cores, life = f"{worker.resources.cpu_milli / 1000:g} cores", worker.lifetime_ms / HOUR_MS
+                size = f"{cores} for up to {life:g} h" if life else cores
+                return (
+                    f"{_described(worker)} with {size} would make {core_hours(one.day_ms):g} core-hours today "
+                    f"({core_hours(one.used_ms):g} used), and {core_budget_key(one.provider)} is "
+                    f"{one.limit_milli / 1000:g}"
+                )
+        return None
+
+
+def _described(worker: Worker) -> str:
+    return f"a {worker.worker_type} worker of {worker.provider}"
+
+
+def core_budget_key(provider: str) -> str:
+    """The key of the config that limits the core-hours of a provider."""
+    return f"providers.{provider}.budget_core_hours"
+
 
 def cost_micro(rate_micro: int, elapsed_ms: int) -> int:
     """What a time costs at a price per hour, rounded up."""
     return -(-rate_micro * max(elapsed_ms, 0) // HOUR_MS)
+
+
+def core_ms(worker: Worker, elapsed_ms: int) -> int:
+    """The core time that a worker uses in a time."""
+    return worker.resources.cpu_milli * max(elapsed_ms, 0) // 1000
+
+
+def core_hours(duration_ms: int) -> float:
+    """Core time in core-hours, as it is shown."""
+    return round(duration_ms / HOUR_MS, 3)
 
 
 def usd(micro: int) -> str:
@@ -86,42 +179,116 @@ def current_day(ledger: Ledger, wall_ms: int) -> int:
     return max([wall_ms // DAY_MS, *(row.day for row in ledger.spending.values())])
 
 
+def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
+    """When a worker costs nothing any more, whoever still runs then: a minute after the end that its provider gives it.
+
+    One whose creation may still take effect, or that waits for its turn, has its whole lifetime before it.
+    """
+    if worker.ends_at_ms and not worker.waits:
+        return worker.ends_at_ms + END_GRACE_MS
+    if not worker.lifetime_ms:
+        return FOR_EVER_MS
+    began_at = now if worker.waits else worker.booted_at_ms
+    if not began_at:
+        began_at = (worker.called_at_ms if worker.state is WorkerState.TERMINATING else now) + rules.call_ms
+    return began_at + worker.lifetime_ms + END_GRACE_MS
+
+
+def alone_ms(worker: Worker, rules: WorkerRules, now: int, lead_ms: int) -> int:
+    """For how long a machine goes on if the control plane dies in so long: until its agent, or what boots it, ends
+    it."""
+    left_ms = rules.exit_ms
+    if not worker.joined_at_ms:
+        booted_at = now if worker.waits else worker.booted_at_ms or now + rules.call_ms
+        left_ms = max(booted_at + rules.launch_ms + rules.join_ms - now, 0)
+    return min(left_ms + END_GRACE_MS + lead_ms, counted_until_ms(worker, rules, now) - now)
+
+
+def _whole_life_ms(worker: Worker, rules: WorkerRules) -> int:
+    """For how long a worker that is started now is counted at most."""
+    return rules.call_ms + worker.lifetime_ms + END_GRACE_MS if worker.lifetime_ms else FOR_EVER_MS
+
+
 def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     """What the workers of a provider have cost on the current day until now."""
     day = current_day(ledger, wall_ms)
     row = ledger.spending.get(provider)
     if row is None:
         return Spending(provider, day, 0, now)
-    since, spent = row.as_of_ms, row.spent_micro
+    since, spent, used_ms = row.as_of_ms, row.spent_micro, row.core_ms
     if day != row.day:
         midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else since
-        since, spent = max(since, midnight), 0
+        since, spent, used_ms = max(since, midnight), 0, 0
     for worker in ledger.workers.values():
         if worker.provider == provider:
-            spent += cost_micro(worker.price_micro or 0, now - max(since, worker.created_at_ms))
-    return Spending(provider, day, spent, now)
+            until = min(now, counted_until_ms(worker, ledger.worker_rules, now))
+            elapsed_ms = until - max(since, _began_at_ms(worker, now))
+            spent += cost_micro(worker.price_micro or 0, elapsed_ms)
+            used_ms += core_ms(worker, elapsed_ms)
+    return Spending(provider, day, spent, now, used_ms)
+
+
+def _began_at_ms(worker: Worker, now: int) -> int:
+    """Since when a worker costs something: since it was wanted, or since it has left the queue of its provider. The
+    provider knows better when that was than who asks from time to time. One that is ended while it waits may still have
+    begun."""
+    if not worker.queue_ms or not worker.booted_at_ms:
+        return worker.created_at_ms
+    if worker.waits:
+        return worker.terminate_at_ms or now
+    return min(worker.booted_at_ms, worker.ends_at_ms - worker.lifetime_ms if worker.ends_at_ms else now)
 
 
 def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -> BudgetState:
     """What workers cost now; `without` leaves one of them out that is known not to exist."""
     day = current_day(ledger, wall_ms)
-    living: Iterable[Worker] = [worker for worker in ledger.workers.values() if worker.id != without]
-    rules = ledger.worker_rules
+    living = [worker for worker in ledger.workers.values() if worker.id != without]
+    rules, until_midnight_ms = ledger.worker_rules, max((day + 1) * DAY_MS - wall_ms, 0)
+    settled = {provider: settle(ledger, provider, now, wall_ms) for provider in ledger.spending}
     return BudgetState(
         day,
         sum(worker.price_micro or 0 for worker in living),
-        sum(settle(ledger, provider, now, wall_ms).spent_micro for provider in ledger.spending),
-        max((day + 1) * DAY_MS - wall_ms, 0),
-        rules.budget_per_hour_micro,
-        rules.budget_per_day_micro,
+        sum(row.spent_micro for row in settled.values()),
+        sum(_ahead_micro(worker, rules, now, until_midnight_ms) for worker in living),
+        until_midnight_ms,
+        rules,
         tuple(worker.id for worker in living if worker.price_micro is None),
+        tuple(
+            _core_state(provider, limit, living, settled.get(provider), (rules, now, until_midnight_ms))
+            for provider, limit in sorted(rules.core_hour_budgets.items())
+        ),
     )
 
 
-def is_closed(ledger: Ledger, provider: str, offer: str, *, zone: str = "", market: str = "", kind: str = "") -> str:
-    """Why an offer is not to be tried at present; empty where it may be."""
-    for scope in (offer, zone, market, kind, provider):
-        closure = ledger.offer_closures.get(f"{provider}/{scope}") if scope else None
-        if closure is not None:
-            return closure.why or "it is closed"
-    return ""
+def _ahead_micro(worker: Worker, rules: WorkerRules, now: int, until_midnight_ms: int) -> int:
+    left_ms = min(counted_until_ms(worker, rules, now) - now, until_midnight_ms)
+    return cost_micro(worker.price_micro or 0, left_ms)
+
+
+def _core_state(
+    provider: str,
+    limit_milli: int,
+    living: Sequence[Worker],
+    spent: Spending | None,
+    times: tuple[WorkerRules, int, int],
+) -> CoreHours:
+    mine = [worker for worker in living if worker.provider == provider]
+    return CoreHours(
+        provider,
+        limit_milli,
+        spent.core_ms if spent is not None else 0,
+        sum(_ahead_core_ms(worker, *times) for worker in mine),
+    )
+
+
+def _ahead_core_ms(worker: Worker, rules: WorkerRules, now: int, until_midnight_ms: int) -> int:
+    """The core time that a worker may still use; one that has not begun may use it all on the day that it begins."""
+    left_ms = counted_until_ms(worker, rules, now) - now
+    if worker.booted_at_ms and not worker.waits:
+        return core_ms(worker, min(left_ms, until_midnight_ms))
+    return core_ms(worker, _on_its_day_ms(left_ms, until_midnight_ms))
+
+
+def _on_its_day_ms(life_ms: int, until_midnight_ms: int) -> int:
+    """For how long a worker that begins nobody knows when runs on the day that it begins."""
+    return until_midnight_ms if life_ms >= DAY_MS else life_ms

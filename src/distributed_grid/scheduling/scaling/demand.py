@@ -1,9 +1,10 @@
-"""Demand: the waiting requests that a new worker would serve, as shapes with their number.
+"""Demand: the waiting requests that a new worker would serve, as shapes with their number, and what has to leave a
+machine that is taken away.
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
-that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type of
-worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that differ a little are,
-too. So many shapes are looked at, the first of the queue first.
+that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large or takes too long
+for every type of worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that
+differ a little are, too. So many shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from operator import itemgetter
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.workers import WorkerResources
+from distributed_grid.scheduling.placement.machine_lifetime import outlives_all
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
 
-PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER, PULLED = (
+PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "pinned to nodes or labels",
     "has to be near something that runs",
     "runs within a lease",
     "held by a quota",
     "too large, or of a kind that no worker has",
+    "takes longer than a worker of any type lives",
     "seen in the next evaluation",
     "a task that only a pull worker can run",
 )
@@ -43,12 +46,13 @@ _QUEUE_POSITION = itemgetter(0, 1)
 class WaitingShape(Struct, frozen=True):
     """Equal requests: `count` of them, of `gang` members each; `apart` where each needs a machine of its own.
 
-    `request` is one of them.
+    `request` is one of them. Those that are `displaced` still run, on a machine that is taken away.
     """
 
     request: Request
     apart: bool
     count: int
+    displaced: bool = False
 
     @property
     def members(self) -> int:
@@ -80,6 +84,7 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     for _, _, request, members in ordered:
         count, ask = len(members), request.ask
         why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
+        why = why or (TOO_LONG if outlives_all(ledger, request) else "")
         if not why:
             memory = _rounded(ask.memory_bytes) if is_wide else ask.memory_bytes
             if memory > ask.memory_bytes and not is_served(ask, types, memory):
@@ -104,10 +109,42 @@ def _shape(key: ShapeKey, request: Request, count: int) -> WaitingShape:
     return WaitingShape(replace(request, ask=ask), _must_be_apart(request), count)
 
 
+def displaced_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> tuple[WaitingShape, ...]:
+    """What runs on workers whose end is announced, will not be over by then, and would be served by a worker of one of
+    these types: it will be queued again."""
+    counts: dict[ShapeKey, int] = {}
+    examples: dict[ShapeKey, Request] = {}
+    for worker in ledger.workers.values():
+        if not worker.is_leaving or worker.notice is None:
+            continue
+        for lease in ledger.leases_of(worker.node):
+            request, ask = lease.request, lease.request.ask
+            if not _is_displaced(ledger, lease, worker.notice.stop_by_ms):
+                continue
+            if _served_elsewhere(request) or not is_served(ask, types):
+                continue
+            amounts = (ask.cpu_milli, ask.memory_bytes, ask.gpu_milli)
+            shape = (*amounts, request.gang, request.anti_affinity, _must_be_apart(request))
+            if shape in counts or len(counts) < MAX_SHAPES:
+                counts[shape] = counts.get(shape, 0) + 1
+                examples.setdefault(shape, request)
+    return tuple(replace(_shape(key, examples[key], count), displaced=True) for key, count in counts.items())
+
+
+def _is_displaced(ledger: Ledger, lease: Lease, stop_by_ms: int) -> bool:
+    """Whether the job of a lease will be stopped by then, and queued again."""
+    job = ledger.jobs.get(lease.job)
+    if job is None or not lease.holds or (job.stop is not None and not job.stop.requeue):
+        return False
+    return not 0 < lease.expected_end_ms <= stop_by_ms
+
+
 def worker_could_serve(ledger: Ledger, request: Request) -> bool:
     """Whether a worker that scaling may start would serve a request that no node can."""
     rules = ledger.scaling
     if not rules.provider or request.gang > rules.max_workers or _served_elsewhere(request):
+        return False
+    if outlives_all(ledger, request):
         return False
     return is_served(request.ask, [usable(worker.resources) for worker in rules.types])
 

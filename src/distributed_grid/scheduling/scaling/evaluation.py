@@ -4,6 +4,9 @@ Up: where requests wait that only new workers would serve, and the bottleneck (t
 over the window) is at its threshold. A busy grid in which nobody waits starts nothing. Down: workers that are idle
 (`idle_workers`). Each direction rests for its cooldown after a success: after a worker has joined, or is gone. The
 minimum and the maximum hold whatever the levels and cooldowns are.
+
+A worker whose end is announced is no capacity any more, and none of the maximum. What runs there and fits nowhere else
+gets a replacement at once, whatever the level and the cooldown: within the budget, of which both are a part.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP, ScalingPlan, UtilizationWindow
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
-from distributed_grid.scheduling.scaling.budget import budget_state, is_closed
-from distributed_grid.scheduling.scaling.demand import Demand, read_demand
+from distributed_grid.scheduling.scaling.budget import budget_state
+from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
+from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand
 from distributed_grid.scheduling.scaling.host_machine import has_room
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
 from distributed_grid.scheduling.scaling.unmet import UnmetDemand, lendable, pack
@@ -27,6 +31,7 @@ from distributed_grid.scheduling.scaling.worker_choice import OfferedType, choos
 
 MAX_STARTS = 100
 """Workers that one evaluation starts; the next one comes soon."""
+MAX_CLOSED_SHOWN = 3
 _ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
 """Which resource is the bottleneck among equally full ones: the scarcest first."""
 _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING, WorkerState.JOINED})
@@ -61,15 +66,18 @@ class Evaluator:
         self._rules = rules = ledger.scaling
         self._workers = [worker for worker in ledger.workers.values() if worker.provider == rules.provider]
         self._serving = [worker for worker in self._workers if worker.state in _SERVING]
-        self._room = max(rules.max_workers - len(self._workers), 0)
-        self._types: Sequence[OfferedType] = [
-            (one, lendable(ledger, one))
-            for one in rules.types
-            if not is_closed_type(ledger, one) and has_room(ledger, one)
-        ]
+        self._leaving = [worker for worker in self._workers if worker.is_leaving]
+        self._staying = sum(not worker.leaving_at_ms for worker in self._workers)
+        self._room = max(rules.max_workers - self._staying, 0)
+        known = [(one, lendable(ledger, one)) for one in rules.types if has_room(ledger, one)]
+        self._types: Sequence[OfferedType] = [one for one in known if closure_of(ledger, place_of(one[0])) is None]
+        self._closed: Sequence[OfferedType] = [one for one in known if one not in self._types]
         self._floor = max(rules.min_workers, min(warm, rules.max_workers))
-        self._demand = read_demand(ledger, [resources for _, resources in self._types])
-        self._unmet = pack(ledger, self._demand, self._room)
+        lent = [resources for _, resources in known]
+        waiting = read_demand(ledger, lent)
+        displaced = displaced_demand(ledger, lent) if self._leaving else ()
+        self._demand = Demand((*displaced, *waiting.shapes), waiting.not_counted)
+        self._unmet = pack(ledger, self._demand, self._room, now)
         self._window = ledger.utilization.added(sample_utilization(ledger, self._unmet, now), rules.window_ms)
         self._bottleneck = self._fullest()
         self._level = self._window.mean(self._bottleneck, now - rules.window_ms)
@@ -97,13 +105,13 @@ class Evaluator:
         wanted, why_not = self._wanted()
         kept = self._unmet.kept
         if wanted is not None and wanted[1] >= missing:
-            return self._up(wanted[0], wanted[1], f"{_requests(self._unmet.requests)} for {self._fullness()}")
+            return self._up(wanted[0], wanted[1], self._why_up(is_rest=bool(why_not)))
         if missing and self._types:
             chosen = wanted[0] if wanted is not None else self._types[0][0]
             return self._up(chosen, missing, self._why_floor())
         if kept:
             return self._up(None, 0, f"{_requests(self._demand.requests)}")
-        excess = max(len(self._workers) - self._rules.max_workers, 0)
+        excess = max(self._staying - self._rules.max_workers, 0)
         giving = GiveBack(self._ledger, self._serving, idle, self._floor)
         leaving, why_stays = giving.choose(excess, resting=bool(self._down_at_ms))
         if leaving:
@@ -116,9 +124,17 @@ class Evaluator:
         return self._nothing("; ".join(part for part in (why_not or nothing, why_stays) if part))
 
     def _wanted(self) -> tuple[tuple[Worker, int] | None, str]:
-        """The type and number of workers that the unmet requests call for, or why none are started."""
+        """The type and number of workers that the unmet requests call for, and why not more of them."""
         if not self._unmet.shapes:
             return None, ""
+        wanted, why_not = self._wanted_by_level()
+        displaced = self._unmet.displaced
+        if wanted is None and displaced.shapes and self._room:
+            wanted = choose_type(displaced, self._bottleneck, self._types, min(self._room, self._limit))
+        return wanted, why_not
+
+    def _wanted_by_level(self) -> tuple[tuple[Worker, int] | None, str]:
+        """The same for all of them, where the level and the cooldown allow it."""
         waiting = _requests(self._unmet.requests)
         if self._level < self._rules.up_milli:
             return None, f"{waiting}, {self._fullness()}, which is below {_percent(self._rules.up_milli)}"
@@ -126,16 +142,41 @@ class Evaluator:
             rest = _seconds(self._up_at_ms - self._now)
             return None, f"{waiting}, a worker joined a short while ago: the next is started in {rest}"
         if not self._room:
-            return None, f"{waiting}, and there are {len(self._workers)} of at most {self._rules.max_workers} workers"
+            return None, f"{waiting}, and there are {self._staying} of at most {self._rules.max_workers} workers"
         chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
-        return chosen, "" if chosen is not None else f"{waiting}, and no type of worker serves them"
+        return chosen, "" if chosen is not None else f"{waiting}, and {self._why_none_serves()}"
+
+    def _why_none_serves(self) -> str:
+        """Why no type of worker can be started for what waits: those that would serve it are closed."""
+        closed = [one for one in self._closed if choose_type(self._unmet, self._bottleneck, [one], 1) is not None]
+        texts = [
+            f"{worker.offer} ({closed_text(closure_of(self._ledger, place_of(worker)), self._now)})"
+            for worker, _ in closed[:MAX_CLOSED_SHOWN]
+        ]
+        if len(closed) > MAX_CLOSED_SHOWN:
+            texts.append(f"{len(closed) - MAX_CLOSED_SHOWN} more")
+        return f"what serves them cannot be had now: {', '.join(texts)}" if texts else "no type of worker serves them"
+
+    def _why_up(self, *, is_rest: bool) -> str:
+        """Why workers are started: for what waits, or only for what has to leave (`is_rest`)."""
+        displaced = self._unmet.displaced.requests
+        if not displaced:
+            return f"{_requests(self._unmet.requests)} for {self._fullness()}"
+        first = min(self._leaving, key=lambda worker: worker.leaving_at_ms)
+        why = first.notice.why if first.notice is not None else ""
+        left = _seconds(max(first.leaving_at_ms - self._now, 0))
+        leaves = f"{displaced} job{' has' if displaced == 1 else 's have'} to leave {first.id}"
+        text = f"{leaves}, which ends in {left}: {why}"
+        waiting = self._unmet.requests - displaced
+        return text if is_rest or not waiting else f"{text}; {_requests(waiting)} for {self._fullness()}"
 
     def _up(self, worker: Worker | None, count: int, reason: str) -> ScalingPlan:
         kept = self._unmet.kept
         if worker is not None:
             paid, refusal = self._affordable(worker, count)
             if not paid and not kept:
-                return self._nothing(f"{reason}; {refusal}")
+                waits = "; the replacement waits until it is gone" if self._unmet.displaced.shapes else ""
+                return self._nothing(f"{reason}; {refusal}{waits}")
             count, reason = paid, f"{reason}; {paid} of {count} are within the budget: {refusal}" if refusal else reason
         why = f"{reason}; {_workers(len(kept))} that drain{'s' if len(kept) == 1 else ''} kept" if kept else reason
         return ScalingPlan("scale_up", why, count, kept, self._level, self._bottleneck, worker)
@@ -144,10 +185,10 @@ class Evaluator:
         """How many of so many workers the budget allows, and why not more."""
         state = budget_state(self._ledger, self._now, self._wall_ms)
         for number in range(count):
-            refusal = state.refusal(f"a {worker.worker_type} worker of {worker.provider}", worker.price_micro)
+            refusal = state.refusal(worker)
             if refusal is not None:
                 return number, refusal
-            state = state.with_one_more(worker.price_micro)
+            state = state.with_workers(worker)
         return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
@@ -160,12 +201,6 @@ class Evaluator:
         if self._floor > self._rules.min_workers:
             return f"{_workers(self._floor)} are kept warm for the load that is expected"
         return f"at least {_workers(self._floor)} must be there"
-
-
-def is_closed_type(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a type is not to be tried at present."""
-    scopes = {"zone": worker.zone, "market": worker.market, "kind": worker.worker_type}
-    return bool(is_closed(ledger, worker.provider, worker.offer, **scopes))
 
 
 def _percent(milli: int) -> str:

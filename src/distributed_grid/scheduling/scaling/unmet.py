@@ -16,6 +16,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import candidate_rows
 from distributed_grid.scheduling.scaling.bins import Bins, Mask, Size, size_of, usable
 from distributed_grid.scheduling.scaling.demand import Demand, WaitingShape
@@ -33,6 +34,11 @@ class UnmetDemand(Struct, frozen=True):
     @property
     def requests(self) -> int:
         return sum(shape.count for shape in self.shapes)
+
+    @property
+    def displaced(self) -> UnmetDemand:
+        """What of it still runs, on machines that are taken away."""
+        return UnmetDemand(tuple(shape for shape in self.shapes if shape.displaced))
 
     def total(self, resource: ResourceType) -> int:
         """How much of a resource they ask for together, in base units."""
@@ -57,8 +63,9 @@ def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
     return found
 
 
-def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
+def pack(ledger: Ledger, demand: Demand, room_for_new: int, now: int) -> UnmetDemand:
     """What of the demand is not met; `room_for_new` is how many workers may still be started."""
+    ends = node_ends(ledger)
     nodes = Bins.of_nodes(ledger)
     coming = Bins.of_workers(_coming(ledger))
     draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.spare]
@@ -66,7 +73,8 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
     used = np.zeros(len(draining), dtype=np.bool_)
     unmet: list[WaitingShape] = []
     for shape in demand.shapes:
-        size, allowed = size_of(shape.request.ask), candidate_rows(ledger, shape.request)
+        outlived = outlived_nodes(shape.request, ends, now)
+        size, allowed = size_of(shape.request.ask), candidate_rows(ledger, shape.request, avoid=outlived)
         if shape.request.gang > 1:
             rest, kept = _pack_gangs(shape, size, (nodes, allowed), coming, spare, room_for_new)
         else:
@@ -83,7 +91,7 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
 
 def _remaining(shape: WaitingShape, members: int) -> WaitingShape:
     """Single requests for so many machines that are missing."""
-    return WaitingShape(replace(shape.request, gang=1), shape.apart, members)
+    return WaitingShape(replace(shape.request, gang=1), shape.apart, members, shape.displaced)
 
 
 def _pack_gangs(

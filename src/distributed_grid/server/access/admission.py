@@ -135,6 +135,11 @@ class Admission:
         log.info("%s joined with the token %s", used.used_by, used.id)
         return {"node": used.used_by, "joined_at": iso_time(used.used_ms)}
 
+    def check_join_token(self, text: str) -> None:
+        """Forbidden for a token with which nobody can join any more; one that is good stays so."""
+        token = JoinToken.parse(text)
+        self.tokens.check_unused(token.id, token.secret)
+
     def _check_name(self, name: str) -> None:
         if not re.fullmatch(NAME_PATTERN, name):
             raise BadInput(f"{name!r} cannot be a node's name: letters, digits, '.', '_' and '-', at most 63")

@@ -203,6 +203,22 @@ class TokenStore:
             self._save(replace(self._file, grants={**self._file.grants, grant.id: grant}))
             return grant
 
+    def check_unused(self, token_id: str, secret: str) -> JoinGrant:
+        """The join token of this text, if it can still be exchanged; that is left to `exchange`."""
+        grant = self._grant(token_id, secret)
+        if grant.used_by:
+            raise Forbidden("the join token was used already")
+        return grant
+
+    def _grant(self, token_id: str, secret: str) -> JoinGrant:
+        """The join token of this text, unless it is over."""
+        grant = self._file.grants.get(token_id)
+        if grant is None or not secret_matches(secret, grant.hash):
+            raise Forbidden("the join token is unknown")
+        if problem := grant.problem(self.now_ms()):
+            raise Forbidden(f"the join token {problem}")
+        return grant
+
     def exchange(self, token_id: str, secret: str, *, node: str, hostname: str, key_hash: str) -> JoinGrant:
         """Give a node its right to come in, for the token; durable before this returns.
 
@@ -210,11 +226,7 @@ class TokenStore:
         The same token with the same key answers the same again, so an answer that was lost is asked for anew.
         """
         with self._lock:
-            grant = self._file.grants.get(token_id)
-            if grant is None or not secret_matches(secret, grant.hash):
-                raise Forbidden("the join token is unknown")
-            if problem := grant.problem(self.now_ms()):
-                raise Forbidden(f"the join token {problem}")
+            grant = self._grant(token_id, secret)
             node = node or grant.node or hostname
             if grant.node and node != grant.node:
                 raise Forbidden(f"the join token is for the node {grant.node}, not for {node}")

@@ -36,6 +36,7 @@ from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_restarted
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class RestServices(NamedTuple):
     boosts: BoostService
     jobs: JobService
     reports: ReportService
+    packages: AgentPackages
 
 
 class RestListener:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -94,10 +94,13 @@ def json_line(content: Any) -> bytes:
 class StreamResponse(Response):
     """Output as it comes, with back-pressure; when the reader hangs up, its producer is cancelled."""
 
-    def __init__(self, produce: Callable[[Write], Awaitable[None]], media_type: str) -> None:
+    def __init__(
+        self, produce: Callable[[Write], Awaitable[None]], media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._produce = produce
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
+        del self.headers["content-length"]  # of the empty body
+        self.headers.update(headers or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

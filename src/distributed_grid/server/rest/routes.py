@@ -16,7 +16,9 @@ from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
 from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
 from distributed_grid.server.services.records import check_event_types
+from distributed_grid.server.workers.agent_packages import CHUNK_BYTES
 
+ZIP = "application/zip"
 SSE = "text/event-stream"
 NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The node's name.")]
 LeaseName = Annotated[str, Path(min_length=1, max_length=128, description="A lease's id, or any unique prefix.")]
@@ -44,6 +46,27 @@ async def join(request: Request) -> JsonResponse:
     """Exchange a join token for the right to connect with a key of one's own, of which only the hash is sent."""
     op = requests.convert(await body_of(request), requests.JoinRequest)
     return JsonResponse(await request.app.state.admission.join(op))
+
+
+@router.post(
+    "/agent-package",
+    response_class=Response,
+    responses={200: {"content": {ZIP: {"schema": {"type": "string", "format": "binary"}}}}},
+    openapi_extra=takes(requests.FetchAgentPackage),
+    tags=["joining"],
+)
+async def agent_package(request: Request) -> Response:
+    """The agent for a machine that has only Python, as a zip of packages. Needs a join token, and does not use it."""
+    op = requests.convert(await body_of(request), requests.FetchAgentPackage)
+    request.app.state.admission.check_join_token(op.token)
+    package = await request.app.state.services.packages.package(op)
+
+    async def produce(write: Write) -> None:
+        for start in range(0, len(package.data), CHUNK_BYTES):
+            await write(package.data[start : start + CHUNK_BYTES])
+
+    headers = {"Content-Length": str(len(package.data)), "Content-Digest": package.digest_header}
+    return StreamResponse(produce, ZIP, headers)
 
 
 # ------------------------------------------------------------------ nodes

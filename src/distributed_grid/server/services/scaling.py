@@ -32,6 +32,7 @@ class ScalingService:
                 self._evaluate(ledger, now),
                 budget_state(ledger, now, wall_ms()),
                 now,
+                wall_ms(),
                 problem=self._autoscaler.problem,
                 expected_milli=self._autoscaler.expected_milli,
                 warm=self._autoscaler.warm,

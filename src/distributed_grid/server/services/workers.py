@@ -85,10 +85,9 @@ class WorkerService:
             for worker in wanted:
                 if worker.id in ledger.workers:
                     continue
-                what = f"a {worker.worker_type} worker of {worker.provider}"
-                if (refusal := state.refusal(what, worker.price_micro)) is not None:
+                if (refusal := state.refusal(worker)) is not None:
                     raise Refused(refusal)
-                state = state.with_one_more(worker.price_micro)
+                state = state.with_workers(worker)
             return state
 
         return await self._grid.read(check)
@@ -135,7 +134,7 @@ class WorkerService:
         offers = await self._catalog.offers(provider)
 
         def views(ledger: Ledger, now: int) -> list[Any]:
-            return [offer_view(ledger, provider, offer) for offer in offers]
+            return [offer_view(ledger, provider, offer, now) for offer in offers]
 
         return {"provider": provider, "offers": await self._grid.read(views)}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import GridError
+from distributed_grid.ports import WorkerOffer
 from distributed_grid.reactor.decision import ScalingAnswer
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
 from distributed_grid.server.workers.expected_load import ExpectedLoad
@@ -27,6 +28,9 @@ from distributed_grid.server.workers.reconciler import wall_ms
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
+MAX_SHOWN = 5
+LOOK_SECONDS = 1.0
+"""How often it is looked whether the end of a worker was announced."""
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +54,7 @@ class Autoscaler:
         self._expected = expected
         self.problem = ""
         self.warm = 0
+        self._leaving: set[str] = set()
 
     @property
     def provider(self) -> str:
@@ -75,12 +80,24 @@ class Autoscaler:
         if self._expected is not None:
             await self._expected.start(wall_ms())
         while True:
-            await asyncio.sleep(self.interval_seconds)
+            await self._sleep()
             try:
                 await self.read_types()
                 await self.evaluate_now()
             except GridError as failure:
                 log.warning("scaling could not be evaluated: %s", failure)
+
+    async def _sleep(self) -> None:
+        """Wait for the next evaluation: at once where the end of another worker was announced."""
+        until = asyncio.get_running_loop().time() + self.interval_seconds
+        while (left := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left, LOOK_SECONDS))
+            leaving = await self._grid.read(
+                lambda ledger, now: {one.id for one in ledger.workers.values() if one.is_leaving}
+            )
+            known, self._leaving = self._leaving, leaving
+            if leaving - known:
+                return
 
     def close(self) -> None:
         """Close the file of the load. Safe to call twice."""
@@ -91,10 +108,11 @@ class Autoscaler:
         """Have the ledger know what the provider can start; nothing while workers could not be used."""
         try:
             await self._check_reachable(self._rules.provider)
-            offers = await self._catalog.offers(self._rules.provider)
-            problem = "" if offers else f"{self._rules.provider} offers nothing"
+            known = await self._catalog.offers(self._rules.provider)
+            offers = [one for one in known if not one.unavailable]
+            problem = "" if offers else _why_nothing(self._rules.provider, known)
         except GridError as failure:
-            problem, offers = str(failure), ()
+            problem, offers = str(failure), []
         if problem != self.problem:
             self.problem = problem
             if problem:
@@ -120,6 +138,12 @@ class Autoscaler:
         return plan, await self._grid.read(
             lambda ledger, now: [one for one in ids[: plan.count] if one in ledger.workers]
         )
+
+
+def _why_nothing(provider: str, offers: Sequence[WorkerOffer]) -> str:
+    """Why nothing of a provider can be started."""
+    reasons = [f"{one.id}: {one.unavailable}" for one in offers[:MAX_SHOWN]]
+    return f"{provider} offers nothing that can be had{': ' * bool(reasons)}{'; '.join(reasons)}"
 
 
 def _template(worker: Worker) -> Worker:

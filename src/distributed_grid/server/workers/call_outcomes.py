@@ -17,13 +17,15 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NoCapacity, Throttled
 from distributed_grid.ports import WorkerInstance
+from distributed_grid.scheduling.scaling.closures import place_of
 
 
 def created(worker: Worker, made: WorkerInstance, wall_ms: int) -> Event:
     """A creation was answered."""
     if made.state == "gone":
         return WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms)
-    return WorkerBooted(worker.id, made.instance, made.detail, ends_in_ms(made))
+    warning = "" if made.waits else made.detail
+    return WorkerBooted(worker.id, made.instance, warning, ends_in_ms(made), waits=made.waits)
 
 
 def ends_in_ms(instance: WorkerInstance) -> int | None:
@@ -44,8 +46,8 @@ def not_created(worker: Worker, failure: Exception, wall_ms: int, instead: Worke
 
 
 def closed_scope(worker: Worker, failure: NoCapacity) -> str:
-    """What of a provider's offers has no capacity: what it names, else the one that was asked for."""
-    return failure.scope or worker.offer or worker.worker_type
+    """What of a provider's offers has no capacity: what it names, if the one that was asked for is in it, else that."""
+    return place_of(worker).scope_like(failure.scope)
 
 
 def terminated(

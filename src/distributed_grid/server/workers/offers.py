@@ -12,7 +12,8 @@ from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.ports import WorkerOffer
-from distributed_grid.scheduling.scaling.budget import is_closed
+from distributed_grid.scheduling.scaling.budget import budget_state
+from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
 from distributed_grid.server.workers.provider_calls import ProviderCalls
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 
@@ -56,7 +57,9 @@ class OfferCatalog:
     async def choose(self, provider: str, worker_type: str, needs: WorkerResources) -> WorkerOffer:
         """The first offer of a kind that fits and is not closed; Refused says what is wrong with each."""
         offers = await self.offers(provider)
-        found = await self._grid.read(lambda ledger, now: first_fitting(ledger, provider, offers, worker_type, needs))
+        found = await self._grid.read(
+            lambda ledger, now: first_fitting(ledger, provider, offers, worker_type, needs, now=now)
+        )
         if isinstance(found, WorkerOffer):
             return found
         kinds = sorted({offer.worker_type for offer in offers})
@@ -64,23 +67,29 @@ class OfferCatalog:
             raise BadInput(f"{provider} has no {worker_type} workers; it has: {', '.join(kinds) or 'none'}")
         raise Refused(f"{provider} has no {worker_type} worker for that: {'; '.join(found)}")
 
-    async def alternative(self, worker: Worker, closed: str) -> Worker | None:
+    async def alternative(self, worker: Worker, closed: str, wall_ms: int) -> Worker | None:
         """Another worker in place of one that cannot be had, under an id of its own; None where there is none."""
         try:
             offers = await self.offers(worker.provider)
         except GridError:  # it cannot be asked now: whoever wants a worker asks again
             return None
-        open_ones = [offer for offer in offers if closed not in (offer.id, offer.zone, offer.market, offer.worker_type)]
-        if closed == worker.provider:
-            return None
+        return await self._grid.read(lambda ledger, now: other_worker(ledger, worker, offers, closed, now, wall_ms))
 
-        def find(ledger: Ledger, now: int) -> WorkerOffer | list[str]:
-            return first_fitting(ledger, worker.provider, open_ones, worker.worker_type, worker.resources)
 
-        found = await self._grid.read(find)
-        if not isinstance(found, WorkerOffer):
-            return None
-        return worker_of(found, worker.provider, worker.resources, by=worker.by, why=f"instead of {worker.id}")
+def other_worker(
+    ledger: Ledger, worker: Worker, offers: Sequence[WorkerOffer], closed: str, now: int, wall_ms: int
+) -> Worker | None:
+    """A worker of the first other offer that fits, is not closed and within the budget; None where there is none."""
+    state = budget_state(ledger, now, wall_ms, without=worker.id)
+    for offer in offers:
+        if closed in _place(worker.provider, offer).scopes():
+            continue
+        found = first_fitting(ledger, worker.provider, [offer], worker.worker_type, worker.resources, now=now)
+        if isinstance(found, WorkerOffer):
+            other = worker_of(found, worker.provider, worker.resources, by=worker.by, why=f"instead of {worker.id}")
+            if state.refusal(other) is None:
+                return other
+    return None
 
 
 def worker_of(
@@ -104,6 +113,7 @@ def worker_of(
         market=offer.market,
         on_this_machine=offer.on_this_machine,
         lifetime_ms=round(1000 * offer.lifetime_seconds),
+        queue_ms=round(1000 * offer.queue_seconds),
         by=by,
         why=why,
     )
@@ -119,11 +129,16 @@ def offer_of(worker: Worker) -> WorkerOffer:
         worker.zone,
         worker.market,
         lifetime_seconds=worker.lifetime_ms / 1000,
+        queue_seconds=worker.queue_ms / 1000,
     )
 
 
+def _place(provider: str, offer: WorkerOffer) -> OfferPlace:
+    return OfferPlace(provider, offer.id, offer.zone, offer.market, offer.worker_type)
+
+
 def first_fitting(
-    ledger: Ledger, provider: str, offers: Sequence[WorkerOffer], worker_type: str, needs: WorkerResources
+    ledger: Ledger, provider: str, offers: Sequence[WorkerOffer], worker_type: str, needs: WorkerResources, *, now: int
 ) -> WorkerOffer | list[str]:
     """The first offer of a kind that fits and is not closed, or what is wrong with each."""
     problems = []
@@ -133,7 +148,7 @@ def first_fitting(
         problem = (
             offer.unavailable
             or _too_small(offer.resources, needs)
-            or is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+            or closed_text(closure_of(ledger, _place(provider, offer)), now)
         )
         if not problem:
             return offer

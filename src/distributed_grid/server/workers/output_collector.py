@@ -35,6 +35,8 @@ MAX_ATTEMPTS = 20_000
 ATTEMPTS_AT_ONCE = 4
 CHUNK_BYTES = 1024 * 1024
 POLL_SECONDS = 0.5
+LEAVING_SECONDS = 5.0
+"""How often what has ended meanwhile is brought home from a worker that is taken away while something still runs."""
 GIVE_UP_SECONDS = 600.0
 """How long a worker that answers nothing, or a full disk, keeps a worker from being terminated."""
 EVERYTHING = ("**",)
@@ -82,6 +84,7 @@ class OutputCollector:
         self._max_bytes = max_bytes
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._first_tried: dict[str, float] = {}
+        self._next_look: dict[str, float] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -89,12 +92,24 @@ class OutputCollector:
             while True:
                 effects = await self._grid.read(lambda ledger, now: pending_homecomings(ledger))
                 for effect in effects:
-                    if effect.worker.id not in self._in_flight:
+                    if effect.worker.id not in self._in_flight and self._is_due(effect.worker):
                         self._begin(effect.worker)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             for task in self._in_flight.values():
                 task.cancel()
+
+    def _is_due(self, worker: Worker) -> bool:
+        """Whether to look on a worker now: while something runs there, once in a while."""
+        if not self._grid.ledger.leases_on.get(worker.node):
+            return True
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look.get(worker.id, 0.0):
+            return False
+        self._next_look = {one: at for one, at in self._next_look.items() if at > now} | {
+            worker.id: now + LEAVING_SECONDS
+        }
+        return True
 
     def _begin(self, worker: Worker) -> None:
         task = start_logged(self._bring_home(worker), f"bringing home the files of {worker.id}")
@@ -105,6 +120,7 @@ class OutputCollector:
         """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
         now = asyncio.get_running_loop().time()
         since = self._first_tried.setdefault(worker.id, now)
+        is_in_use = bool(self._grid.ledger.leases_on.get(worker.node))  # then there is more to come
         try:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:
@@ -114,6 +130,8 @@ class OutputCollector:
                 return
             haul = Haul(0, lost=[f"files of its jobs: {failure}"])
         self._first_tried.pop(worker.id, None)
+        if is_in_use:
+            return
         done = OutputsBroughtHome(worker.id, wall_ms(), haul.files, haul.bytes, tuple(haul.lost))
         await self._grid.handle_with_retry(done)
 

@@ -10,9 +10,19 @@ from __future__ import annotations
 import threading
 from importlib.metadata import entry_points
 
+from distributed_grid.adapters.clouds.aws import AWSCloudProvider
 from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
+from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
+from distributed_grid.adapters.clouds.slurm import SlurmProvider
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.providers import PLUG_IN_GROUP, DockerLocalSettings, plugged_in_names
+from distributed_grid.config.providers import (
+    PLUG_IN_GROUP,
+    AwsSettings,
+    DockerLocalSettings,
+    GcpSettings,
+    SlurmSettings,
+    plugged_in_names,
+)
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import CloudProviderBase
 
@@ -55,6 +65,12 @@ class ProviderRegistry:
         settings = self._config.provider(name)
         if isinstance(settings, DockerLocalSettings):
             return DockerLocalProvider(settings)
+        if isinstance(settings, AwsSettings):
+            return AWSCloudProvider(settings)
+        if isinstance(settings, GcpSettings):
+            return GCPCloudProvider(settings)
+        if isinstance(settings, SlurmSettings):
+            return SlurmProvider(settings)
         raise GridError(f"no workers of {name} can be started by this version")
 
     def _plugged_in(self, name: str) -> CloudProviderBase:

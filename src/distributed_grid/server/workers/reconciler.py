@@ -16,17 +16,17 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
+from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     Event,
-    ListedInstance,
     StrayInstanceFound,
     WorkerAsked,
     WorkerRulesSet,
     WorkersChecked,
-    WorkersListed,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
@@ -34,15 +34,14 @@ from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
-from distributed_grid.reactor.workers.deadlines import DAY_ALARM, HOUR_ALARM
-from distributed_grid.scheduling.scaling.budget import budget_state, usd
-from distributed_grid.server.workers import call_outcomes
+from distributed_grid.reactor.workers.budget_guard import DAY_ALARM, HOUR_ALARM, core_alarm
+from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
+from distributed_grid.server.workers import call_outcomes, instance_lists
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
 from distributed_grid.supervision import start_logged, start_restarted
 
 MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
-STRAYS_AT_ONCE = 100
 log = logging.getLogger(__name__)
 
 
@@ -116,7 +115,7 @@ class WorkerReconciler:
         worker = answer.worker
         try:
             calls = await self._catalog.calls(worker.provider)
-            order = await self._order(worker)
+            order = await self._order(worker, calls.provider.notice_source)
         except GridError as failure:  # nothing was asked for
             await self._report_failure(worker, Throttled(str(failure)))
             return
@@ -129,17 +128,24 @@ class WorkerReconciler:
         else:
             await self._handle(call_outcomes.created(worker, made, wall_ms()))
 
-    async def _order(self, worker: Worker) -> WorkerOrder:
+    async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
-        ttl_seconds = (self._rules.launch_ms + self._rules.join_ms) / 1000
+        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
-        environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
+        environ = {
+            JOIN_VARIABLE: token,
+            EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
+            DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
+        }
+        if notice_source:
+            environ[SOURCE_VARIABLE] = notice_source
         return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
 
     async def _report_failure(self, worker: Worker, failure: Exception) -> None:
         other = None
         if isinstance(failure, NoCapacity):
-            other = await self._catalog.alternative(worker, call_outcomes.closed_scope(worker, failure))
+            closed = call_outcomes.closed_scope(worker, failure)
+            other = await self._catalog.alternative(worker, closed, wall_ms())
         log.warning("worker %s was not made: %s", worker.id, failure)
         await self._handle(call_outcomes.not_created(worker, failure, wall_ms(), other))
 
@@ -223,25 +229,17 @@ class WorkerReconciler:
         grid_id, asked_at = self._grid_id(), self._grid.now_ms()
         try:
             calls = await self._catalog.calls(provider_name)
-            listed = await calls.call("list", lambda: calls.provider.list(grid_id))
+            found = await calls.call("list", lambda: calls.provider.list(grid_id))
         except Exception as failure:  # the next list comes soon
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
-        ours = [one for one in listed if one.grid_id == grid_id]
-        instances = tuple(
-            ListedInstance(one.worker_id, one.instance, one.state, one.detail, call_outcomes.ends_in_ms(one))
-            for one in ours
-        )
+        ours = instance_lists.of_this_grid(found, grid_id)
         before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
-        await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
+        await self._handle(instance_lists.listed(provider_name, asked_at, ours, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         for worker_id in before - known:
             await self._revoke(worker_id)
-        old_enough = self._rules.consistency_ms / 1000
-        strays = [
-            one for one in ours if one.worker_id not in known and one.state != "gone" and one.age_seconds >= old_enough
-        ]
-        for one in strays[:STRAYS_AT_ONCE]:
+        for one in instance_lists.strays(ours, known, self._rules):
             await self._end_stray(calls.provider, provider_name, one)
 
     async def _end_stray(self, provider: CloudProviderBase, name: str, stray: WorkerInstance) -> None:
@@ -269,4 +267,9 @@ def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:
     if ledger.counters.get(HOUR_ALARM) and state.per_hour_micro is not None:
         why = f"workers cost {usd(state.rate_micro)} an hour, and scaling.budget_per_hour is"
         found["budget of an hour"] = f"{why} {usd(state.per_hour_micro)}"
+    for one in state.cores:
+        if (day := ledger.counters.get(core_alarm(one.provider))) is not None:
+            why = f"workers of {one.provider} have used {core_hours(one.used_ms):g} core-hours today, and"
+            limit = f"{core_budget_key(one.provider)} is {one.limit_milli / 1000:g}"
+            found[f"core-hours of {one.provider} on day {day}"] = f"{why} {limit}"
     return found

@@ -1,4 +1,4 @@
-"""A real Docker engine for all tests of this folder."""
+"""A real Docker engine, and a real Slurm cluster, for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import slurm_cluster
 from tests.support.docker_engines import LocalDockerEngine, problem
+from tests.support.slurm_cluster import SlurmCluster
 
 SLEEPER = "sleeper"
 
@@ -23,3 +25,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDockerEngi
         yield engine
     finally:
         engine.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A cluster of one node."""
+    if reason := slurm_cluster.problem():
+        pytest.skip(reason)
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=32, memory_mb=8192)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

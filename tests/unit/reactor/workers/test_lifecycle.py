@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distributed_grid.domain.events import (
@@ -19,16 +21,16 @@ from distributed_grid.reactor import step
 from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP, pause_ms
 from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
 from tests.support.builders import a_request
-from tests.support.scripted_provider import GIB
+from tests.support.clouds.scripted import GIB
 from tests.support.worker_model import BEGIN_MS, WorkerModel, many_workers
 
 MINUTE = 60_000
 
 
-def a_model(*faults: str, **rules: int) -> tuple[WorkerModel, str]:
+def a_model(*faults: str, **rules: Any) -> tuple[WorkerModel, str]:
     """A worker that was asked for, with these faults of the creation."""
     model = WorkerModel(WorkerRules(**rules))
-    model.cloud.faults["create"] = list(faults)
+    model.cloud.faults.waiting["create"] = list(faults)
     worker_id = model.want()
     model.perform()
     return model, worker_id
@@ -53,7 +55,7 @@ def test_a_creation_without_an_answer_is_asked_for_again_and_makes_one_machine()
     model, worker_id = a_model("lose_after", "lose_after")
     run_for(model, 20_000, joins=False)
     assert model.states() == {worker_id: WorkerState.BOOTING}
-    assert len(model.cloud.machines) == 1
+    assert len(model.cloud.rows) == 1
 
 
 def test_a_definite_refusal_ends_the_worker_at_once() -> None:
@@ -75,7 +77,7 @@ def test_a_refusal_after_a_lost_answer_proves_nothing_so_it_is_terminated() -> N
 @pytest.mark.parametrize("fault", ["", "throttle", "refuse", "no_capacity"])
 def test_an_answer_that_comes_after_the_termination_was_asked_for_counts(fault: str) -> None:
     model = WorkerModel(WorkerRules())
-    model.cloud.faults["create"] = [fault]
+    model.cloud.faults.waiting["create"] = [fault]
     worker_id = model.want()
     model.perform(during_call=lambda: model.terminate(worker_id))
     run_for(model, 5_000)
@@ -89,13 +91,13 @@ def test_an_offer_without_capacity_is_closed_for_three_minutes_and_another_is_wa
     (other,) = model.ledger.workers.values()
     assert other.id != worker_id
     assert (other.offer, other.why) == ("small-b", f"instead of {worker_id}")
-    assert "scripted/small-a" in model.ledger.offer_closures
+    assert "scripted/offer:small-a" in model.ledger.offer_closures
     model.pass_time(3 * MINUTE + 1_000)
     assert not model.ledger.offer_closures
 
 
 def test_a_zone_without_capacity_closes_its_other_offers_too() -> None:
-    model, _ = a_model("no_capacity:zone-a")
+    model, _ = a_model("no_capacity:zone:zone-a")
     assert model.want("gpu") == ""
     assert model.want("cpu")
 
@@ -129,14 +131,14 @@ def test_a_type_that_never_joined_is_set_aside() -> None:
     run_for(model, 16 * MINUTE)
     assert worker_id not in model.ledger.workers
     assert not model.cloud.existing()
-    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/small-a"].why
+    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/offer:small-a"].why
     model.want()
     assert {worker.offer for worker in model.ledger.workers.values()} == {"small-b"}
 
 
 def test_a_machine_that_vanished_is_terminated_and_then_gone() -> None:
     model, worker_id = a_model()
-    model.cloud.machines.clear()
+    model.cloud.rows.clear()
     run_for(model, 3 * MINUTE)
     assert worker_id not in model.ledger.workers
 
@@ -152,15 +154,15 @@ def test_a_worker_whose_node_is_heard_is_there_whatever_a_list_says() -> None:
 def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
     model, worker_id = a_model()
     model.terminate(worker_id)
-    model.cloud.faults["terminate"] = ["fail"] * 10_000
+    model.cloud.faults.waiting["terminate"] = ["fail"] * 10_000
     run_for(model, 2 * HOUR_MS)
     worker = model.ledger.workers[worker_id]
     assert "cannot be terminated" in worker.problem
     assert budget_state(model.ledger, model.now, model.wall_ms).rate_micro == 100_000
-    before = len(model.cloud.calls)
+    before = len(model.cloud.faults.calls)
     run_for(model, 5 * MINUTE)
-    assert any(call.startswith("terminate") for call in model.cloud.calls[before:])
-    model.cloud.faults = {}
+    assert any(call.startswith("terminate") for call in model.cloud.faults.calls[before:])
+    model.cloud.faults.clear()
     run_for(model, 3 * MINUTE)
     assert not model.ledger.workers
 
@@ -187,9 +189,10 @@ def test_two_lists_without_it_later_than_a_list_may_lag_prove_it_gone() -> None:
 
 def test_where_a_creation_had_no_answer_they_count_only_when_it_cannot_take_effect_any_more() -> None:
     model = WorkerModel(WorkerRules(), forgets=True)
-    model.cloud.faults["create"] = ["late"]
+    model.cloud.faults.waiting["create"] = ["late"]
     worker_id = model.want()
     model.perform()
+    model.restart()
     model.terminate(worker_id)
     model.perform()
     assert listed_at(model, 31, 40, 61, 89, 91, 92) == [True, True, True, True, True, False]
@@ -197,9 +200,9 @@ def test_where_a_creation_had_no_answer_they_count_only_when_it_cannot_take_effe
 
 def test_lists_prove_nothing_while_the_termination_was_not_accepted() -> None:
     model, worker_id = a_model()
-    model.cloud.machines.clear()
+    model.cloud.rows.clear()
     model.terminate(worker_id)
-    model.cloud.faults["terminate"] = ["fail"] * 99
+    model.cloud.faults.waiting["terminate"] = ["fail"] * 99
     model.perform()
     assert all(listed_at(model, 100, 200, 300, 400))
 
@@ -253,7 +256,7 @@ def test_an_overrun_by_a_termination_without_an_answer_raises_an_alarm_once() ->
     for _ in range(3):
         model.want()
     run_for(model, 2 * HOUR_MS, joins=True)
-    model.cloud.faults["terminate"] = ["fail"] * 10_000
+    model.cloud.faults.waiting["terminate"] = ["fail"] * 10_000
     run_for(model, 9 * HOUR_MS)
     assert len(records(model, "budget-exceeded")) == 1
 

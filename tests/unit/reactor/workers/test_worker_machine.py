@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from distributed_grid.domain.events import WorkerEndAnnounced
 from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS, budget_state
 from tests.support.worker_model import WorkerModel
@@ -43,7 +44,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def want(self, worker_type: str, count: int, faults: list[str], rounds: int) -> None:
         for _ in range(count):
             self.model.want(worker_type)
-        self.model.cloud.faults["create"] = list(faults)
+        self.model.cloud.faults.waiting["create"] = list(faults)
         for _ in range(rounds):
             self.model.perform()
             self.every_machine_has_its_row()
@@ -64,12 +65,19 @@ class WorkerMachine(RuleBasedStateMachine):
     )
     def script(self, create: list[str], terminate: list[str], describe: list[str], listing: list[str]) -> None:
         faults = {"create": create, "terminate": terminate, "describe": describe, "list": listing}
-        self.model.cloud.faults = {name: list(found) for name, found in faults.items()}
+        self.model.cloud.faults.waiting = {name: list(found) for name, found in faults.items()}
 
     @rule(dies_at=st.sampled_from(["recorded", "called"]))
     def die(self, dies_at: str) -> None:
         """The control plane is killed in the middle of its next call."""
         self.model.perform(dies_at=dies_at)
+
+    @rule(which=st.integers(0, 9), ms=st.sampled_from([None, 0, 30_000, 120_000]), withdrawn=st.booleans())
+    def announce_end(self, which: int, ms: int | None, withdrawn: bool) -> None:
+        """An agent says that its machine is taken away, or stays after all."""
+        ids = list(self.model.ledger.workers)
+        if ids:
+            self.model.handle(WorkerEndAnnounced(ids[which % len(ids)], "spot notice", ms, withdrawn=withdrawn))
 
     @rule()
     def restart(self) -> None:
@@ -110,8 +118,8 @@ class WorkerMachine(RuleBasedStateMachine):
     @invariant()
     def every_machine_has_its_row(self) -> None:
         existing = {one["worker_id"] for one in self.model.cloud.existing()}
-        known = frozenset() if self.model.cloud.forgets else self.model.cloud.machines.keys()
-        existing |= {order.worker_id for _, order in self.model.late} - known
+        known = frozenset() if self.model.cloud.forgets else self.model.cloud.rows.keys()
+        existing |= {order.worker_id for _, _, order in self.model.late} - known
         assert existing <= self.model.ledger.workers.keys(), "a machine that no worker stands for"
 
     @precondition(lambda self: hasattr(self, "model"))
@@ -125,7 +133,8 @@ class WorkerMachine(RuleBasedStateMachine):
         self.count_cost()
         alarmed = any(record.type == "budget-exceeded" for record in self.model.records)
         unanswered = self.model.cloud.stops_in > 60 or any(
-            call.startswith(("terminate", "describe")) and len(call.split()) > 2 for call in self.model.cloud.calls
+            call.startswith(("terminate", "describe")) and len(call.split()) > 2
+            for call in self.model.cloud.faults.calls
         )
         for day, micro in self.cost_by_day.items():
             assert micro <= DAY_MICRO or (alarmed and unanswered), f"day {day} cost {micro}"

@@ -22,7 +22,7 @@ from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoa
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from tests.support.builders import a_node, a_request
-from tests.support.scripted_provider import OFFERS
+from tests.support.clouds.scripted import OFFERS
 from tests.unit.server.in_process_grid import InProcessGrid
 
 

@@ -1,0 +1,170 @@
+"""Pilot jobs of Slurm: the batch script that runs `grid agent` on a compute node, and its private files.
+
+For each worker there is a folder (0700) on the file system that the nodes share:
+
+    lock           held by whoever submits or cancels, and by `sbatch` itself for as long as it runs
+    join-token     (0600) until the pilot has opened it; a second pilot finds none, or one that is spent
+    pilot-ID.log   what the pilot of this job has said
+
+The token is neither in the script, which Slurm keeps and shows, nor in the environment or on a command line. The
+agent's own directory is on the compute node, one for each job, and goes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from distributed_grid.errors import GridError, Unreachable
+from distributed_grid.posix.private_files import open_regular, read_regular, try_lock, write_private
+
+TOKEN_FILE, LOCK_FILE = "join-token", "lock"
+NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
+"""In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
+LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05
+LEFTOVER_SECONDS = 3600.0
+MAX_LOG_BYTES = 1 << 20
+NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
+"""What locking fails with on a file system that has none."""
+
+
+class PilotFiles:
+    """The folder of one worker below the provider's `directory`."""
+
+    def __init__(self, directory: Path, worker_id: str, grid_id: str) -> None:
+        self._directory = directory
+        self.folder = directory / f"{worker_id}{_suffix(grid_id)}"
+        self.token = self.folder / TOKEN_FILE
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Be the only one that submits or cancels jobs of this worker; the descriptor of the lock.
+
+        A process that inherits the descriptor holds the lock, too: who comes next waits until it has ended.
+        """
+        descriptor = self._lock()
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _lock(self) -> int:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                self._make()
+                descriptor = open_regular(str(self.folder / LOCK_FILE), os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:
+                continue  # the folder was removed in between
+            except OSError as failure:
+                raise GridError(f"cannot use {self.folder}: {failure.strerror}") from failure
+            if _is_locked(descriptor) and os.fstat(descriptor).st_nlink:
+                return descriptor
+            os.close(descriptor)
+            if time.monotonic() > deadline:
+                raise Unreachable(f"{self.folder / LOCK_FILE} is locked: an sbatch of an earlier call still runs")
+            time.sleep(LOCK_PAUSE_SECONDS)
+
+    def _make(self) -> None:
+        for folder in (self._directory, self.folder):
+            folder.mkdir(mode=0o700, parents=folder is self._directory, exist_ok=True)
+            found = folder.stat()
+            if found.st_uid != os.getuid():
+                raise GridError(f"{folder} belongs to another user")
+            if found.st_mode & 0o077:
+                folder.chmod(0o700)
+
+    def write_token(self, token: str) -> None:
+        """Have the token there for the next pilot that starts."""
+        try:
+            write_private(self.token, token.encode())
+        except OSError as failure:
+            raise GridError(f"cannot write {self.token}: {failure.strerror}") from failure
+
+    def last_words(self, job: str) -> str:
+        """The last line that the pilot of a job has written; empty where there is none."""
+        with contextlib.suppress(OSError):
+            text = read_regular(str(self.folder / f"pilot-{job}.log"), None, MAX_LOG_BYTES).decode(errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            return lines[-1][:300] if lines else ""
+        return ""
+
+    def remove_token(self) -> None:
+        """Have no token there. A second time is harmless."""
+        with contextlib.suppress(FileNotFoundError):
+            self.token.unlink()
+
+    def remove(self) -> None:
+        """Have nothing there; only who holds the lock may do that. A second time is harmless."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _suffix(grid_id: str) -> str:
+    """How the folders of a grid end, so that two grids may share a directory."""
+    return f"-{hashlib.sha256(grid_id.encode()).hexdigest()[:8]}"
+
+
+def remove_leftovers(directory: Path, grid_id: str, known: Collection[str], now: float) -> None:
+    """Remove the folders of a grid's workers whose jobs Slurm has forgotten, an hour after their last use."""
+    suffix = _suffix(grid_id)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            worker_id = entry.name.removesuffix(suffix)
+            if worker_id != entry.name and worker_id not in known and now - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether the lock could be had; where the file system has no locks nobody waits for one."""
+    try:
+        return try_lock(descriptor)
+    except OSError as failure:
+        if failure.errno in NO_LOCKS:
+            return True
+        os.close(descriptor)
+        raise
+
+
+def pilot_script(
+    files: PilotFiles,
+    worker_id: str,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    scratch: str | None,
+    notice_seconds: float,
+) -> str:
+    """A shell script that is the same whenever the identical order is made again; nothing secret is in it.
+
+    Its shell stays: it passes the signal on by which Slurm announces the end of the time limit, and removes the agent's
+    directory once the agent has ended.
+    """
+    agent = shlex.join([*command, "agent", "--join-file", "-", "--name", worker_id])
+    exports = {**environ, NOTICE_VARIABLE: f"{notice_seconds:g}"}
+    token = shlex.quote(str(files.token))
+    folder = shlex.quote(scratch) if scratch else '"${TMPDIR:-/tmp}"'
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            *(f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())),
+            f"exec 3< {token} || exit 1",
+            f"rm -f {token}",
+            f"home=$(mktemp -d {folder}/distributed-grid.XXXXXX) || exit 1",
+            """trap 'kill -TERM "$agent" 2>/dev/null' TERM""",
+            f'{agent} --dir "$home/agent" <&3 3<&- &',
+            "agent=$!",
+            "exec 3<&-",
+            'wait "$agent"; code=$?',
+            'while kill -0 "$agent" 2>/dev/null; do wait "$agent"; code=$?; done',
+            'rm -rf "$home"',
+            'exit "$code"',
+            "",
+        ]
+    )

@@ -1,0 +1,259 @@
+"""Queue of a Slurm cluster: the few commands that worker jobs need, with what they print as values.
+
+A command that the controller does not answer raises `Unreachable`: nobody knows what was done. Only an error that the
+controller has sent itself proves that nothing was submitted. The commands run with an environment of their own, because
+variables such as SBATCH_PARTITION or SQUEUE_FORMAT would change what they do, and because Slurm stores that of `sbatch`
+with the job. Texts are asked for in formats that are the same in all releases; JSON is not.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, Throttled, Unreachable
+
+TIMEOUT_SECONDS = 15.0
+MAX_WORDS = 300
+"""How much is kept of what a command said."""
+JOB_FORMAT = "%i|%T|%M|%L|%V|%P|%r|%k"
+NODE_FORMAT = "%P|%a|%l|%c|%m|%T"
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", re.ASCII)
+_NOT_ANSWERED = re.compile(
+    r"unable to contact|timed ?out|zero bytes|connection|communication|unexpected message|authentication|munge",
+    re.IGNORECASE,
+)
+_TOO_MANY = re.compile(r"temporarily unable|resource temporarily unavailable", re.IGNORECASE)
+_NO_ROOM = re.compile(
+    r"violates accounting|submit ?limit|node configuration is not available|partition configuration not available|"
+    r"required node not available|requested nodes are busy|partition.* (?:down|drain|inactive)|too many",
+    re.IGNORECASE,
+)
+_NO_SUCH_JOB = re.compile(r"invalid job id|already completing or completed|no active job", re.IGNORECASE)
+_WAITING = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+_OVER = frozenset((*_ENDED, "PREEMPTED", "REVOKED"))
+
+
+class CommandResult(Struct, frozen=True):
+    """How a command has ended, and what it printed."""
+
+    exit_code: int
+    output: str = ""
+    errors: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it said was wrong, in one line."""
+        text = " ".join((self.errors.strip() or self.output.strip() or f"exit code {self.exit_code}").split())
+        return text[-MAX_WORDS:]
+
+
+RunCommand = Callable[[Sequence[str], str, Sequence[int]], CommandResult]
+"""Runs a command with this text on its standard input and these descriptors left open in it; Unreachable where it does
+not end in time."""
+
+
+class SlurmJob(Struct, frozen=True):
+    """A job in the queue, as `squeue` describes it; times are in seconds, `left_seconds` None where it has no limit."""
+
+    id: str
+    state: str
+    reason: str
+    age_seconds: float
+    left_seconds: float | None
+    comment: str
+
+    @property
+    def phase(self) -> Literal["starting", "running", "stopping", "gone"]:
+        """What that is for the machine: COMPLETING is on its way out, and what is over has ended for good."""
+        if self.state in _OVER:
+            return "gone"
+        if self.waits or self.state == "CONFIGURING":
+            return "starting"
+        return "stopping" if self.state == "COMPLETING" else "running"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no nodes yet."""
+        return self.state in _WAITING
+
+
+class SlurmNodes(Struct, frozen=True):
+    """Nodes of one partition that are alike, as `sinfo` describes them."""
+
+    partition: str
+    is_default: bool
+    is_up: bool
+    limit_seconds: float | None
+    cpus: int
+    memory_bytes: int
+    state: str
+
+    @property
+    def can_work(self) -> bool:
+        """Whether jobs run on them, or will when others have ended."""
+        return not self.state.rstrip("*~#!%$@^-+").startswith(("down", "drain", "fail", "inval", "unk", "maint"))
+
+
+class SlurmQueue:
+    """The commands of Slurm, for the jobs of this user."""
+
+    def __init__(self, run: RunCommand, *, clock: Callable[[], float]) -> None:
+        """`clock` is the time since 1970 in seconds, as Slurm's controller has it."""
+        self._run = run
+        self._clock = clock
+
+    def version(self) -> str:
+        """The version of Slurm."""
+        return self._ask(["sbatch", "--version"]).output.strip()
+
+    def jobs(self) -> list[SlurmJob]:
+        """Every job of this user that the controller knows, those that are over included for some minutes."""
+        command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={JOB_FORMAT}"]
+        found = []
+        for line in self._ask(command).output.splitlines():
+            parts = line.strip().split("|", 7)
+            if len(parts) != 8:
+                raise Unreachable(f"squeue printed something else than was asked for: {line[:MAX_WORDS]!r}")
+            job, state, used, left, submitted, _, reason, comment = parts
+            age = max(self._age(submitted), read_seconds(used) or 0.0)
+            found.append(SlurmJob(job, state, reason[:MAX_WORDS], age, read_seconds(left), comment))
+        return found
+
+    def submit(self, options: Sequence[str], script: str, keep_open: Sequence[int] = ()) -> str:
+        """Submit a batch script; the id of the job. Unreachable where it is not known whether that was done.
+
+        The descriptors stay open for as long as `sbatch` runs, whatever happens to this process.
+        """
+        done = self._run(["sbatch", "--parsable", *options], script, keep_open)
+        if done.exit_code == 0:
+            job = done.output.strip().partition(";")[0]
+            if job.isdecimal():
+                return job
+            raise Unreachable(f"sbatch did not say which job it has submitted: {done.words}")
+        raise submit_failure(done)
+
+    def test(self, options: Sequence[str], script: str) -> str:
+        """What Slurm says about a script if it were submitted; raises what it has against that."""
+        done = self._run(["sbatch", "--test-only", *options], script, ())
+        if done.exit_code:
+            raise submit_failure(done)
+        return done.words.removeprefix("sbatch: ")
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Have jobs of this user ended; those that are over, or never were, are not an error."""
+        done = self._run(["scancel", f"--user={os.getuid()}", *jobs], "", ())
+        problems = [line for line in done.errors.splitlines() if line.strip() and not _NO_SUCH_JOB.search(line)]
+        if done.exit_code and (problems or not done.errors.strip()):
+            raise Unreachable(f"scancel failed: {done.words}")
+
+    def nodes(self, partition: str | None) -> list[SlurmNodes]:
+        """The nodes of some partitions (with commas between), or of the default one; empty where there are none."""
+        chosen = [f"--partition={partition}"] if partition else []
+        command = ["sinfo", "--noheader", "--exact", *chosen, f"--format={NODE_FORMAT}"]
+        found = [_read_nodes(line) for line in self._ask(command).output.splitlines() if line.strip()]
+        return found if partition else [one for one in found if one.is_default]
+
+    def _ask(self, command: Sequence[str]) -> CommandResult:
+        """A question: without an answer it is Unreachable."""
+        done = self._run(command, "", ())
+        if done.exit_code:
+            raise Unreachable(f"{command[0]} failed: {done.words}")
+        return done
+
+    def _age(self, submitted: str) -> float:
+        try:
+            at = datetime.fromisoformat(submitted).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return 0.0
+        return max(0.0, self._clock() - at)
+
+
+def submit_failure(done: CommandResult) -> GridError:
+    """What it means that `sbatch` failed: what the controller refuses was not submitted, of all else nobody knows."""
+    text = f"sbatch failed: {done.words}"
+    if _NOT_ANSWERED.search(done.errors):
+        return Unreachable(text)
+    if _TOO_MANY.search(done.errors):
+        return Throttled(text)
+    if _NO_ROOM.search(done.errors):
+        return NoCapacity(text)
+    return Refused(text)
+
+
+def read_seconds(text: str) -> float | None:
+    """A time as Slurm prints it (`59:59`, `1:00:00`, `6-22:39:00`); None for UNLIMITED and the like."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _read_nodes(line: str) -> SlurmNodes:
+    parts = line.strip().split("|")
+    if len(parts) != 6:
+        raise Unreachable(f"sinfo printed something else than was asked for: {line[:MAX_WORDS]!r}")
+    partition, available, limit, cpus, memory_mb, state = parts
+    return SlurmNodes(
+        partition.rstrip("*"),
+        partition.endswith("*"),
+        available == "up",
+        read_seconds(limit),
+        _number(cpus),
+        _number(memory_mb) << 20,
+        state,
+    )
+
+
+def _number(text: str) -> int:
+    digits = text.strip().rstrip("+")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def environment(config_file: str | None) -> dict[str, str]:
+    """What a command of Slurm, and with it a job, has in its environment: nothing secret, and nothing that changes what
+    it does, but which cluster is meant."""
+    user = pwd.getpwuid(os.getuid())
+    kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    path = os.environ.get("PATH") or os.defpath
+    chosen = {"SLURM_CONF": config_file} if config_file else {}
+    return {"PATH": path, "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C", "TZ": "UTC", **kept, **chosen}
+
+
+def run_command(
+    command: Sequence[str], text: str, keep_open: Sequence[int], *, config_file: str | None = None
+) -> CommandResult:
+    """Run a command of Slurm; one that does not end in time is killed."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(config_file),
+            cwd="/",
+            pass_fds=keep_open,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise BadInput(f"the command {command[0]} is not there: install Slurm's client, or add it to PATH") from None
+    except OSError as failure:
+        raise BadInput(f"the command {command[0]} cannot be run: {failure.strerror}") from failure
+    with process:
+        try:
+            output, errors = process.communicate(text.encode(), TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, errors = process.communicate()
+            said = " ".join(errors.decode(errors="replace").split())[-MAX_WORDS:]
+            raise Unreachable(f"no answer of {command[0]} within {TIMEOUT_SECONDS:g} s: {said}".rstrip(": ")) from None
+    return CommandResult(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))

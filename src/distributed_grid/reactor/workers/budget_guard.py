@@ -1,0 +1,131 @@
+"""Guard of the budgets of workers as time passes: what a day does not pay for any longer is drained, then terminated.
+
+A worker that runs past midnight was within yesterday's budget, not today's. While there is just enough left for all of
+them to end by themselves, should the control plane die now, they are terminated; a few minutes before that they are
+drained. What is over a budget even so can only be a termination that its provider does not answer, and is said loudly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkersChecked, WorkerTerminationRequested
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Counter
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import Worker
+from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.workers.lifecycle import MAX_WORKERS_PER_STEP
+from distributed_grid.scheduling.scaling.budget import (
+    HOUR_MS,
+    BudgetState,
+    CoreHours,
+    alone_ms,
+    budget_state,
+    core_budget_key,
+    core_hours,
+    core_ms,
+    cost_micro,
+    settle,
+    usd,
+)
+
+SETTLE_MS = 60_000
+"""How often what was spent is stored."""
+DRAIN_LEAD_MS, TERMINATE_LEAD_MS = 300_000, 60_000
+"""How long before only that is left workers are drained, and terminated."""
+DAY_ALARM, HOUR_ALARM = "budget_day_exceeded", "budget_hour_exceeded"
+
+
+def core_alarm(provider: str) -> str:
+    """The counter that says on which day the core-hours of a provider were exceeded."""
+    return f"core_hours_exceeded_{provider}"
+
+
+def settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
+    """Store what was spent, once in a while and when a day has begun."""
+    for row in ledger.spending.values():
+        settled = settle(ledger, row.provider, now, wall_ms)
+        is_due = settled.day != row.day or now - row.as_of_ms >= SETTLE_MS
+        if is_due and (settled.spent_micro, settled.core_ms) != (row.spent_micro, row.core_ms):
+            decision.changes.append(settled)
+
+
+class _DayLimit(Struct, frozen=True):
+    """What a day may cost: `spent` of `limit`, and what an hour of a worker costs of it."""
+
+    spent: int
+    limit: int
+    why: str
+    price: Callable[[Worker], int]
+
+
+def guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
+    """Drain and terminate what the day's budgets do not pay for any longer, and raise an alarm beyond them."""
+    state = budget_state(ledger, now, wall_ms)
+    _raise_alarms(ledger, state, decision)
+    follow: dict[str, Event] = {}
+    for limit in _day_limits(state):
+        counted = [worker for worker in ledger.workers.values() if limit.price(worker)]
+        if _is_short(counted, limit, state, now, TERMINATE_LEAD_MS):
+            for worker in counted:
+                if worker.state is not WorkerState.TERMINATING:
+                    order = WorkerTerminationRequested(worker.id, GRID_USER, limit.why, wall_ms, force=True)
+                    follow[worker.id] = order
+        elif _is_short(counted, limit, state, now, DRAIN_LEAD_MS):
+            for worker in counted:
+                if worker.state is WorkerState.JOINED:
+                    follow.setdefault(worker.id, WorkerDrainRequested(worker.id, GRID_USER, limit.why, force=True))
+    decision.follow += list(follow.values())[:MAX_WORKERS_PER_STEP]
+    if len(follow) > MAX_WORKERS_PER_STEP:
+        decision.later.append(WorkersChecked(wall_ms))
+
+
+def _is_short(workers: Sequence[Worker], limit: _DayLimit, state: BudgetState, now: int, lead_ms: int) -> bool:
+    """Whether the budget would not pay for the end of all of these workers, should the control plane die in so long."""
+    times = ((worker, alone_ms(worker, state.rules, now, lead_ms)) for worker in workers)
+    ahead = sum(cost_micro(limit.price(worker), min(alone, state.until_midnight_ms)) for worker, alone in times)
+    return bool(workers) and limit.spent + ahead > limit.limit
+
+
+def _day_limits(state: BudgetState) -> list[_DayLimit]:
+    limits = [_core_limit(one) for one in state.cores]
+    if state.per_day_micro is not None:
+        left = usd(max(state.per_day_micro - state.spent_micro, 0))
+        why = f"scaling.budget_per_day of {usd(state.per_day_micro)} is spent but for {left}"
+        limits.insert(0, _DayLimit(state.spent_micro, state.per_day_micro, why, lambda one: one.price_micro or 0))
+    return limits
+
+
+def _core_limit(core: CoreHours) -> _DayLimit:
+    left = core_hours(max(core.limit_ms - core.used_ms, 0))
+    why = f"{core_budget_key(core.provider)} of {core.limit_milli / 1000:g} is used but for {left:g}"
+
+    def price(worker: Worker) -> int:
+        return core_ms(worker, HOUR_MS) if worker.provider == core.provider else 0
+
+    return _DayLimit(core.used_ms, core.limit_ms, why, price)
+
+
+def _raise_alarms(ledger: Ledger, state: BudgetState, decision: Decision) -> None:
+    """Say once a day, and once until it has passed, that more is spent than the budgets allow."""
+    is_spent = state.per_day_micro is not None and state.spent_micro > state.per_day_micro
+    if is_spent and ledger.counters.get(DAY_ALARM) != state.day:
+        why = f"{usd(state.spent_micro)} spent today, and scaling.budget_per_day is {usd(state.per_day_micro or 0)}"
+        decision.changes.append(Counter(DAY_ALARM, state.day))
+        decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_day", "", why))
+    is_over = state.per_hour_micro is not None and state.rate_micro > state.per_hour_micro
+    if is_over != bool(ledger.counters.get(HOUR_ALARM)):
+        decision.changes.append(Counter(HOUR_ALARM, int(is_over)))
+        if is_over:
+            why = f"{usd(state.rate_micro)} an hour, and scaling.budget_per_hour is {usd(state.per_hour_micro or 0)}"
+            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_per_hour", "", why))
+    for one in state.cores:
+        if one.used_ms > one.limit_ms and ledger.counters.get(core_alarm(one.provider)) != state.day:
+            key, limit = core_budget_key(one.provider), one.limit_milli / 1000
+            why = f"{core_hours(one.used_ms):g} core-hours used today, and {key} is {limit:g}"
+            decision.changes.append(Counter(core_alarm(one.provider), state.day))
+            decision.records.append(Record("budget-exceeded", GRID_USER, "budget_core_hours", "", why))

@@ -1,0 +1,76 @@
+"""Closures of offers: what of a provider is not tried for a while, and why.
+
+A scope is words of the form `zone:us-west-2a`, `market:spot` and `kind:gpu`: it holds for the offers that all of them
+are true of. `offer:ID` is one offer alone, `provider:NAME` all of a provider. So a zone and a market of one name never
+mean each other.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from msgspec import Struct
+
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.workers import OfferClosure, Worker
+
+WORDS = ("zone", "market", "kind")
+"""What a scope may name, in the order in which it does."""
+
+
+class OfferPlace(Struct, frozen=True):
+    """Where an offer stands among those of its provider."""
+
+    provider: str
+    offer: str
+    zone: str = ""
+    market: str = ""
+    kind: str = ""
+
+    def scopes(self) -> list[str]:
+        """Every scope that it is in."""
+        words = [f"{name}:{value}" for name in WORDS if (value := getattr(self, name))]
+        groups = [" ".join(group) for count in range(1, len(words) + 1) for group in combinations(words, count)]
+        return [f"offer:{self.offer}", *groups, f"provider:{self.provider}"]
+
+    def scope_like(self, text: str) -> str:
+        """The scope that this text means, if the offer is in it; else the offer alone."""
+        words = sorted(text.split(), key=lambda word: [*WORDS, ""].index(_name_in(word)))
+        found = " ".join(words)
+        return found if found in self.scopes() else f"offer:{self.offer}"
+
+
+def _name_in(word: str) -> str:
+    name = word.partition(":")[0]
+    return name if name in WORDS else ""
+
+
+def place_of(worker: Worker) -> OfferPlace:
+    """Where the offer stands that a worker is of."""
+    offer = worker.offer or worker.worker_type
+    return OfferPlace(worker.provider, offer, worker.zone, worker.market, worker.worker_type)
+
+
+def closure_of(ledger: Ledger, place: OfferPlace) -> OfferClosure | None:
+    """Why an offer is not to be tried at present, the closure that lasts longest; None where it may be."""
+    if not ledger.offer_closures:
+        return None
+    keys = [f"{place.provider}/{scope}" for scope in place.scopes()]
+    found = [ledger.offer_closures[key] for key in keys if key in ledger.offer_closures]
+    return max(found, key=lambda closure: closure.until_ms, default=None)
+
+
+def closed_text(closure: OfferClosure | None, now: int) -> str:
+    """What a closure says: why, and for how long still; empty where there is none."""
+    if closure is None:
+        return ""
+    seconds = max(-(-(closure.until_ms - now) // 1000), 0)
+    return f"{closure.why or 'it is closed'}; not tried for {seconds} s"
+
+
+def close_scope(ledger: Ledger, provider: str, scope: str, until_ms: int, why: str) -> OfferClosure:
+    """A scope closed until then, or for longer where it is already."""
+    known = ledger.offer_closures.get(f"{provider}/{scope}")
+    if known is not None and known.until_ms > until_ms:
+        return known
+    return OfferClosure(provider, scope, until_ms, why)

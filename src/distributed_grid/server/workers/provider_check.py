@@ -1,0 +1,154 @@
+"""Check of the providers in a config: what each lacks before it can be used, and what a call that changes nothing says.
+
+It needs no control plane. Nothing that it says has a credential in it, whoever said it first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from pydantic import SecretStr
+
+from distributed_grid.config import ClusterConfig, ConfigProblems
+from distributed_grid.config.providers import PROVIDERS, written_secrets
+from distributed_grid.config.value_kinds import MASK, is_loopback
+from distributed_grid.errors import GridError, TimedOut
+from distributed_grid.ports import CloudProviderBase, WorkerOffer
+from distributed_grid.server.workers.provider_registry import ProviderRegistry
+
+MIN_SECRET_CHARS = 4
+T = TypeVar("T")
+
+
+class ProviderReport(Struct, frozen=True):
+    """What a provider lacks (`problems`: it cannot be used until they are solved), and what works (`checks`)."""
+
+    provider: str
+    problems: tuple[str, ...]
+    checks: tuple[str, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.problems
+
+
+def check_providers(config: ClusterConfig, *, listens_on: str = "") -> list[ProviderReport]:
+    """A report of each provider; `listens_on` is where the control plane listens, unless as the config says."""
+    registry = ProviderRegistry(config)
+    host = listens_on or config.server.host
+    return [check_provider(config, registry, name, host) for name in registry.names()]
+
+
+def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str, host: str) -> ProviderReport:
+    """What one provider lacks. Of its calls each has the deadline of the config."""
+    problems: list[str] = []
+    checks: list[str] = []
+    try:
+        provider = registry.open(name)
+        reach = reach_problem(provider, host)
+        problems += [reach] if reach else []
+        checks += _answered(f"{name} check", provider.check, config.workers.call_seconds)
+        offers = _answered(f"{name} offers", provider.offers, config.workers.call_seconds)
+        offered, missing = offer_lines(config, offers)
+        checks += offered
+        problems += missing
+    except ConfigProblems as found:
+        problems += str(found).splitlines()
+    except Exception as failure:  # an SDK's own, and those of other packages, too: it is what is wrong
+        problems.append(_one_line(failure))
+    secrets = secrets_of(config, name)
+    return ProviderReport(name, redacted(problems, secrets), redacted(checks, secrets))
+
+
+def reach_problem(provider: CloudProviderBase, host: str) -> str:
+    """Why its machines could not reach the control plane; empty where they can."""
+    if provider.is_on_this_host or not (host == "local" or is_loopback(host)):
+        return ""
+    return (
+        "its machines could not reach the control plane, which listens on this machine only; "
+        "set server.host and server.names, or type: grid daemon start --listen 0.0.0.0:7433"
+    )
+
+
+def offer_lines(config: ClusterConfig, offers: Sequence[WorkerOffer]) -> tuple[list[str], list[str]]:
+    """What is offered and why some of it cannot be had; and what is wrong where nothing of it could be started."""
+    scaling = config.scaling
+    is_limited = scaling.budget_usd_per_hour is not None or scaling.budget_usd_per_day is not None
+    lines, usable = [], 0
+    for offer in offers:
+        problem = offer.unavailable
+        if not problem and is_limited and offer.price_micro is None:
+            problem = "its price is not known, and there is a budget: set price_per_hour"
+        usable += not problem
+        lines.append(f"{offer.id}: {problem or _price(offer)}")
+    if usable:
+        return lines, []
+    return lines, ["nothing that it offers can be started" if offers else "it offers nothing"]
+
+
+def _price(offer: WorkerOffer) -> str:
+    has = offer.resources
+    price = "price not known" if offer.price_micro is None else f"${offer.price_micro / 1_000_000:g} an hour"
+    gpus = f", {has.gpu_count} GPUs" if has.gpu_count else ""
+    return f"{has.cpu_milli / 1000:g} cores, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
+
+
+def secrets_of(config: ClusterConfig, name: str) -> list[str]:
+    """The credentials of a provider, as written and with their variables expanded; none where they are missing."""
+    found = list(written_secrets(config.providers.get(name)))
+    try:
+        if name in PROVIDERS:
+            values = dict(config.provider(name)).values()
+            found += [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+        else:
+            found += written_secrets(config.plugged_in_provider(name))
+    except GridError:
+        pass  # a variable is missing, so nobody has its value
+    return [secret for secret in found if len(secret) >= MIN_SECRET_CHARS and "${" not in secret]
+
+
+def redacted(lines: Iterable[str], secrets: Iterable[str]) -> tuple[str, ...]:
+    """The lines without these secrets."""
+    found = tuple(lines)
+    for secret in sorted(secrets, key=len, reverse=True):
+        found = tuple(line.replace(secret, MASK) for line in found)
+    return found
+
+
+def report_view(report: ProviderReport) -> Mapping[str, Any]:
+    """A report as JSON."""
+    return {
+        "provider": report.provider,
+        "ok": report.is_usable,
+        "problems": list(report.problems),
+        "checks": list(report.checks),
+    }
+
+
+def _answered(what: str, call: Callable[[], T], seconds: float) -> T:
+    """What a call answers within its time; it may go on in its thread, which keeps no process alive."""
+    outcome: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as failure:  # it is raised where it is waited for
+            failed.append(failure)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not outcome:
+        raise TimedOut(f"{what}: no answer within {seconds:g} s")
+    return outcome[0]
+
+
+def _one_line(failure: BaseException) -> str:
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    return text if isinstance(failure, GridError) else f"{type(failure).__name__}: {text}"

@@ -1,0 +1,22 @@
+"""A real Slurm cluster for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.slurm_cluster import SlurmCluster, problem
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A cluster of one node with eight cores, or what it calls so."""
+    if reason := problem():
+        pytest.skip(reason)
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=8, memory_mb=4096)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,136 @@
+"""Credentials of providers: a control plane that uses them shows them to nobody and hands them to no child."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import processes_naming
+from tests.support.project import PROJECT
+from tests.support.scripted_provider import CloudFile, plug_in
+from tests.support.shell import Shell, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+LITERAL, NAMED, LIBRARY = "literal-6f1d2a", "named-93be71", "library-c0ffee"
+SECRETS = [word.encode() for word in (LITERAL, NAMED, LIBRARY)]
+CONFIG = """
+name: hygienic
+logging: {{level: DEBUG}}
+nodes:
+- {{name: here, host: local}}
+workers: {{consistency_seconds: 0.3, call_seconds: 5}}
+providers:
+  # as if of aws
+  scripted:
+    state_file: {folder}/cloud.json
+    agent: true
+    password: {literal}
+    credentials: {{api_token: '${{CLOUD_TOKEN}}'}}
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A grid that has started a worker, run jobs on it and here, and seen its provider fail."""
+    folder = tmp_path_factory.mktemp("credentials")
+    (folder / "here").mkdir()
+    shell = Shell(folder / "state", folder / "here")
+    cloud = CloudFile(folder / "cloud.json")
+    config = folder / "grid.yaml"
+    config.write_text(CONFIG.format(folder=folder, literal=LITERAL))
+    shell.env |= {
+        "PYTHONPATH": f"{PROJECT}:{plug_in(folder / 'plug')}",
+        "GRID_CONFIG": str(config),
+        "CLOUD_TOKEN": NAMED,
+        "AWS_SECRET_ACCESS_KEY": LIBRARY,
+        "GOOGLE_APPLICATION_CREDENTIALS": LIBRARY,
+    }
+    cloud.script(create=["fail"], list=["fail"])
+    try:
+        shell("daemon", "start", check=0)
+        yield shell
+    finally:
+        shell("workers", "list", "--all")
+        living = [one["worker_id"] for one in shell.json("workers", "list")["workers"]]
+        if living:
+            shell("workers", "terminate", "--force", "--wait", "30", *living)
+        cloud.close()
+        shell.close()
+
+
+def test_the_control_plane_has_what_its_config_names(grid: Shell) -> None:
+    worker = grid.json("workers", "create", "--wait", "60")["workers"][0]
+    assert worker["state"] == "joined", "its provider was opened with its variables"
+    for name in (worker["worker_id"], "here"):
+        done = grid("run-shared", "-r", "cpu", "-a", "0.1", "-n", name, "--strategy", "node_specific", "env", check=0)
+        assert "GRID_NODE" in done.stdout
+        is_clean(done.stdout.encode(), f"a job on {name}")
+
+
+def test_no_process_shows_them(grid: Shell) -> None:
+    sleeping = grid.detach("sleep", "60")
+    wait_until(lambda: grid.job(sleeping)["state"] == "running")
+    pids = {grid.daemon_pid(), *processes_naming(str(grid.state_dir)), *processes_naming(str(grid.cwd.parent))}
+    assert len(pids) > 3
+    children = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_below(pid, grid.daemon_pid())]
+    for pid in {*pids, *children}:
+        for part in ("cmdline", "environ"):
+            try:
+                said = Path(f"/proc/{pid}/{part}").read_bytes()
+            except OSError:
+                continue
+            is_clean(said, f"{part} of {said[:80]!r}")
+    grid("jobs", "cancel", sleeping, check=0)
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if pid == ancestor:
+            return True
+    return False
+
+
+def test_nothing_that_is_shown_has_them(grid: Shell) -> None:
+    for words in (
+        ("config", "show"),
+        ("workers", "list", "--all"),
+        ("scale", "status"),
+        ("events", "--json"),
+        ("daemon", "status"),
+        ("status",),
+        ("config", "check", "--providers"),
+    ):
+        done = grid(*words)
+        is_clean((done.stdout + done.stderr).encode(), " ".join(words))
+    shown = grid.json("config", "show")["providers"]["scripted"]
+    assert shown["password"] == "***"
+    assert shown["credentials"] == {"api_token": "${CLOUD_TOKEN}"}
+
+
+def test_nothing_that_is_stored_has_them(grid: Shell) -> None:
+    seen = 0
+    for folder, _, names in os.walk(grid.state_dir):
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file() and not path.is_symlink():
+                seen += 1
+                is_clean(path.read_bytes(), str(path))
+    assert seen > 5
+    log = next(path for path in grid.state_dir.rglob("*.log") if "daemon" in path.name)
+    assert "DEBUG" in log.read_text() or "it broke" in log.read_text()
+    machines = json.loads((grid.cwd.parent / "cloud.json").read_text())["machines"]
+    assert machines, "there was a worker"
+
+
+def is_clean(said: bytes, where: str) -> None:
+    for secret in SECRETS:
+        assert secret not in said, where

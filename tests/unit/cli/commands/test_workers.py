@@ -1,0 +1,41 @@
+"""How workers and what they cost are shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from distributed_grid.cli.commands.scale import spending_text
+from distributed_grid.cli.commands.workers import why_text
+
+
+def worker(**fields: Any) -> dict[str, Any]:
+    return {"state": "joined", "problem": None, "reason": None, "warning": None, "ends_at": None} | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, ""),
+        ({"reason": "the queue calls for it"}, "the queue calls for it"),
+        ({"reason": "bob asked for it", "problem": "it cannot be terminated"}, "it cannot be terminated"),
+        ({"warning": "2 cores instead of 8", "reason": "x"}, "x; 2 cores instead of 8"),
+    ],
+)
+def test_what_is_wrong_comes_first(fields: dict[str, Any], text: str) -> None:
+    assert why_text(worker(**fields)) == text
+
+
+def test_a_worker_with_an_end_of_its_own_says_when() -> None:
+    at = (datetime.now(UTC) + timedelta(minutes=10, seconds=20)).isoformat().replace("+00:00", "Z")
+    assert why_text(worker(ends_at=at)) == "ends in 10 min"
+    assert why_text(worker(ends_at=at, state="gone")) == ""
+
+
+def test_what_a_provider_has_spent_is_shown_against_the_budget() -> None:
+    one = {"provider": "aws", "workers": 2, "per_hour": 0.34, "spent_today": 1.5}
+    assert spending_text(one, {"budget_per_day": None}) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
+    shown = spending_text(one | {"workers": 1}, {"budget_per_day": 20.0})
+    assert shown == "aws: 1 worker, $0.34 an hour, $1.5000 today (8 % of the day's budget)"
