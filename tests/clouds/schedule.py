@@ -33,7 +33,7 @@ OTHER_GRIDS = (f"{GRID_ID}1", "grid-2", "grid-")
 NO_FAULTS = ("", "", "", "", "")
 CREATE_FAULTS = (
     *NO_FAULTS,
-    *("lose_before", "lose_after", "lose_after", "throttle", "no_capacity", "quota", "refuse", "fail", "late"),
+    *("lose_before", "lose_after", "lose_after", "throttle", "no_capacity", "quota", "refuse", "fail", "late", "late"),
 )
 OTHER_FAULTS = (*NO_FAULTS, "lose_before", "lose_after", "throttle", "fail")
 STEPS, END_MS = 40, 600_000

@@ -265,6 +265,13 @@ def test_the_token_of_a_pilot_is_nowhere_to_be_read_and_core_hours_are_a_hard_li
     assert list(grid.workers()) == [worker]
     (node,) = [one for one in grid.json("status")["nodes"] if one["node_id"] == worker]
     assert (node["cpu_cores"], node["memory_gb"]) == (2, 1), "no more than its allocation"
+    (spent,) = grid.json("scale", "status")["spending"]
+    assert (spent["provider"], spent["budget_core_hours"]) == ("slurm", 1.5)
+    assert 0 <= spent["core_hours_today"] < 1.5
+    for words in (("scale", "status"), ("workers", "list")):
+        last = grid(*words, check=0).stdout.splitlines()[-1]
+        assert "slurm: " in last
+        assert last.endswith(" by midnight UTC) of 1.5")
     job = grid.job_of(worker)
     shown = grid.cluster.ask("scontrol", "show", "job", "-dd", job)
     shown += grid.cluster.ask("scontrol", "write", "batch_script", job, "-")
