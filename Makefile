@@ -71,7 +71,7 @@ test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (d
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
-	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev dockerd:docker.io
+	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev dockerd:docker.io slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge
 
 chaos: setup ## break 1,000 simulated grids and check every invariant after every step (docs/internals/simulator.md); send 1,000,000 mutated frames to real processes (docs/internals/fuzzing.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)

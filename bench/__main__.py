@@ -7,6 +7,7 @@ import sys
 from bench import (
     agents,
     boosts,
+    cloud_orders,
     commands,
     confidence,
     daemon_restart,
@@ -65,6 +66,7 @@ ALL = {
     "sizing": sizing,
     "scaling": scaling,
     "worker_steps": worker_steps,
+    "cloud_orders": cloud_orders,
     "prediction": prediction,
     "swf": swf,
     "fairness": fairness,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Parallel runs begin with what takes longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: run_order.place_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -62,6 +62,10 @@ NOT_RUN = {
         "it needs a Docker engine: tests/e2e/docker/test_docker_workers.py runs it",
     ),
     **dict.fromkeys(
+        page_blocks("docs/guide/slurm.md", "bash"),
+        "it needs a Slurm cluster: tests/e2e/slurm/test_slurm_workers.py runs it",
+    ),
+    **dict.fromkeys(
         page_blocks("docs/guide/clouds.md", "bash"), "it needs a cloud: tests/e2e/clouds/test_guide.py runs it"
     ),
 }

@@ -71,8 +71,18 @@ class Shell:
         """The folder of this machine in the state directory."""
         return next((self.state_dir / "hosts").iterdir())
 
+    def query(self, op: str, **arguments: Any) -> Any:
+        """What a control plane that runs answers, asked without the start of a process; None where none does."""
+        with (
+            contextlib.suppress(GridError, OSError),
+            Client(StateDir(self.state_dir), may_start=False, query_only=True) as client,
+        ):
+            return client.call(op, **arguments)
+        return None
+
     def daemon_pid(self) -> int:
-        return int(self.json("daemon", "status")["pid"])
+        found = self.query("get_daemon_info") or self.json("daemon", "status")
+        return int(found["pid"])
 
     def kill_daemon(self) -> None:
         """kill -9 the control plane, and wait until it is gone."""
@@ -85,7 +95,9 @@ class Shell:
         return self("run-shared", "--detach", *words, check=0).stdout.strip()
 
     def job(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.json("jobs", "show", job_id)
+        """Everything known about a job; where no control plane runs, the command starts one."""
+        answer = self.query("get_job", job_id=job_id)
+        found: dict[str, Any] = answer["job"] if answer else self.json("jobs", "show", job_id)
         return found
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sc
 SlurmdParameters=config_overrides
 ReturnToService=2
 MinJobAge={min_job_age}
-KillWait=2
+KillWait=10
 SlurmctldTimeout=10
 MessageTimeout=5
 TCPTimeout=2

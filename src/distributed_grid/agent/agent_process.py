@@ -38,6 +38,7 @@ from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.termination_notice import notice_source
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
@@ -55,6 +56,7 @@ POLL_SECONDS = 5.0
 LEAVE_POLL_SECONDS = 0.5
 JOIN_PAUSE_SECONDS = 1.0
 RAY_RECORD = "ray/started.json"
+CPU_VARIABLE, MEMORY_VARIABLE = "GRID_ALLOCATED_CPU_MILLI", "GRID_ALLOCATED_MEMORY_BYTES"
 LAST_GRACE_MS = 500
 """The grace of what still runs when the machine is about to end."""
 log = logging.getLogger(__name__)
@@ -151,6 +153,12 @@ def _seconds_of(variable: str) -> float:
     return seconds
 
 
+def _allocated() -> Capacity:
+    """The part of this machine that a batch system has allocated to this agent, where its environment says so."""
+    cpus, memory = (os.environ.get(name, "") for name in (CPU_VARIABLE, MEMORY_VARIABLE))
+    return Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0)
+
+
 async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: float) -> None:
     """Join with the token; a worker tries for as long as it goes on without a control plane."""
     deadline = time.monotonic() + exit_seconds
@@ -175,7 +183,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
     if node is None:
         return None
     probe, gpus = MachineProbe(), GpuProbe()
-    detector = HardwareDetector(probe, gpus, declare_gpus)
+    detector = HardwareDetector(probe, gpus, declare_gpus, allocated=_allocated())
     uplink = Uplink(node, _dial(agent_dir))
     epoch = agent_dir.read("epoch.json").get("epoch", 0)
     meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / "ray" / "started.json")

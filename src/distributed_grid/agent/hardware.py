@@ -14,7 +14,7 @@ from typing import Any
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.gpu_probe import Gpu, GpuProbe, GpuSample
 from distributed_grid.adapters.probes.machine_probe import MachineProbe, MachineSample
-from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.errors import BadInput
 
 MIB = 1024**2
@@ -26,11 +26,20 @@ FREE_GPU_MEMORY_BYTES = 1024 * MIB
 class HardwareDetector:
     """What this machine has, and how much of it is free."""
 
-    def __init__(self, probe: MachineProbe | None = None, gpus: GpuProbe | None = None, declare_gpus: int = 0) -> None:
-        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories."""
+    def __init__(
+        self,
+        probe: MachineProbe | None = None,
+        gpus: GpuProbe | None = None,
+        declare_gpus: int = 0,
+        *,
+        allocated: Capacity = NOTHING,
+    ) -> None:
+        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories. Where only a
+        part of the machine is `allocated` to whoever asks, it has no more than that; 0 is all of it."""
         if declare_gpus < 0:
             raise BadInput(f"{declare_gpus} GPUs cannot be declared: the number must not be negative")
         self._probe = probe or MachineProbe()
+        self._allocated = allocated
         self._gpus = gpus or GpuProbe()
         self._declared = tuple(
             Gpu(index, uuid=f"declared-{index}", name="declared", memory_bytes=0) for index in range(declare_gpus)
@@ -46,7 +55,9 @@ class HardwareDetector:
         """What the machine has, for the ledger; at least one core, for less is of no use to anybody."""
         machine = self._probe.capacity()
         gpus = tuple(gpu.device for gpu in self._devices() if not gpu.prohibited)
-        return Capacity(max(1000, machine.cpu_milli), machine.memory_bytes, gpus)
+        cpu_milli = min(machine.cpu_milli, self._allocated.cpu_milli or machine.cpu_milli)
+        memory_bytes = min(machine.memory_bytes, self._allocated.memory_bytes or machine.memory_bytes)
+        return Capacity(max(1000, cpu_milli), memory_bytes, gpus)
 
     def get_capabilities(self) -> dict[str, Any]:
         """Everything about the machine, as JSON values; measured anew at each call."""

@@ -472,12 +472,17 @@ class ScalingDemand(TypedDict):
 
 
 class ProviderSpending(TypedDict):
-    """What the workers of one provider cost an hour, and have cost today (UTC), in dollars."""
+    """What the workers of one provider cost an hour, and have cost today (UTC), in dollars and in core-hours.
+
+    `budget_core_hours` is what a day may use of them, None where that is not limited.
+    """
 
     provider: str
     workers: int
     per_hour: float
     spent_today: float
+    core_hours_today: float
+    budget_core_hours: float | None
 
 
 class ScalingStatus(TypedDict):

@@ -70,16 +70,20 @@ def machine_type(worker: Worker) -> str:
 
 
 def spending_view(ledger: Ledger, now: int, wall_ms: int) -> list[ProviderSpending]:
-    """What the workers of each provider cost, and have cost today."""
+    """What the workers of each provider cost, and have cost today: of those that had workers or have a budget."""
     found: list[ProviderSpending] = []
-    for provider in sorted(ledger.spending):
+    limits = ledger.worker_rules.core_hour_budgets
+    for provider in sorted({*ledger.spending, *limits}):
+        spent, limit = settle(ledger, provider, now, wall_ms), limits.get(provider)
         living = [worker for worker in ledger.workers.values() if worker.provider == provider]
         found.append(
             {
                 "provider": provider,
                 "workers": len(living),
                 "per_hour": sum(worker.price_micro or 0 for worker in living) / MICRO,
-                "spent_today": settle(ledger, provider, now, wall_ms).spent_micro / MICRO,
+                "spent_today": spent.spent_micro / MICRO,
+                "core_hours_today": core_hours(spent.core_ms),
+                "budget_core_hours": None if limit is None else limit / 1000,
             }
         )
     return found

@@ -110,7 +110,8 @@ class FarGrid(Shell):
         return str(self.node(name)["state"])
 
     def node(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(node for node in self.json("status")["nodes"] if node["node_id"] == name)
+        status = self.query("get_status") or self.json("status")
+        found: dict[str, Any] = next(node for node in status["nodes"] if node["node_id"] == name)
         return found
 
     def events(self, kind: str) -> list[dict[str, Any]]:

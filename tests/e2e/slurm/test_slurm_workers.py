@@ -4,6 +4,8 @@ pilots that are real agents, and whatever dies in between."""
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.guides import page_blocks
 from tests.support.shell import Shell, wait_until
 from tests.support.slurm_cluster import PARTITION, SlurmCluster, free_ports
+
+GUIDE = "docs/guide/slurm.md"
 
 
 class PilotedGrid(Shell):
@@ -98,6 +103,25 @@ def make(tmp_path: Path, cluster: SlurmCluster) -> Iterator[Callable[..., Pilote
     if ids:
         cluster.ask("scancel", *ids)
         wait_until(lambda: not cluster.jobs(), 30)
+
+
+def test_the_guide_leads_from_nothing_to_a_task_in_an_allocation(cluster: SlurmCluster, tmp_path: Path) -> None:
+    (config, *_), (walk,) = page_blocks(GUIDE, "yaml"), page_blocks(GUIDE, "bash")
+    shell = Shell(tmp_path / "state", tmp_path)
+    shell.env |= {"SLURM_CONF": str(cluster.config)}
+    (tmp_path / "slurm.yaml").write_text(config.replace("host: 0.0.0.0", "host: 0.0.0.0\n  port: 0"))
+    try:
+        done = subprocess.run(
+            ["sh", "-ec", walk], env=shell.env, cwd=tmp_path, capture_output=True, text=True, timeout=170
+        )
+    finally:
+        shell.close()
+    assert done.returncode == 0, done.stderr + done.stdout
+    (worker,) = set(re.findall(r"^on (worker-\w+)$", done.stdout, re.MULTILINE))
+    assert f"{worker}: gone" in done.stdout
+    assert "in partition debug, the default account" in done.stdout
+    assert not cluster.jobs()
+    assert not list((tmp_path / ".distributed_grid" / "slurm").iterdir())
 
 
 def test_a_task_that_fits_nowhere_becomes_an_allocation_which_is_given_back(make: Callable[..., PilotedGrid]) -> None:
@@ -230,6 +254,15 @@ def test_the_token_of_a_pilot_is_nowhere_to_be_read_and_core_hours_are_a_hard_li
     refused = grid("workers", "create", "--yes", check=1)
     assert "providers.slurm.budget_core_hours is 1.5" in refused.stderr
     assert list(grid.workers()) == [worker]
+    (node,) = [one for one in grid.json("status")["nodes"] if one["node_id"] == worker]
+    assert (node["cpu_cores"], node["memory_gb"]) == (2, 1), "no more than its allocation"
+    (spent,) = grid.json("scale", "status")["spending"]
+    assert (spent["provider"], spent["budget_core_hours"]) == ("slurm", 1.5)
+    assert 0 <= spent["core_hours_today"] < 1.5
+    for words in (("scale", "status"), ("workers", "list")):
+        last = grid(*words, check=0).stdout.splitlines()[-1]
+        assert "slurm: " in last
+        assert last.endswith(" by midnight UTC) of 1.5")
     job = grid.job_of(worker)
     shown = grid.cluster.ask("scontrol", "show", "job", "-dd", job)
     shown += grid.cluster.ask("scontrol", "write", "batch_script", job, "-")

@@ -13,8 +13,8 @@ import json
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -66,30 +66,37 @@ class _Instance:
     terminated_at_moto: bool = False
 
 
-@dataclass
 class Ec2StandIn:
     """EC2 in one region of an account of its own. `full` has the (type, zone) pairs without capacity, `quotas` the
     limits that are known, by code; `actions` the calls that were made. The faults `kill_before` and `kill_after` call
     `kill` before or after the effect, and answer nothing."""
 
-    clock: Callable[[], float] = time.time
-    visible_after: float = 0.0
-    stops_in: float = 0.0
-    boot_folder: Path | None = None
-    faults: FaultScript = field(default_factory=FaultScript)
-    full: set[tuple[str, str]] = field(default_factory=set)
-    quotas: dict[str, float] = field(default_factory=dict)
-    actions: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    kill: Callable[[], object] = lambda: None
-    page_size: int = 1000
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        visible_after: float = 0.0,
+        stops_in: float = 0.0,
+        boot_folder: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`settings` are keys of `providers.aws` that differ; with a `boot_folder` instances really boot, in there."""
+        self.clock = clock
+        self.visible_after = visible_after
+        self.stops_in = stops_in
+        self.settings = dict(settings or {})
+        self.faults = FaultScript()
+        self.full: set[tuple[str, str]] = set()
+        self.quotas: dict[str, float] = {}
+        self.loses_quotas = False
+        self.actions: list[str] = []
+        self.page_size = 1000
+        self.kill: Callable[[], object] = lambda: None
         self._account = f"{next(_ACCOUNTS):012d}"
         self._instances: dict[str, _Instance] = {}
         self._open_requests: dict[str, Form] = {}
         self._lock = threading.RLock()
-        self._booted = BootedMachines(self.boot_folder) if self.boot_folder is not None else None
+        self._booted = BootedMachines(boot_folder) if boot_folder is not None else None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -125,7 +132,7 @@ class Ec2StandIn:
             self._settle()
             return [one.machine for one in self._instances.values()]
 
-    def add_foreign(self, **tags: str) -> str:
+    def add_foreign(self, tags: Mapping[str, str] | None = None) -> str:
         """Have an instance there that is not of any grid, with these tags; its id."""
         form = {"Action": "RunInstances", "ImageId": self.image_id, "InstanceType": "t3.micro", "MinCount": "1"}
         named = tags or {"Name": "somebody else's"}
@@ -143,10 +150,11 @@ class Ec2StandIn:
         self._open_requests[name] = {"state": "open", WORKER_TAG: worker_id, GRID_TAG: grid_id}
         return name
 
-    def preempt(self, instance: str) -> None:
-        """Take an instance away, as EC2 does with spot instances."""
+    def take_away(self, instance: str) -> None:
+        """End an instance as EC2 does with a spot one, or as it ends by its own power-off."""
         with self._lock:
-            self._end(self._instances[instance], self.clock())
+            if (one := self._instances[instance]).machine.ended_at is None:
+                self._end(one, self.clock())
 
     def take_away(self, instance: str) -> None:
         """End an instance as EC2 does with a spot one, or as it ends itself by its power-off."""
@@ -220,8 +228,11 @@ class Ec2StandIn:
             return ("describe", worker) if worker else ("list", "")
         return ("offers", "") if action == "DescribeInstanceTypes" else ("", "")
 
-    def quota(self, code: str) -> Answer:
-        """What Service Quotas says about a limit."""
+    def quota(self, code: str) -> Answer | None:
+        """What Service Quotas says about a limit; None: nothing."""
+        self.actions.append("GetServiceQuota")
+        if self.loses_quotas:
+            return None
         if code not in self.quotas:
             return 400, json.dumps({"__type": "NoSuchResourceException", "Message": "no such quota"}).encode()
         return 200, json.dumps({"Quota": {"QuotaCode": code, "Value": self.quotas[code]}}).encode()

@@ -6,8 +6,8 @@
   has no end any more, and its disk is paid for.
 - With `boots`, a machine is the startup script, run by a process of its own.
 
-Faults besides the common ones: `die_before` and `die_after` call `on_die`, `zones_missing` leaves a zone out of a list,
-`unauthorized` is a 401, `busy` a 503 without an effect, `garbage` an answer that is no JSON.
+Faults besides the common ones: `die_before` and `die_after` call `on_die`, `unauthorized` is a 401, `busy` a 503
+without an effect, `garbage` an answer that is no JSON.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class GceStandIn:
         self.all_quotas: dict[str, float] = {}
         self.permissions: set[str] | None = None
         self.page_size = 500
+        self.unreachable_zones: list[str] = []
         self.bodies: list[Mapping[str, Any]] = []
         self.on_die: Callable[[], None] = lambda: None
         self._booted = BootedMachines(boots) if boots is not None else None
@@ -259,7 +260,7 @@ class GceStandIn:
         if inside == "":
             return 200, {"name": PROJECT_ID, "quotas": _quotas(self.all_quotas)}
         if inside == "/aggregated/instances":
-            return self._aggregated(query, fault)
+            return self._aggregated(query)
         match inside.strip("/").split("/"):
             case ["regions", name]:
                 return 200, {"name": name, "quotas": _quotas(self.quotas)}
@@ -309,9 +310,10 @@ class GceStandIn:
     def _cores(self) -> list[dict[str, Any]]:
         return [one for one in self._alive() if "machineType" in one and one["status"] != "TERMINATED"]
 
-    def _aggregated(self, query: Mapping[str, str], fault: str) -> Answer:
+    def _aggregated(self, query: Mapping[str, str]) -> Answer:
         wanted = dict(re.findall(r'\(labels\.([a-z0-9_-]+) = "([^"]*)"\)', query.get("filter", "")))
         shown = [one for one in self._instances if self._is_visible(one)]
+        shown = [one for one in shown if _machine(one).zone not in self.unreachable_zones]
         shown = [one for one in shown if wanted.items() <= one.get("labels", {}).items()]
         start, size = int(query.get("pageToken", "0")), min(int(query.get("maxResults", "500")), self.page_size)
         items: dict[str, Any] = {f"zones/{zone}": {"warning": {"code": "NO_RESULTS_ON_PAGE"}} for zone in ZONES}
@@ -320,8 +322,8 @@ class GceStandIn:
             scope.pop("warning", None)
             scope.setdefault("instances", []).append(self._view(one))
         body: dict[str, Any] = {"kind": "compute#instanceAggregatedList", "items": items}
-        if fault == "zones_missing":
-            body["unreachables"] = ["projects/1/zones/us-central1-b"]
+        if self.unreachable_zones:
+            body["unreachables"] = [f"projects/1/zones/{zone}" for zone in self.unreachable_zones]
         return 200, body | ({"nextPageToken": str(start + size)} if start + size < len(shown) else {})
 
 

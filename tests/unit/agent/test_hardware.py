@@ -238,3 +238,12 @@ def test_a_processor_is_named_as_its_maker_does(container: Container) -> None:
     assert procfs.cpu_max_mhz(container.root) == 2446
     container.write("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "4700000\n")
     assert procfs.cpu_max_mhz(container.root) == 4700
+
+
+def test_of_a_machine_of_which_a_part_is_allocated_there_is_only_that_part(container: Container) -> None:
+    probe = MachineProbe(container.root)
+    whole = HardwareDetector(probe).capacity()
+    part = HardwareDetector(probe, allocated=Capacity(memory_bytes=GIB)).capacity()
+    assert (part.cpu_milli, part.memory_bytes) == (whole.cpu_milli, GIB)
+    assert HardwareDetector(probe, allocated=Capacity(64_000, 64 * GIB)).capacity() == whole
+    assert HardwareDetector(allocated=Capacity(1000, GIB)).capacity().cpu_milli == 1000

@@ -77,10 +77,11 @@ class Rounds(Scenario):
         """One round at this moment, the nodes that are not named being idle; what it wrote into the audit trail."""
         named = {reading.node for reading in readings}
         others = tuple(a_reading(name) for name in self.ledger.nodes if name not in named)
-        records = self.handle(PressureRead((*readings, *others), self.rules)).records
-        self.ledger.check()
-        self.records += records
-        return records
+        stepped = self.handle(PressureRead((*readings, *others), self.rules))
+        if stepped.changes:
+            self.ledger.check()
+        self.records += stepped.records
+        return stepped.records
 
     def round(self, *readings: PressureReading, times: int = 1) -> list[Record]:
         """So many rounds, each an interval after the last; what they wrote."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from distributed_grid.adapters.clouds.aws_errors import error_code, grid_error
 from distributed_grid.config.providers import AwsSettings
-from distributed_grid.errors import BadInput, GridError
+from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.ports import WorkerOffer
 
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+CONNECT_SECONDS, READ_SECONDS = 5.0, 15.0
 PAGE_SIZE = 500
 MAX_PAGES = 200
 _SOURCES = {
@@ -85,14 +85,19 @@ class AwsClient:
             if not answer.get("NextToken"):
                 return
             token = {"NextToken": answer["NextToken"]}
+        raise Unreachable(f"AWS {operation.replace('_', ' ')}: more than {MAX_PAGES * PAGE_SIZE} things, or no end")
 
     def quota(self, code: str) -> float | None:
-        """A limit of the account for EC2; None where it cannot be learnt, which is no zero."""
+        """A limit of the account for EC2; None where AWS does not tell it, which is no zero."""
         try:
-            answer = self._client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-            return float(answer["Quota"]["Value"])
-        except Exception:  # another service with another permission: nothing depends on it
-            return None
+            client = self._client("service-quotas")
+            return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+        except GridError:
+            raise
+        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
+            if error_code(failure):  # another service with another permission: nothing depends on it
+                return None
+            raise grid_error(failure, "quotas") from None
 
     def credentials_source(self) -> str:
         """Where the credentials come from; raises where there are none."""

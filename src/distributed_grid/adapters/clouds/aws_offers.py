@@ -97,8 +97,10 @@ class AwsOfferCatalog:
         """Why an offer cannot be had at all; empty where it may be tried."""
         if self._settings.image_id is None:
             return "providers.aws.image_id is not set"
-        if zone not in self._type_zones.get(instance_type, (zone,)):
+        if zone not in self._type_zones[instance_type]:
             return f"{instance_type} is not offered in {zone}"
+        if (subnets := self._zones_of_subnets()) and zone not in subnets.values():
+            return f"none of providers.aws.subnet_ids is in {zone}"
         limit = spot_limit(self._settings, kind, instance_type)
         if current is not None and limit is not None and current > limit:
             return f"the spot price is ${current:g} an hour, and providers.aws.spot_max_price is ${limit:g}"
@@ -173,10 +175,15 @@ class AwsOfferCatalog:
         code = _QUOTAS.get((market, _family(instance_type)))
         if code is None:
             return None
+        now = self._clock()
         at, quota = self._quotas.get(code, (float("-inf"), None))
-        if self._clock() - at >= QUOTA_SECONDS:
-            quota = self._client.quota(code)
-            self._quotas[code] = (self._clock(), quota)
+        if now - at >= QUOTA_SECONDS:
+            try:
+                quota = self._client.quota(code)
+            except GridError:  # nobody answers there: asking for each would only take longer
+                self._quotas = dict.fromkeys(_QUOTAS.values(), (now, None))
+                return None
+            self._quotas[code] = (now, quota)
         return quota
 
 

@@ -26,6 +26,7 @@ from distributed_grid.adapters.clouds.gcp_instances import (
     instance_body,
     is_ours,
     label,
+    needed_permissions,
     order_digest,
     request_id,
     timestamp,
@@ -57,24 +58,6 @@ SETTLED_SECONDS = 120.0
 MAX_RUN_SECONDS = 120 * 24 * 3600
 MAX_HINTS = 10_000
 MIN_SECRET_LENGTH = 8
-PERMISSIONS = [
-    "compute.disks.create",
-    "compute.disks.setLabels",
-    "compute.instances.create",
-    "compute.instances.delete",
-    "compute.instances.get",
-    "compute.instances.list",
-    "compute.instances.setLabels",
-    "compute.instances.setMetadata",
-    "compute.instances.setTags",
-    "compute.machineTypes.get",
-    "compute.projects.get",
-    "compute.regions.get",
-    "compute.subnetworks.use",
-    "compute.subnetworks.useExternalIp",
-    "compute.zoneOperations.get",
-]
-"""What the credentials need in the project, and nothing else; docs/guide/clouds.md has the role."""
 
 
 class GCPCloudProvider(CloudProviderBase):
@@ -107,7 +90,7 @@ class GCPCloudProvider(CloudProviderBase):
         if not LABEL_VALUE.fullmatch(grid_id):
             return []
         found = self._labelled({GRID_LABEL: grid_id}, "list", self._deadline())
-        return [worker_instance(one, at) for one, at in found if label(one, WORKER_LABEL)]
+        return [worker_instance(one, at) for one, at in found if is_ours(one, label(one, WORKER_LABEL), grid_id)]
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The machine; None once it is deleted. One that was only stopped is `stopping`: its disk is still paid for."""
@@ -152,14 +135,15 @@ class GCPCloudProvider(CloudProviderBase):
         """Credentials, permissions, image and machine types, each by a call that changes nothing."""
         why, deadline, settings = "check", self._deadline(), self._settings
         lines = [self._api.source_of_credentials()]
+        needed = needed_permissions(settings)
         try:
-            granted = set(self._api.granted(PERMISSIONS, deadline, why=why))
+            granted = set(self._api.granted(needed, deadline, why=why))
         except ApiFailure as failure:
             lines.append(f"which permissions there are cannot be asked: {failure.message}")
         else:
-            if missing := [one for one in PERMISSIONS if one not in granted]:
+            if missing := [one for one in needed if one not in granted]:
                 raise Refused(f"project {settings.project}: the credentials lack the permissions {', '.join(missing)}")
-            lines.append(f"project {settings.project}: all {len(PERMISSIONS)} permissions that are needed")
+            lines.append(f"project {settings.project}: all {len(needed)} permissions that are needed")
         image = image_path(settings.image)
         if not self._has_image(image, why, deadline):
             raise Refused(f"providers.gcp.image: there is no image {image}, or the credentials may not read it")
@@ -227,33 +211,24 @@ class GCPCloudProvider(CloudProviderBase):
     def _find(
         self, worker_id: str, grid_id: str, why: str, deadline: Deadline
     ) -> tuple[Mapping[str, Any], float] | None:
-        """A machine of this grid and the time it was seen at: where it was seen last, in all zones by its label, and in
-        those of the config by its name, which is known before a list shows it."""
+        """A machine of this grid, and when it was seen: by its name where it was seen last and in the zones of the
+        config, by its labels in all others. Nothing is concluded while a zone cannot be asked."""
         if not NAME.fullmatch(worker_id) or not LABEL_VALUE.fullmatch(grid_id):
             return None
         with self._lock:
             hint = self._zones.get(worker_id)
-        for zone in [hint] if hint else []:
-            if (found := self._named(worker_id, grid_id, zone, why, deadline)) is not None:
-                return found
-        labels = {WORKER_LABEL: worker_id, GRID_LABEL: grid_id}
-        for one, at in self._labelled(labels, why, deadline):
+        for zone in dict.fromkeys([*([hint] if hint else []), *self._where]):
+            found = self._get(f"/zones/{zone}/instances/{worker_id}", why, deadline)
+            if found is not None and is_ours(found.body, worker_id, grid_id):
+                self._remember(worker_id, zone)
+                return found.body, found.at
+        for one, at in self._labelled({WORKER_LABEL: worker_id, GRID_LABEL: grid_id}, why, deadline):
             if is_ours(one, worker_id, grid_id):
                 self._remember(worker_id, zone_of(one))
                 return one, at
-        for zone in self._where:
-            if zone != hint and (found := self._named(worker_id, grid_id, zone, why, deadline)) is not None:
-                self._remember(worker_id, zone)
-                return found
         with self._lock:
             self._zones.pop(worker_id, None)
         return None
-
-    def _named(
-        self, worker_id: str, grid_id: str, zone: str, why: str, deadline: Deadline
-    ) -> tuple[Mapping[str, Any], float] | None:
-        found = self._get(f"/zones/{zone}/instances/{worker_id}", why, deadline)
-        return (found.body, found.at) if found is not None and is_ours(found.body, worker_id, grid_id) else None
 
     def _labelled(
         self, labels: Mapping[str, str], why: str, deadline: Deadline

@@ -31,6 +31,33 @@ _STATES: Mapping[str, Literal["starting", "running", "stopping"]] = {
 }
 
 
+PERMISSIONS = (
+    "compute.disks.create",
+    "compute.disks.setLabels",
+    "compute.instances.create",
+    "compute.instances.delete",
+    "compute.instances.get",
+    "compute.instances.list",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.machineTypes.get",
+    "compute.projects.get",
+    "compute.regions.get",
+    "compute.zoneOperations.get",
+)
+
+
+def needed_permissions(settings: GcpSettings) -> list[str]:
+    """What the credentials need in the project for machines as these settings have them."""
+    needed = list(PERMISSIONS)
+    if not (settings.subnetwork or "").startswith("projects/"):  # those of another project are granted there
+        needed.append("compute.subnetworks.use")
+        needed += ["compute.subnetworks.useExternalIp"] if settings.external_ip else []
+    needed += ["compute.instances.setTags"] if settings.tags else []
+    needed += ["compute.instances.setServiceAccount"] if settings.service_account else []
+    return sorted(needed)
+
+
 def request_id(worker_id: str) -> str:
     """The key of a creation: the same whenever it is asked for again, and no other worker's."""
     return str(uuid.uuid5(REQUEST_NAMESPACE, worker_id))
@@ -111,6 +138,9 @@ def label(found: Mapping[str, Any], name: str) -> str:
 
 
 def is_ours(found: Mapping[str, Any], worker_id: str, grid_id: str) -> bool:
+    """Whether a machine is that worker of that grid: a copy that somebody made of one has its labels, not its name."""
+    if not worker_id or found.get("name") != worker_id:
+        return False
     return label(found, WORKER_LABEL) == worker_id and label(found, GRID_LABEL) == grid_id
 
 

@@ -24,7 +24,13 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from distributed_grid.adapters.clouds.slurm_pilot import PilotFiles, pilot_script, remove_leftovers
+from distributed_grid.adapters.clouds.slurm_pilot import (
+    CPU_VARIABLE,
+    MEMORY_VARIABLE,
+    PilotFiles,
+    pilot_script,
+    remove_leftovers,
+)
 from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue, run_command
 from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, open_provider
 from distributed_grid.domain.workers import WorkerResources
@@ -84,14 +90,19 @@ class SlurmProvider(CloudProviderBase):
             return self._submitted(order, files, job)
 
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
-        """The jobs of this grid that are not over; one for each worker."""
+        """The jobs of this grid that are not over; one for each worker. The files of those that are are removed."""
         jobs: dict[str, list[SlurmJob]] = {}
         for tag, job in self._tagged():
             if tag.grid_id == grid_id:
                 jobs.setdefault(tag.worker_id, []).append(job)
         remove_leftovers(self._directory, grid_id, jobs.keys(), self._clock())
-        found = [self._instance(worker_id, grid_id, mine) for worker_id, mine in jobs.items()]
-        return [one for one in found if one.state != "gone"]
+        alive = []
+        for worker_id, mine in jobs.items():
+            if all(job.phase == "gone" for job in mine):
+                self._files(worker_id, grid_id).remove()
+            else:
+                alive.append(self._instance(worker_id, grid_id, mine))
+        return alive
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The job, with the last words of its pilot once it is over; None when Slurm has forgotten it. The files of one
@@ -192,7 +203,6 @@ class SlurmProvider(CloudProviderBase):
 
     def _options(self, order: WorkerOrder, files: PilotFiles) -> Sequence[str]:
         settings, chosen = self._settings, self._types().get(order.offer.worker_type, SlurmWorkerType())
-        memory_mb = max(-(-(order.resources.memory_bytes or order.offer.resources.memory_bytes) // MIB), 1)
         minutes = max(-(-round(order.offer.lifetime_seconds or settings.time_limit_seconds) // 60), 1)
         wanted: Sequence[tuple[str, str | None]] = [
             ("job-name", order.worker_id),
@@ -204,7 +214,7 @@ class SlurmProvider(CloudProviderBase):
             ("nodes", "1"),
             ("ntasks", "1"),
             ("cpus-per-task", str(_cpus(order))),
-            ("mem", f"{memory_mb}M"),
+            ("mem", f"{_memory_mb(order)}M"),
             ("gres", f"gpu:{order.resources.gpu_count}" if order.resources.gpu_count else None),
             ("time", str(minutes)),
             ("signal", f"B:TERM@{max(round(settings.notice_seconds), 1)}"),
@@ -218,6 +228,7 @@ class SlurmProvider(CloudProviderBase):
 
     def _script(self, order: WorkerOrder, files: PilotFiles) -> str:
         environ = {name: value for name, value in order.environ.items() if name != JOIN_VARIABLE}
+        environ |= {CPU_VARIABLE: str(1000 * _cpus(order)), MEMORY_VARIABLE: str(_memory_mb(order) * MIB)}
         return pilot_script(
             files,
             order.worker_id,
@@ -302,6 +313,10 @@ def _why_unavailable(
 def _cpus(order: WorkerOrder) -> int:
     """Whole cores: Slurm lends no parts of one."""
     return max(-(-(order.resources.cpu_milli or order.offer.resources.cpu_milli) // 1000), 1)
+
+
+def _memory_mb(order: WorkerOrder) -> int:
+    return max(-(-(order.resources.memory_bytes or order.offer.resources.memory_bytes) // MIB), 1)
 
 
 def _comment(order: WorkerOrder) -> str:

@@ -26,10 +26,12 @@ from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.private_files import open_regular, read_regular, try_lock, write_private
 
 TOKEN_FILE, LOCK_FILE = "join-token", "lock"
+CPU_VARIABLE, MEMORY_VARIABLE = "GRID_ALLOCATED_CPU_MILLI", "GRID_ALLOCATED_MEMORY_BYTES"
+"""In the environment of the agent: the part of the node that is its own, where Slurm does not enforce that."""
 NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 """In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
 LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05
-LEFTOVER_SECONDS = 3600.0
+LEFTOVER_SECONDS = 600.0
 MAX_LOG_BYTES = 1 << 20
 NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 """What locking fails with on a file system that has none."""
@@ -103,7 +105,8 @@ class PilotFiles:
 
     def remove(self) -> None:
         """Have nothing there; only who holds the lock may do that. A second time is harmless."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _suffix(grid_id: str) -> str:
@@ -112,7 +115,7 @@ def _suffix(grid_id: str) -> str:
 
 
 def remove_leftovers(directory: Path, grid_id: str, known: Collection[str], now: float) -> None:
-    """Remove the folders of a grid's workers whose jobs Slurm has forgotten, an hour after their last use."""
+    """Remove the folders of a grid's workers whose jobs Slurm has forgotten, some time after their last use."""
     suffix = _suffix(grid_id)
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
@@ -144,7 +147,7 @@ def pilot_script(
     """A shell script that is the same whenever the identical order is made again; nothing secret is in it.
 
     Its shell stays: it passes the signal on by which Slurm announces the end of the time limit, and removes the agent's
-    directory once the agent has ended.
+    directory once the agent has ended. One that was left behind, because its job was killed, is removed by the next.
     """
     agent = shlex.join([*command, "agent", "--join-file", "-", "--name", worker_id])
     exports = {**environ, NOTICE_VARIABLE: f"{notice_seconds:g}"}
@@ -156,7 +159,12 @@ def pilot_script(
             *(f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())),
             f"exec 3< {token} || exit 1",
             f"rm -f {token}",
-            f"home=$(mktemp -d {folder}/distributed-grid.XXXXXX) || exit 1",
+            f"homes={folder}/distributed-grid-$(id -u)",
+            'for old in "$homes"-*; do',
+            '  [ ! -L "$old" ] && [ -O "$old" ] && [ -f "$old/agent/agent.lock" ] &&',
+            '    flock -n "$old/agent/agent.lock" rm -rf "$old"',
+            "done",
+            'home=$(mktemp -d "$homes-XXXXXX") || exit 1',
             """trap 'kill -TERM "$agent" 2>/dev/null' TERM""",
             f'{agent} --dir "$home/agent" <&3 3<&- &',
             "agent=$!",

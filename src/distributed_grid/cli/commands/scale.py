@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from distributed_grid.cli.command_line import Option, group
-from distributed_grid.cli.commands.workers import cost_text
+from distributed_grid.cli.commands.workers import core_hours_text, cost_text, money_text
 from distributed_grid.cli.output import echo, print_answer, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import Refused
@@ -47,18 +47,19 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"expected load: {found['expected_load']:.1f} workers")
     if found["warm_workers"]:
         lines.append(f"kept warm: {found['warm_workers']} workers")
-    lines.append(f"cost: {cost_text(found['budget'])}")
+    lines.append(f"cost: {money_text(found['budget'])}")
     lines += [f"  {spending_text(one, found['budget'])}" for one in found["spending"]]
     return [printable(line) for line in lines]
 
 
 def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
-    """What one provider's workers cost, and what of the day's budget they have spent."""
+    """What one provider's workers cost, and what of the day's budgets they have spent."""
     count = f"{one['workers']} worker{'' if one['workers'] == 1 else 's'}"
     text = f"{one['provider']}: {count}, ${one['per_hour']:g} an hour, ${one['spent_today']:.4f} today"
     if budget["budget_per_day"]:
         text += f" ({100 * one['spent_today'] / budget['budget_per_day']:.0f} % of the day's budget)"
-    return text
+    cores = budget["core_hours"].get(one["provider"])
+    return text if cores is None else f"{text}, {core_hours_text(cores)}"
 
 
 @scale.command()

@@ -80,7 +80,19 @@ def plan_text(plan: dict[str, Any]) -> str:
 
 
 def cost_text(budget: dict[str, Any]) -> str:
-    """What workers cost, and the limits."""
+    """What workers cost in money and in core-hours, and the limits."""
+    used = [f"{name}: {core_hours_text(one)}" for name, one in budget["core_hours"].items()]
+    return "; ".join([money_text(budget), *used])
+
+
+def core_hours_text(one: dict[str, Any]) -> str:
+    """What workers of a provider use of its core-hours, and the limit."""
+    used, ahead, limit = one["core_hours_today"], one["by_midnight"], one["budget_core_hours"]
+    return f"{used:g} core-hours today ({ahead:g} by midnight UTC) of {limit:g}"
+
+
+def money_text(budget: dict[str, Any]) -> str:
+    """What workers cost in money, and the limits."""
     hour, day = f"${budget['per_hour']:g} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
         hour += f" of ${budget['budget_per_hour']:g}"

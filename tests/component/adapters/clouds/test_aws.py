@@ -152,9 +152,24 @@ def test_a_quota_that_is_too_small_is_skipped_and_an_unknown_one_is_tried(cloud:
     assert not offers["g4dn.xlarge/us-west-2a/spot"].unavailable
 
 
+def test_quotas_that_nobody_answers_for_are_asked_for_once_in_ten_minutes(cloud: Ec2StandIn) -> None:
+    cloud.loses_quotas = True
+    provider = cloud.provider()
+    for _ in range(2):
+        assert not any(one.unavailable for one in provider.offers())
+    assert cloud.actions.count("GetServiceQuota") == 1
+    pass_time(cloud, 601)
+    cloud.loses_quotas, cloud.quotas = False, {"L-34B43A08": 0}
+    assert provider.offers()[0].unavailable
+
+
 def test_what_is_not_offered_in_a_zone_or_lacks_an_image_says_so(make: Make) -> None:
     offers = make(zones=["us-west-2a", "us-west-2z"]).provider().offers()
     assert [one.unavailable for one in offers[:2]] == ["", "t3.medium is not offered in us-west-2z"]
+    cloud = make(zones=["us-west-2a", "us-west-2b"])
+    cloud.settings["subnet_id"] = cloud.subnets()["us-west-2b"]
+    offers = cloud.provider().offers()
+    assert [one.unavailable for one in offers[:2]] == ["none of providers.aws.subnet_ids is in us-west-2a", ""]
     without = {one.unavailable for one in make(image_id=None).provider().offers()}
     assert without == {"providers.aws.image_id is not set"}
     with pytest.raises(Refused, match="zz9"):
@@ -304,7 +319,7 @@ def test_a_spot_request_without_an_instance_is_shown_and_cancelled(cloud: Ec2Sta
 
 def test_several_instances_with_the_tags_of_one_worker_are_all_shown_and_all_ended(cloud: Ec2StandIn) -> None:
     for _ in range(2):
-        cloud.add_foreign(**{WORKER_TAG: "worker-1", GRID_TAG: GRID})
+        cloud.add_foreign({WORKER_TAG: "worker-1", GRID_TAG: GRID})
     provider = cloud.provider()
     assert len(provider.list(GRID)) == 2
     provider.terminate("worker-1", GRID)
@@ -319,7 +334,7 @@ def test_what_lacks_a_tag_or_has_another_is_neither_shown_nor_ended(cloud: Ec2St
         {WORKER_TAG: "worker-10", GRID_TAG: GRID},
         {WORKER_TAG: "Worker-1", GRID_TAG: GRID},
     ):
-        cloud.add_foreign(**tags)
+        cloud.add_foreign(tags)
     provider = cloud.provider()
     for worker_id in ("worker-1", "worker-*", "*", "worker-?", ""):
         provider.terminate(worker_id, GRID)
@@ -358,7 +373,7 @@ def test_an_instance_that_ec2_takes_away_is_gone_with_its_reason_and_age(cloud: 
     pass_time(cloud, 100)
     (listed,) = provider.list(GRID)
     assert listed.age_seconds == pytest.approx(100, abs=1)
-    cloud.preempt(made.instance)
+    cloud.take_away(made.instance)
     assert not provider.list(GRID)
     found = provider.describe("worker-1", GRID)
     assert found is not None

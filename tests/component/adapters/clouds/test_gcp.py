@@ -15,8 +15,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.gcp import MAX_RUN_SECONDS, PERMISSIONS, GCPCloudProvider
-from distributed_grid.adapters.clouds.gcp_instances import GRID_LABEL, WORKER_LABEL
+from distributed_grid.adapters.clouds.gcp import MAX_RUN_SECONDS, GCPCloudProvider
+from distributed_grid.adapters.clouds.gcp_instances import GRID_LABEL, PERMISSIONS, WORKER_LABEL, needed_permissions
 from distributed_grid.config.providers import GcpSettings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, GridError, NoCapacity, Refused, Throttled, Unreachable
@@ -24,6 +24,7 @@ from distributed_grid.orchestration.cloud_provider_manager import GCPCloudProvid
 from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.gce import PROJECT_ID, ZONES, GceStandIn
 from tests.support.clouds.gce_credentials import EMAIL, write_service_account
+from tests.support.project import PROJECT
 from tests.support.provider_contract import TOKEN
 
 GRID_ID = "grid-1"
@@ -310,9 +311,30 @@ def test_a_machine_in_a_zone_that_the_config_names_no_more_is_listed_and_ended(c
     assert not cloud.existing()
 
 
+def test_a_copy_of_a_machine_with_its_labels_is_not_ours_and_is_never_deleted(cloud: Cloud) -> None:
+    order, provider = cloud.order(), cloud.provider()
+    made = provider.create(order)
+    copy = cloud.add({"name": f"{order.worker_id}-copy", "labels": cloud.bodies[0]["labels"]})
+    assert [one.instance for one in provider.list(GRID_ID)] == [made.instance]
+    for _ in range(2):
+        cloud.provider().terminate(order.worker_id, GRID_ID)
+    assert provider.describe(order.worker_id, GRID_ID) is None
+    assert [one.instance for one in cloud.machines() if one.ended_at is None] == [copy]
+
+
+def test_a_machine_is_ended_also_while_another_zone_cannot_be_listed(cloud: Cloud) -> None:
+    order = cloud.order()
+    cloud.provider().create(order)
+    cloud.unreachable_zones = ["europe-west1-b"]
+    cloud.provider().terminate(order.worker_id, GRID_ID)
+    assert not cloud.existing()
+    with pytest.raises(Unreachable, match="lacks projects/1/zones/europe-west1-b"):
+        cloud.provider().describe(order.worker_id, GRID_ID)
+
+
 def test_a_list_that_lacks_a_zone_is_no_list(cloud: Cloud) -> None:
     cloud.provider().create(cloud.order())
-    cloud.faults.waiting["list"] = ["zones_missing"]
+    cloud.unreachable_zones = ["us-central1-b"]
     with pytest.raises(Unreachable, match="lacks projects/1/zones/us-central1-b"):
         cloud.provider().list(GRID_ID)
 
@@ -414,17 +436,26 @@ def test_a_type_that_no_zone_has_is_named(cloud: Cloud) -> None:
 def test_the_check_says_what_works_and_raises_what_is_missing(cloud: Cloud) -> None:
     assert cloud.provider().check() == [
         "no credentials (anonymous: true)",
-        f"project {PROJECT_ID}: all {len(PERMISSIONS)} permissions that are needed",
+        f"project {PROJECT_ID}: all {len(PERMISSIONS) + 2} permissions that are needed",
         "image projects/debian-cloud/global/images/family/debian-12",
         "4 offers in us-central1-a, us-central1-b",
     ]
     cloud.permissions = set(PERMISSIONS) - {"compute.instances.delete"}
-    with pytest.raises(Refused, match=r"lack the permissions compute\.instances\.delete"):
-        cloud.provider().check()
+    shared = "projects/host/regions/us-central1/subnetworks/lab"
+    with pytest.raises(Refused, match=r"lack the permissions compute\.instances\.delete$"):
+        cloud.provider_with(subnetwork=shared).check()
+    with pytest.raises(Refused, match=r"compute\.instances\.setTags, compute\.subnetworks\.use"):
+        cloud.provider_with(tags=["grid"]).check()
     cloud.permissions = None
     with pytest.raises(Refused, match="there is no image global/images/typo"):
         cloud.provider_with(image="typo").check()
     assert not cloud.machines()
+
+
+def test_every_permission_that_is_needed_is_in_the_guide() -> None:
+    guide = (PROJECT / "docs/guide/clouds.md").read_text()
+    keys = {"project": "my-project", "tags": ("grid",), "service_account": EMAIL}
+    assert [one for one in needed_permissions(GcpSettings(**keys)) if one not in guide] == []  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- credentials and settings

@@ -21,7 +21,8 @@ from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, NoCapacity, Refused, Unreachable
 from distributed_grid.orchestration.cloud_provider_manager import SlurmProvider as CloudSlurmProvider
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
-from tests.support.processes import is_running
+from distributed_grid.posix.private_files import try_lock
+from tests.support.processes import is_running, processes_naming
 from tests.support.project import PROJECT
 from tests.support.provider_contract import TOKEN, ProviderContract
 from tests.support.shell import wait_until
@@ -153,6 +154,20 @@ def test_the_token_is_in_one_private_file_and_nowhere_else(
     wait_until(lambda: _gone(provider, order))
     provider.terminate(order.worker_id, GRID_ID)
     assert not token.parent.exists()
+
+
+def test_a_pilot_removes_what_one_that_was_killed_has_left_on_its_node(provider: SlurmProvider, tmp_path: Path) -> None:
+    left, used = (tmp_path / f"distributed-grid-{os.getuid()}-{name}" / "agent" for name in ("left", "used"))
+    for folder in (left, used):
+        folder.mkdir(parents=True)
+        (folder / "agent.lock").touch()
+    (tmp_path / f"distributed-grid-{os.getuid()}-link").symlink_to(used.parent)
+    with (used / "agent.lock").open() as lock:
+        assert try_lock(lock.fileno())
+        order = order_for(provider)
+        provider.create(order)
+        wait_until((tmp_path / "out.token").exists)
+    assert (left.exists(), used.exists()) == (False, True)
 
 
 def test_jobs_that_were_submitted_twice_never_run_at_once_and_the_second_ends_by_itself(
@@ -321,9 +336,10 @@ def test_a_controller_that_forgets_that_a_pilot_runs_ends_it_and_its_second_star
 
     def is_over() -> bool:
         found = provider.describe(order.worker_id, GRID_ID)
-        return (found is None or found.state == "gone") and not list(tmp_path.glob("distributed-grid.*"))
+        return (found is None or found.state == "gone") and not _jobs_named(slurm, order.worker_id)
 
     wait_until(is_over, 60, pause=0.2)
+    assert not processes_naming(str(tmp_path)), "what ran was killed"
     assert not (tmp_path / "out.token").exists(), "no agent was started a second time"
 
 

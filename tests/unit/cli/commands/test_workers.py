@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.cli.commands.scale import spending_text
-from distributed_grid.cli.commands.workers import why_text
+from distributed_grid.cli.commands.workers import cost_text, why_text
 
 
 def worker(**fields: Any) -> dict[str, Any]:
@@ -36,6 +36,18 @@ def test_a_worker_with_an_end_of_its_own_says_when() -> None:
 
 def test_what_a_provider_has_spent_is_shown_against_the_budget() -> None:
     one = {"provider": "aws", "workers": 2, "per_hour": 0.34, "spent_today": 1.5}
-    assert spending_text(one, {"budget_per_day": None}) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
-    shown = spending_text(one | {"workers": 1}, {"budget_per_day": 20.0})
+    budget: dict[str, Any] = {"budget_per_day": None, "core_hours": {}}
+    assert spending_text(one, budget) == "aws: 2 workers, $0.34 an hour, $1.5000 today"
+    shown = spending_text(one | {"workers": 1}, budget | {"budget_per_day": 20.0})
     assert shown == "aws: 1 worker, $0.34 an hour, $1.5000 today (8 % of the day's budget)"
+
+
+def test_core_hours_are_shown_against_their_budget() -> None:
+    cores = {"slurm": {"core_hours_today": 1.25, "by_midnight": 4.0, "budget_core_hours": 10.0}}
+    budget = {"per_hour": 0.0, "spent_today": 0.0, "by_midnight": 0.0, "core_hours": cores}
+    budget |= {"budget_per_hour": None, "budget_per_day": None}
+    used = "1.25 core-hours today (4 by midnight UTC) of 10"
+    assert cost_text(budget) == f"$0 an hour, $0.0000 today; slurm: {used}"
+    one = {"provider": "slurm", "workers": 2, "per_hour": 0.0, "spent_today": 0.0}
+    assert spending_text(one, budget) == f"slurm: 2 workers, $0 an hour, $0.0000 today, {used}"
+    assert "core-hours" not in spending_text(one | {"provider": "aws"}, budget)
