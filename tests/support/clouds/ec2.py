@@ -153,14 +153,9 @@ class Ec2StandIn:
     def take_away(self, instance: str) -> None:
         """End an instance as EC2 does with a spot one, or as it ends by its own power-off."""
         with self._lock:
-            if (one := self._instances[instance]).machine.ended_at is None:
+            ended_at = (one := self._instances[instance]).machine.ended_at
+            if ended_at is None or ended_at > self.clock():
                 self._end(one, self.clock())
-
-    def take_away(self, instance: str) -> None:
-        """End an instance as EC2 does with a spot one, or as it ends itself by its power-off."""
-        ended_at = self._instances[instance].machine.ended_at
-        if ended_at is None or ended_at > self.clock():
-            self.preempt(instance)
 
     def parameters(self, instance: str) -> Form:
         """The parameters that an instance was made with."""
