@@ -137,8 +137,9 @@ class SlurmCluster:
         process.wait()
 
     def until_saved(self) -> None:
-        """Wait until the controller has stored what it knows now; it does so every few seconds."""
+        """Wait until the controller has stored what it knows now; it does so some seconds after a change."""
         stored, before = self.folder / "state" / "job_state", time.time()
+        self.ask("scancel", self.ask("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true").strip())
         wait_until(lambda: stored.exists() and stored.stat().st_mtime > before, READY_SECONDS, pause=0.1)
 
     def ask(self, *command: str) -> str:

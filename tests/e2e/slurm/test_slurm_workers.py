@@ -3,6 +3,7 @@ pilots that are real agents, and whatever dies in between."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -82,9 +83,17 @@ class PilotedGrid(Shell):
         (found,) = self.cluster.ask("squeue", "-h", f"--name={worker}", "-o", "%i").split()
         return found
 
-    def is_clean(self) -> bool:
-        """Whether no allocation, no private file and no directory of an agent is left."""
-        return not self.cluster.jobs() and not list(self.shared.glob("*")) and not list(self.scratch.iterdir())
+    def until_clean(self) -> None:
+        """Wait until no allocation, no private file and no directory of an agent is left."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.leftovers(), 30)
+        assert self.leftovers() == []
+
+    def leftovers(self) -> list[str]:
+        return [
+            *self.cluster.jobs(),
+            *(str(path) for folder in (self.shared, self.scratch) for path in folder.rglob("*")),
+        ]
 
 
 @pytest.fixture
@@ -136,7 +145,7 @@ def test_a_task_that_fits_nowhere_becomes_an_allocation_which_is_given_back(make
     assert (row["state"], row["provider"], row["offer"], row["price_per_hour"]) == ("joined", "slurm", "slurm-cpu", 0)
     assert row["zone"] == PARTITION
     wait_until(lambda: not grid.workers(), 60)
-    wait_until(grid.is_clean, 20)
+    grid.until_clean()
     (gone,) = grid.events("worker-gone")
     assert gone["subject"] == worker
     assert grid("jobs", "logs", task, check=0).stdout == f"on {worker}\n"
@@ -155,7 +164,7 @@ def test_a_pilot_is_found_again_by_a_control_plane_that_was_killed_and_so_is_one
     grid("workers", "terminate", worker, "--force", check=0)
     grid.kill_daemon()  # before, in or after scancel
     wait_until(lambda: not grid.workers(), 40)
-    wait_until(grid.is_clean, 20)
+    grid.until_clean()
     begun = tmp_path / "begun"
     slow = _slow_sbatch(tmp_path / "bin", begun)
     grid("daemon", "stop", check=0)
@@ -167,7 +176,7 @@ def test_a_pilot_is_found_again_by_a_control_plane_that_was_killed_and_so_is_one
     wait_until(lambda: grid.workers()[other]["state"] == "joined", 60)
     assert len(grid.cluster.jobs()) == 1
     grid.end(other)
-    wait_until(grid.is_clean, 20)
+    grid.until_clean()
 
 
 def test_a_second_pilot_with_a_spent_token_ends_by_itself(make: Callable[..., PilotedGrid]) -> None:
@@ -197,7 +206,7 @@ def test_a_second_pilot_with_a_spent_token_ends_by_itself(make: Callable[..., Pi
     assert grid.workers()[worker]["state"] == "joined", "the first one goes on"
     assert grid.cluster.jobs() == {job: "RUNNING"}
     grid.end(worker)
-    wait_until(grid.is_clean, 20)
+    grid.until_clean()
 
 
 def test_a_pilot_that_somebody_cancels_is_gone_and_its_task_runs_again(make: Callable[..., PilotedGrid]) -> None:
@@ -223,7 +232,7 @@ def test_the_signal_before_the_time_limit_drains_the_worker_and_its_job_goes_on_
     wait_until(lambda: grid.job(task)["state"] == "running", 60)
     worker = grid.job(task)["node_id"]
     job = grid.job_of(worker)
-    grid.cluster.ask("scancel", "--batch", "--signal=TERM", job)
+    grid.cluster.ask("scancel", "--batch", "--signal=USR1", job)
     grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
     assert grid.job(task)["node_id"] != worker
     assert told.exists()
@@ -243,7 +252,7 @@ def test_a_controller_that_is_down_for_a_while_loses_nothing(make: Callable[...,
     wait_until(lambda: "Unable to contact slurm controller" in (grid.workers()[worker]["problem"] or ""), 40)
     grid.cluster.start_controller()
     wait_until(lambda: not grid.workers(), 90)
-    wait_until(grid.is_clean, 30)
+    grid.until_clean()
 
 
 def test_the_token_of_a_pilot_is_nowhere_to_be_read_and_core_hours_are_a_hard_limit(

@@ -27,6 +27,7 @@ from msgspec import Struct
 from distributed_grid.adapters.clouds.slurm_pilot import (
     CPU_VARIABLE,
     MEMORY_VARIABLE,
+    NOTICE_SIGNAL,
     PilotFiles,
     pilot_script,
     remove_leftovers,
@@ -217,7 +218,7 @@ class SlurmProvider(CloudProviderBase):
             ("mem", f"{_memory_mb(order)}M"),
             ("gres", f"gpu:{order.resources.gpu_count}" if order.resources.gpu_count else None),
             ("time", str(minutes)),
-            ("signal", f"B:TERM@{max(round(settings.notice_seconds), 1)}"),
+            ("signal", f"B:{NOTICE_SIGNAL}@{max(round(settings.notice_seconds), 1)}"),
             ("dependency", "singleton"),
             ("export", "ALL"),  # all of an environment that is made for it
             ("open-mode", "append"),
