@@ -40,7 +40,7 @@ from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.workers.host_leases import lease_host, release_host
-from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.budget import budget_state, charged, settle, unseen_ms
 from distributed_grid.scheduling.scaling.closures import close_scope, place_of
 from distributed_grid.scheduling.scaling.host_machine import with_host
 
@@ -116,7 +116,7 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     if worker.state is WorkerState.ASKED:
         why = QUEUED if event.waits else "it boots"
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why=why)
-        booted = replace(booted, waits=event.waits)
+        booted = replace(booted, waits=event.waits, waited_at_ms=now if event.waits else 0)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -137,7 +137,6 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         problem="",
         tries=0,
         next_call_at_ms=0,
-        waits=False,
     )
     scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
     return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
@@ -237,7 +236,8 @@ def end_worker(
     """A worker that is proven gone: its cost ends, and its node is forgotten. `spending` is what was spent until now,
     where that is known already."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
-    changes: list[Row] = [spending or settle(ledger, worker.provider, now, wall_ms), gone]
+    settled = spending or settle(ledger, worker.provider, now, wall_ms)
+    changes: list[Row] = [charged(settled, worker, unseen_ms(worker, now)) if worker.waits else settled, gone]
     if worker.spare:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = release_host(ledger, worker)

@@ -23,10 +23,12 @@ from distributed_grid.reactor.workers.lifecycle import (
     terminate,
     worker_record,
 )
-from distributed_grid.scheduling.scaling.budget import settle
+from distributed_grid.scheduling.scaling.budget import charged, settle, unseen_ms
 
 PROOF_LISTINGS = 2
 """Lists without a machine that prove it gone, once its termination was accepted."""
+QUEUED_MS = 60_000
+"""How old it may be that a worker is known to wait."""
 END_TOLERANCE_MS = 10_000
 """By how much the end that a provider gives a machine may differ from one list to the next."""
 
@@ -48,6 +50,7 @@ def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
         if one is None:
             continue
         add_to(decision, one)
+        spending = next((row for row in one.changes if isinstance(row, Spending)), spending)
         changed += 1
         if changed >= MAX_WORKERS_PER_STEP:
             decision.later.append(event)
@@ -109,8 +112,8 @@ def _compare_listed(
         booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
         return on_booted(ledger, booted, now)
     seen = replace(worker, missing=0, ends_at_ms=_ends_at_ms(worker, found, event.asked_at_ms))
-    if worker.state is WorkerState.BOOTING:
-        seen = _moved_in_queue(seen, found, now)
+    if worker.waits or found.waits:
+        return _compare_queued(seen, worker, found, event, spending, now)
     return Decision([seen]) if seen != worker else None
 
 
@@ -134,11 +137,22 @@ def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:
     return max(says, known) if known <= asked_at_ms else known
 
 
-def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
-    """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now."""
-    if found.waits:
-        return replace(worker, waits=True, why=found.detail or QUEUED)
-    return replace(worker, waits=False, booted_at_ms=now, why="it boots") if worker.waits else worker
+def _compare_queued(
+    seen: Worker, worker: Worker, found: ListedInstance, event: WorkersListed, spending: Spending, now: int
+) -> Decision | None:
+    """What is new about a worker that waits, or has waited, in a queue of its provider's: it costs something from when
+    it has left that, and boots from now on."""
+    is_booting = worker.state is WorkerState.BOOTING
+    if not found.waits:
+        left = replace(seen, waits=False)
+        left = replace(left, booted_at_ms=now, why="it boots") if is_booting else left
+        return Decision([left, charged(spending, left, unseen_ms(left, now))])
+    why = (found.detail or QUEUED) if is_booting else worker.why
+    waited_at = event.asked_at_ms if event.asked_at_ms - worker.waited_at_ms >= QUEUED_MS else worker.waited_at_ms
+    queued = replace(seen, waits=True, waited_at_ms=waited_at, why=why)
+    if not worker.waits:  # it has run, and was put back
+        return Decision([queued, spending])
+    return Decision([queued]) if queued != worker else None
 
 
 _ALIVE_FIRST = {"stopping": 1, "gone": 2}

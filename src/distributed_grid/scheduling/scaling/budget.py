@@ -6,7 +6,8 @@
 - What costs nobody knows how much is refused where there is a budget.
 - The core-hours of a provider on a day are counted in the same way, but a worker that has not begun counts for its
   whole lifetime: nobody knows when it begins.
-- One that waits in a queue of its provider's has its whole lifetime before it, and has cost nothing yet.
+- One that waits in a queue of its provider's has its whole lifetime before it, and has cost nothing yet. When it has
+  left that, it has run since it was last seen there, unless its provider knows better.
 
 Money is in millionths of a dollar; times are the ledger's, only the day and its end are read off the wall clock.
 """
@@ -27,6 +28,8 @@ DAY_MS = 24 * HOUR_MS
 MICRO = 1_000_000
 END_GRACE_MS = 60_000
 """For how long after its end a machine that its provider ends may still be charged for."""
+BEGIN_TOLERANCE_MS = 10_000
+"""By how much sooner a machine may have begun than its end and its lifetime say."""
 FOR_EVER_MS = 10**15
 """Longer than anything lasts."""
 CORE_MS = HOUR_MS // 1000
@@ -220,23 +223,25 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
         midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else since
         since, spent, used_ms = max(since, midnight), 0, 0
     for worker in ledger.workers.values():
-        if worker.provider == provider:
+        if worker.provider == provider and not worker.waits:
             until = min(now, counted_until_ms(worker, ledger.worker_rules, now))
-            elapsed_ms = until - max(since, _began_at_ms(worker, now))
+            elapsed_ms = until - max(since, worker.created_at_ms)
             spent += cost_micro(worker.price_micro or 0, elapsed_ms)
             used_ms += core_ms(worker, elapsed_ms)
     return Spending(provider, day, spent, now, used_ms)
 
 
-def _began_at_ms(worker: Worker, now: int) -> int:
-    """Since when a worker costs something: since it was wanted, or since it has left the queue of its provider. The
-    provider knows better when that was than who asks from time to time. One that is ended while it waits may still have
-    begun."""
-    if not worker.queue_ms or not worker.booted_at_ms:
-        return worker.created_at_ms
-    if worker.waits:
-        return worker.terminate_at_ms or now
-    return min(worker.booted_at_ms, worker.ends_at_ms - worker.lifetime_ms if worker.ends_at_ms else now)
+def charged(row: Spending, worker: Worker, elapsed_ms: int) -> Spending:
+    """What was spent, with a time of one worker that is not in it yet."""
+    cost = cost_micro(worker.price_micro or 0, elapsed_ms)
+    return replace(row, spent_micro=row.spent_micro + cost, core_ms=row.core_ms + core_ms(worker, elapsed_ms))
+
+
+def unseen_ms(worker: Worker, now: int) -> int:
+    """For how long at most a worker has run that was last known to wait: nobody has seen when it began, but its
+    provider may have said when it ends."""
+    began_at = max(worker.waited_at_ms, worker.ends_at_ms - worker.lifetime_ms - BEGIN_TOLERANCE_MS)
+    return max(min(now - began_at, worker.lifetime_ms + END_GRACE_MS if worker.lifetime_ms else FOR_EVER_MS), 0)
 
 
 def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -> BudgetState:
