@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.ports import WorkerInstance, WorkerOffer
 from tests.clouds.world import StandInFactory
+from tests.support.clouds.ec2 import Ec2StandIn
+from tests.support.clouds.gce import GceStandIn
 from tests.support.clouds.scripted import GIB, ScriptedCloud
+from tests.support.clouds.slurm_commands import SETTINGS as SLURM_SETTINGS
+from tests.support.clouds.slurm_commands import SlurmCommands
 from tests.support.clouds.stand_in import CloudStandIn
 
 SMALL, GPU = WorkerResources(2000, 4 * GIB), WorkerResources(4000, 16 * GIB, 1)
@@ -49,4 +54,29 @@ def scripted(clock: Callable[[], float], random: Random, promised: bool) -> Clou
     return cloud
 
 
-STAND_INS: dict[str, StandInFactory] = {"scripted": scripted}
+def aws(clock: Callable[[], float], random: Random, promised: bool) -> CloudStandIn:
+    """EC2, with or without spot; one quota is zero, the others are not known."""
+    settings: dict[str, Any] = {"spot_instance_enabled": random.random() < 0.7}
+    quotas = {"L-3819A6DF": 0.0} if random.random() < 0.5 else {}
+    return Ec2StandIn(clock, settings=settings, quotas=quotas)
+
+
+def gcp(clock: Callable[[], float], random: Random, promised: bool) -> CloudStandIn:
+    """Compute Engine, with or without spot; each machine has an end of its own."""
+    settings = {
+        "machine_types": {"cpu": "e2-standard-2", "gpu": "g2-standard-4"},
+        "price_per_hour": {"cpu": 0.1, "cpu:spot": 0.06, "gpu": 0.9, "gpu:spot": 0.4},
+        "preemptible_enabled": random.random() < 0.7,
+        "max_run_hours": random.choice([0.5, 2, 24]),
+    }
+    return GceStandIn(clock, settings=settings)
+
+
+def slurm(clock: Callable[[], float], random: Random, promised: bool) -> CloudStandIn:
+    """A Slurm cluster whose queue is short, long, or very long."""
+    longest = random.choice([0.0, 60.0, 1200.0, 30_000.0])
+    settings = {**SLURM_SETTINGS, "time_limit": random.choice(["0:30:00", "2:00:00", "8:00:00"])}
+    return SlurmCommands(clock, queue_seconds=lambda: random.uniform(0, longest), settings=settings)
+
+
+STAND_INS: dict[str, StandInFactory] = {"scripted": scripted, "aws": aws, "gcp": gcp, "slurm": slurm}

@@ -27,7 +27,7 @@ from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS, MICRO, c
 from tests.support.clouds.stand_in import CloudStandIn, Machine
 from tests.support.worker_model import BEGIN_MS, GRID_ID, ControlPlaneModel
 
-LIST_MS, LONG_LIST_MS, IDLE_LIST_MS = 10_000, 180_000, 300_000
+LONG_LIST_MS, IDLE_LIST_MS = 600_000, 300_000
 SLICE_MS, LONG_SLICE_MS, LONG_MS = 5_000, 60_000, 400_000
 StandInFactory = Callable[[Callable[[], float], Random, bool], CloudStandIn]
 """Makes a stand-in from a clock and a source of chance; whether it keeps its promises about lists."""
@@ -136,7 +136,7 @@ class CloudWorld:
         """Let time pass: the cloud and the agents go on, and the control plane does what it does in every tick."""
         end, is_long = self.plane.now + ms, ms > LONG_MS
         while True:
-            self._tick(LONG_LIST_MS if is_long else LIST_MS)
+            self._tick(LONG_LIST_MS if is_long else self.rules.consistency_ms // 3)
             if self.plane.now >= end:
                 return
             self.plane.now = min(self.plane.now + (LONG_SLICE_MS if is_long else SLICE_MS), end)
@@ -245,14 +245,20 @@ class CloudWorld:
 
     def existing(self) -> list[Machine]:
         """The machines that cost money now."""
-        return [one for one in self.cloud.machines() if one.ended_at is None]
+        return [one for one in self.cloud.machines() if self._costs(one)]
+
+    def _costs(self, machine: Machine) -> bool:
+        return machine.made_at <= self.plane.now / 1000 and not self._is_over(machine)
+
+    def _is_over(self, machine: Machine) -> bool:
+        return machine.ended_at is not None and machine.ended_at <= self.plane.now / 1000
 
     def check(self) -> None:
         """Compare the cloud with every promise."""
         self.count_cost()
         machines = self.cloud.machines()
         self._check_others(machines)
-        ours = [one for one in machines if self._is_ours(one) and one.ended_at is None]
+        ours = [one for one in machines if self._is_ours(one) and self._costs(one)]
         if self.is_promised:
             without = {one.worker_id for one in ours} - self.plane.ledger.workers.keys()
             self._must(not without, f"no worker stands for {sorted(without)}")
@@ -271,7 +277,7 @@ class CloudWorld:
             if one.ended_at is None or one.grid_id == GRID_ID:
                 continue
             life = self.others.get(one.worker_id, 0.0)
-            by_itself = life > 0 and one.ended_at >= one.made_at + life - 1
+            by_itself = life > 0 and one.ended_at >= one.made_at + life - 1  # also one that is ending
             self._must(by_itself, f"{one.instance} ({one.worker_id} of {one.grid_id or 'nobody'}) was ended")
         there = {one.instance for one in machines}
         self._must(self.foreign <= there, f"{sorted(self.foreign - there)} of nobody are not there any more")
@@ -284,7 +290,7 @@ class CloudWorld:
         if machine is None or agent is None or self.plane.now / 1000 - agent.heard_at > self.rules.exit_ms / 1000:
             return
         is_forced = isinstance(event, WorkerTerminationRequested | WorkerDrainRequested) and event.force
-        is_over = "budget" in worker.why or bool(worker.ends_at_ms and worker.ends_at_ms <= self.plane.now)
+        is_over = "budget" in worker.why or worker.notice is not None
         self._must(is_forced or is_over, f"{worker.id} with {', '.join(leases)} is {worker.state}: {worker.why}")
 
     def count_cost(self) -> None:
@@ -318,7 +324,8 @@ class CloudWorld:
 
     def must_be_empty(self) -> None:
         """Nothing of this grid exists, and nothing is believed to."""
-        left = [f"{one.worker_id} ({one.instance})" for one in self.existing() if one.grid_id == GRID_ID]
+        ours = [one for one in self.cloud.machines() if one.grid_id == GRID_ID and not self._is_over(one)]
+        left = [f"{one.worker_id} ({one.instance})" for one in ours]
         self._must(not left, f"machines are left: {', '.join(left)}")
         rows = [f"{one.id} ({one.state}, {one.problem})" for one in self.plane.ledger.workers.values()]
         self._must(not rows, f"workers are never proven gone: {', '.join(rows)}")

@@ -3,18 +3,22 @@ of Slurm do in tests/component/adapters/clouds, on a real engine and a real clus
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.clouds.gce import GceStandIn
+from tests.support.clouds.scripted import ScriptedCloud
 from tests.support.clouds.slurm_commands import SlurmCommands
+from tests.support.clouds.stand_in import CloudStandIn
 from tests.support.provider_contract import ProviderContract
 from tests.support.scripted_provider import CloudFile, ScriptedProvider
+from tests.support.stand_in_contract import SettableClock, StandInContract
 
 
 class TestScriptedProvider(ProviderContract):
@@ -30,45 +34,51 @@ class TestScriptedProvider(ProviderContract):
         assert order.worker_id in self.console.existing()
 
 
-class TestAWSCloudProvider(ProviderContract):
-    @pytest.fixture(params=[{}, {"visible_after": 0.2, "stops_in": 0.2}], ids=["at-once", "late"])
-    def provider(self, request: pytest.FixtureRequest) -> Iterator[CloudProviderBase]:
-        self.cloud = Ec2StandIn(**request.param)
-        yield self.cloud.provider()
-        self.cloud.close()
+class TestScriptedCloud(StandInContract):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return ScriptedCloud(clock)
 
-    def create_unheard(self, provider: CloudProviderBase, order: WorkerOrder) -> None:
-        self.cloud.faults.waiting["create"] = ["lose_after"]
-        with pytest.raises(Unreachable):
-            provider.create(order)
-        assert [one.worker_id for one in self.cloud.machines()] == [order.worker_id]
+    def deny_by_quota(self, cloud: CloudStandIn) -> None:
+        assert isinstance(cloud, ScriptedCloud)
+        cloud.offers = [replace(one, unavailable="the quota is 0") for one in cloud.offers]
 
 
-class TestGCPCloudProvider(ProviderContract):
-    @pytest.fixture(
-        params=[{}, {"visible_after": 0.2, "stops_in": 0.2, "operation_seconds": 0.1}], ids=["at-once", "late"]
-    )
-    def provider(self, request: pytest.FixtureRequest) -> Iterator[CloudProviderBase]:
-        self.cloud = GceStandIn(**request.param)
-        yield self.cloud.provider()
-        self.cloud.close()
+class TestAWSCloudProvider(StandInContract):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return Ec2StandIn(clock)
 
-    def create_unheard(self, provider: CloudProviderBase, order: WorkerOrder) -> None:
-        self.cloud.faults.waiting["create"] = ["lose_after"]
-        with pytest.raises(Unreachable):
-            provider.create(order)
-        assert order.worker_id in self.cloud.existing()
+    def deny_by_quota(self, cloud: CloudStandIn) -> None:
+        assert isinstance(cloud, Ec2StandIn)
+        cloud.quotas["L-34B43A08"] = 0.0
+
+    def add_twin(self, cloud: CloudStandIn, order: WorkerOrder) -> None:
+        assert isinstance(cloud, Ec2StandIn)
+        cloud.add_foreign(**{WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
 
 
-class TestSlurmProvider(ProviderContract):
-    @pytest.fixture(params=[{}, {"stops_in": 0.2, "queue_seconds": lambda: 0.3}], ids=["at-once", "late"])
-    def provider(self, request: pytest.FixtureRequest) -> Iterator[CloudProviderBase]:
-        self.cloud = SlurmCommands(**request.param)
-        yield self.cloud.provider()
-        self.cloud.close()
+class TestGCPCloudProvider(StandInContract):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return GceStandIn(clock)
 
-    def create_unheard(self, provider: CloudProviderBase, order: WorkerOrder) -> None:
-        self.cloud.faults.waiting["create"] = ["lose_after"]
-        with pytest.raises(Unreachable):
-            provider.create(order)
-        assert [one.worker_id for one in self.cloud.machines()] == [order.worker_id]
+    def deny_by_quota(self, cloud: CloudStandIn) -> None:
+        assert isinstance(cloud, GceStandIn)
+        cloud.quotas["CPUS"] = 0.0
+
+
+class TestGCPOperationsThatTakeAWhile(TestGCPCloudProvider):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return GceStandIn(clock, operation_seconds=0.1)
+
+
+class TestSlurmProvider(StandInContract):
+    """Slurm has no key of an order: one that takes effect late may be a second pilot, which ends by itself."""
+
+    late = (0.0, 0.2)
+
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return SlurmCommands(clock)
+
+
+class TestSlurmQueue(TestSlurmProvider):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return SlurmCommands(clock, queue_seconds=lambda: 0.3)

@@ -7,11 +7,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distributed_grid.cli.output import format_time
 from tests.e2e.test_scaling import ScaledGrid, free_port
 from tests.support.clouds.metadata import MetadataStandIn, metadata_service
 from tests.support.processes import is_running
@@ -32,7 +34,7 @@ scaling:
   scale_down_cooldown_seconds: 300
   budget_per_hour: {budget}
 providers:
-  scripted: {{state_file: {cloud}, agent: true, notices: {notices}, environ: {environ}}}
+  scripted: {{state_file: {cloud}, agent: true, notices: {notices}, environ: {environ}, lifetime: {lifetime}}}
 """
 
 COUNTING = """
@@ -50,19 +52,20 @@ echo ended at $n
 class TakenGrid(ScaledGrid):
     """A grid of one core whose cloud takes machines away; its checkpoints are on storage that all machines see."""
 
-    def begin(self, *, budget: float = 1, notices: str = "", **environ: Any) -> None:
+    def begin(self, *, budget: float = 1, notices: str = "", lifetime: float = 0, **environ: Any) -> None:
         given = {name: str(value) for name, value in environ.items()}
-        values = {"port": free_port(), "cloud": self.cloud.path, "budget": budget, "notices": json.dumps(notices)}
+        values: dict[str, Any] = {"port": free_port(), "cloud": self.cloud.path, "budget": budget}
+        values |= {"notices": json.dumps(notices), "lifetime": lifetime}
         (self.cwd / "cluster.yaml").write_text(CONFIG.format(**values, environ=json.dumps(given)))
         self("daemon", "start", "--config", "cluster.yaml", check=0)
         self.detach("-r", "cpu", "-a", "1", "sleep", "600")  # the core of the grid itself is taken
         self.checkpoint, self.finish, self.told = (self.cwd / name for name in ("checkpoint", "finish", "told"))
 
-    def count(self, most: int = 10_000) -> str:
+    def count(self, *options: str, most: int = 10_000) -> str:
         """A job that counts, and goes on from its checkpoint; on a worker, since it needs two cores."""
         files = {"checkpoint": self.checkpoint, "finish": self.finish, "told": self.told}
         script = COUNTING.format(most=most, **files)
-        job = self.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
+        job = self.detach("-r", "cpu", "-a", "2", *options, "sh", "-c", script)
         wait_until(lambda: self.job(job)["state"] == "running", 60)
         return job
 
@@ -88,7 +91,7 @@ def test_a_spot_notice_moves_a_job_to_a_replacement_that_was_ordered_in_time(
     grid: TakenGrid, metadata: MetadataStandIn
 ) -> None:
     grid.begin(notices="aws", GRID_METADATA_URL=metadata.url)
-    job = grid.count()
+    job = grid.count("--grace", "1")
     first = grid.job(job)["node_id"]
     metadata.interrupt(12)
     leaving = wait_until(lambda: grid.workers().get(first) == "draining" and grid.worker(first), 20)
@@ -131,6 +134,12 @@ def test_notice_comes_while_the_control_plane_is_down_and_another_when_it_is_kil
     second = creates[1].split()[1]
     wait_until(lambda: grid.workers().get(second) == "joined", 30)
     assert grid.job(job)["node_id"] == first, "it may go on until it has to stop"
+    end = grid.json("explain", job)["machine_end"]
+    assert end["reason"] == "EC2 spot notice (terminate)"
+    assert end["stops_at"] < end["at"]
+    explained = grid("explain", job, check=0).stdout
+    assert f"  machine       ends at {format_time(end['at'])}: EC2 spot notice (terminate)\n" in explained
+    assert f"it is stopped at {format_time(end['stops_at'])}, unless it is over before\n" in explained
     grid.finish.touch()
     grid("jobs", "wait", job, "--timeout", "30", check=0)
     assert len(grid.job(job)["attempts"]) == 1
@@ -167,6 +176,27 @@ def test_sigterm_with_a_notice_drains_the_agent_and_a_budget_for_one_machine_mak
         os.kill(agent, signal.SIGTERM)
         wait_until(lambda: not is_running(agent) or grid.workers()[second] != "joined", 20)
     wait_until(lambda: not is_running(agent), 5)  # the second signal ends it, long before its time is over
+
+
+def test_the_lifetime_of_a_machine_moves_its_job_to_a_replacement_in_time(grid: TakenGrid) -> None:
+    grid.begin(lifetime=20)
+    job = grid.count("--grace", "1")
+    first = grid.job(job)["node_id"]
+    assert grid.worker(first)["ends_at"], "its provider has said so from the start"
+    wait_until(lambda: grid.workers().get(first) == "draining", 20)
+    told = wait_until(lambda: grid.told.exists() and json.loads(grid.told.read_text()), 10)
+    assert told["reason"] == "this machine is taken away: its lifetime at the provider is over then"
+    wait_until(lambda: grid.job(job)["node_id"] != first and grid.job(job)["state"] == "running", 20)
+    reached = int(grid.checkpoint.read_text())
+    grid.finish.touch()
+    grid("jobs", "wait", job, "--timeout", "10", check=0)
+    assert f"began at {reached}" in grid("jobs", "logs", job, check=0).stdout
+    assert grid.job(job)["exit_code"] == 0
+    creates = [call.split()[1] for call in grid.cloud.calls("create")]
+    assert creates == [first, grid.job(job)["node_id"]]
+    (stopped,) = [one for one in grid.events("requeued") if one["data"]["job_id"] == job]
+    machine = grid.cloud.read()["machines"][first]
+    assert datetime.fromisoformat(stopped["time"]).timestamp() < machine["made_at"] + 20, "it was over in time"
 
 
 def _waiting_plan(grid: TakenGrid) -> str:

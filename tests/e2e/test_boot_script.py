@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
+from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE, HEARD_FILE
 from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.server.access.certificates import ensure_certificate
 from tests.support.bare_machine import TOOLS, BareMachine, order_for
@@ -255,6 +255,23 @@ def test_an_agent_that_never_joins_is_not_waited_for(plane: Shell, machine: Make
     wait_until(image.power_offs, 40)
     assert image.process is not None
     assert is_running(image.process.pid), "it was not the script that ended it"
+
+
+def test_a_hung_agent_does_not_keep_the_machine_alive(plane: Shell, machine: Make) -> None:
+    order = order_for("stopped", token_for(plane, "stopped"), GRID_WORKER_EXIT_SECONDS="8")
+    booted = machine().boot(order, margin_seconds=2)
+    heard = booted.home / "agent" / HEARD_FILE
+    wait_until(lambda: heard.exists() or booted.power_offs(), 60)
+    begun = heard.stat().st_mtime
+    assert begun < 1.1 * float(Path("/proc/uptime").read_text().split()[0]), "it is no time of a clock that may be set"
+    wait_until(lambda: heard.stat().st_mtime > begun + 11 or booted.power_offs(), 40)
+    assert booted.power_offs() == [], "an agent that is heard is left alone, however long"
+    agent = next(pid for pid in booted.processes() if b"distributed_grid.agent\0" in read(pid, "cmdline"))
+    os.kill(agent, signal.SIGSTOP)
+    wait_until(booted.power_offs, 40)
+    assert booted.process is not None
+    assert is_running(agent), "it was not its own end"
+    assert is_running(booted.process.pid), "it was not the script that ended it"
 
 
 @pytest.fixture

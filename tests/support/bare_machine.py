@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distributed_grid.adapters.clouds.boot_script import JOIN_VARIABLE, boot_script
+from distributed_grid.adapters.clouds.boot_script import EXIT_MARGIN_SECONDS, JOIN_VARIABLE, boot_script
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.ports import WorkerOffer, WorkerOrder
 from tests.support.processes import is_running, processes_naming
 from tests.support.shell import wait_until
 
-TOOLS = ("sh", "cat", "chmod", "env", "hostname", "id", "mkdir", "setsid", "sleep", "tail", "true")
+TOOLS = ("sh", "cat", "chmod", "env", "hostname", "id", "mkdir", "setsid", "sleep", "stat", "tail", "true")
 PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -53,10 +53,12 @@ class BareMachine:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
-    def boot(self, order: WorkerOrder, *, private_etc: bool = False) -> BareMachine:
+    def boot(
+        self, order: WorkerOrder, *, private_etc: bool = False, margin_seconds: int = EXIT_MARGIN_SECONDS
+    ) -> BareMachine:
         """Run the boot script, as a cloud does; users that it makes are its own with `private_etc`."""
         script = self.folder / "user-data"
-        script.write_text(boot_script(order, str(self.home)))
+        script.write_text(boot_script(order, str(self.home), margin_seconds=margin_seconds))
         script.chmod(0o700)
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(

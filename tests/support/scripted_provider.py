@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from distributed_grid.errors import Refused
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 from tests.support.clouds.scripted import OFFERS, ScriptedCloud
@@ -104,7 +106,7 @@ def end_machine(machine: Mapping[str, Any]) -> None:
 
 class ScriptedProvider(CloudProviderBase):
     """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent` with
-    what it finds in its `environ`, `elsewhere` and `prices`. `notices` is where its machines read of their end."""
+    what it finds in its `environ`, `elsewhere`, `prices` and `lifetime`. `notices` is where its machines read of their end."""
 
     name = "scripted"
 
@@ -112,6 +114,7 @@ class ScriptedProvider(CloudProviderBase):
         self._cloud = _FileCloud(Path(settings["state_file"]), settings)
         self.is_on_this_host = not settings.get("elsewhere", False)
         self._has_prices = bool(settings.get("prices", True))
+        self._lifetime = float(settings.get("lifetime", 0))
         self._check_says = str(settings.get("check_says", ""))
         type(self).notice_source = str(settings.get("notices", ""))
 
@@ -132,9 +135,8 @@ class ScriptedProvider(CloudProviderBase):
             self._cloud.terminate(worker_id, grid_id)
 
     def offers(self) -> Sequence[WorkerOffer]:
-        if self._has_prices:
-            return OFFERS
-        return [WorkerOffer(one.id, one.worker_type, one.resources, None, one.zone) for one in OFFERS]
+        found = [replace(one, lifetime_seconds=self._lifetime) for one in OFFERS]
+        return found if self._has_prices else [replace(one, price_micro=None) for one in found]
 
     def check(self) -> Sequence[str]:
         if self._check_says:

@@ -8,6 +8,7 @@ The directory D (0700) holds all its state:
     failure.txt    why the last one that could not go on has ended
     link.json      {"node", "socket"}: the control plane's Unix socket; new with every SSH connection
     joined.json    instead of it, after joining with a token: address, certificate, node key
+    heard          whose time changes while there is a control plane, on a machine of a provider
     epoch.json     the highest epoch seen of a control plane
     jobs/          its attempts
     content/       fetched files of working directories

@@ -43,7 +43,7 @@ from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
-from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.posix.boot_clock import boot_id, boot_ms, boot_ns
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
@@ -55,6 +55,8 @@ MAX_LOG_BYTES = 5 * 1024 * 1024
 POLL_SECONDS = 5.0
 LEAVE_POLL_SECONDS = 0.5
 JOIN_PAUSE_SECONDS = 1.0
+HEARD_FILE = "heard"
+"""Its time changes while there is a control plane; the boot script of a rented machine looks at it."""
 RAY_RECORD = "ray/started.json"
 CPU_VARIABLE, MEMORY_VARIABLE = "GRID_ALLOCATED_CPU_MILLI", "GRID_ALLOCATED_MEMORY_BYTES"
 LAST_GRACE_MS = 500
@@ -101,6 +103,17 @@ class AgentDir:
     def is_removed(self) -> bool:
         """Whether the locked directory was removed: another agent may have one of that name, this one has none."""
         return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
+
+    def touch(self, name: str) -> None:
+        """Have a file whose time is the time since boot: it changes with every call, whatever the clock says, and
+        needs no room on a full disk."""
+        path, now = self.path / name, boot_ns()
+        try:
+            if not os.path.lexists(path):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.utime(path, ns=(now, now), follow_symlinks=False)
+        except OSError as failure:
+            log.warning("%s: %s", path, failure.strerror)
 
     def read(self, name: str) -> dict[str, object]:
         """The content of a JSON file; empty where it is missing or broken."""
@@ -211,7 +224,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, announce)
     endings = (uplink.run(agent), stopping.wait(), _wait_until_abandoned(agent_dir, uplink, agent.host))
     tasks = {start_essential(_until(work), "the agent") for work in endings}
-    dead_man = start_essential(_wait_for_silence(uplink, exit_seconds), "the dead-man switch")
+    dead_man = start_essential(_wait_for_silence(agent_dir, uplink, exit_seconds), "the dead-man switch")
     end = start_essential(_wait_for_end(agent, leaving), "the end of this machine")
     await asyncio.wait({*tasks, dead_man, end}, return_when=asyncio.FIRST_COMPLETED)
     grace_ms = STOP_GRACE_MS if dead_man.done() else LAST_GRACE_MS if leaving.is_set() else None
@@ -245,11 +258,14 @@ async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
     log.warning("the time of this machine is over")
 
 
-async def _wait_for_silence(uplink: Uplink, seconds: float) -> None:
-    """Return when there was no control plane for so long; never where that is 0."""
+async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float) -> None:
+    """Return when there was no control plane for so long; never where that is 0. While there is one, who watches over
+    this process (the boot script of a rented machine) sees it by a file."""
     if not seconds:
         await asyncio.Event().wait()
-    while uplink.seconds_disconnected < seconds:
+    while (silent_seconds := uplink.seconds_disconnected) < seconds:
+        if not silent_seconds:
+            agent_dir.touch(HEARD_FILE)
         await asyncio.sleep(min(POLL_SECONDS, seconds / 4))
     log.warning("no control plane for %g s: this worker ends", seconds)
 

@@ -7,7 +7,12 @@ import time
 
 def boot_ms() -> int:
     """Milliseconds since the machine started, those it slept included."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return boot_ns() // 1_000_000
+
+
+def boot_ns() -> int:
+    """The same in nanoseconds."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:

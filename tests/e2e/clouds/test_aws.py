@@ -30,7 +30,6 @@ class RentedGrid(Shell):
         self.cloud = cloud
         keys = {"access_key_id": "${AWS_ACCESS_KEY_ID}", "secret_access_key": "${AWS_SECRET_ACCESS_KEY}"}
         self.env |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-        self.env |= {"GRID_KEEP_ENV": "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY"}
         config = {
             "name": "rented",
             "nodes": [{"name": "home", "host": "local", "cpu_count": 1, "memory_gb": 4, "trust_declared": True}],

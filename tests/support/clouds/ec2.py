@@ -156,6 +156,12 @@ class Ec2StandIn:
             if (one := self._instances[instance]).machine.ended_at is None:
                 self._end(one, self.clock())
 
+    def take_away(self, instance: str) -> None:
+        """End an instance as EC2 does with a spot one, or as it ends itself by its power-off."""
+        ended_at = self._instances[instance].machine.ended_at
+        if ended_at is None or ended_at > self.clock():
+            self.preempt(instance)
+
     def parameters(self, instance: str) -> Form:
         """The parameters that an instance was made with."""
         return dict(parse_qsl(self._instances[instance].parameters))

@@ -64,10 +64,13 @@ class CloudStandIn(Protocol):
     """A cloud for tests. `visible_after` is for how many seconds a new machine is not listed, `stops_in` how long a
     termination takes; both may be changed at any time."""
 
-    clock: Callable[[], float]
     faults: FaultScript
     visible_after: float
     stops_in: float
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The time, as this cloud knows it."""
 
     def provider(self) -> CloudProviderBase:
         """A new adapter that talks to this cloud, as a new process would make it."""

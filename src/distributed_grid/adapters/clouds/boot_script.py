@@ -5,7 +5,8 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 `grid` of the same version.
 
 - Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
-  second process sees to it where the script itself is killed, or where the agent has not joined in time.
+  second process sees to it where the script itself is killed, where the agent has not joined in time, and where it
+  hangs: where it has not heard the control plane for so long that it should have ended itself.
 - The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
   launch deadline has passed. It is in no command line, no environment and no file besides the script.
 - The agent, and so every job, runs as a user of its own where one can be made; its program belongs to root.
@@ -14,6 +15,7 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 from __future__ import annotations
 
 import shlex
+from math import ceil
 from pathlib import Path
 
 from distributed_grid import __version__
@@ -25,6 +27,11 @@ JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 DEADLINE_VARIABLE = "GRID_WORKER_JOIN_SECONDS"
 """In the environment of an order: after how long a machine whose agent has not joined is powered off."""
 DEADLINE_SECONDS = "1200"
+EXIT_VARIABLE = "GRID_WORKER_EXIT_SECONDS"
+EXIT_MARGIN_SECONDS = 120
+"""For how long after the agent should have ended for want of a control plane the machine is left alone."""
+HEARD_FILE = "heard"
+"""In the directory of the agent: its time changes whenever the control plane was heard."""
 MAX_BYTES = 16 * 1024
 """As much user-data an instance of EC2 takes."""
 
@@ -49,12 +56,21 @@ trap end EXIT
 trap 'exit 1' HUP INT TERM
 fail() {{ why=$1; exit 1; }}
 
-# Ends the machine where this script cannot: when it was killed, or when the agent has not joined in time.
-watch='n=0
-while kill -0 "$1" 2> /dev/null && {{ [ -e "$2" ] || [ "$n" -lt "$3" ]; }}; do sleep 5; n=$((n + 5)); done
+# Ends the machine where this script cannot: when it was killed, when the agent has not joined in time, or when it hangs.
+# Only times that it has counted itself are compared: a clock may be set, and a machine may sleep or boot again.
+watch='n=0 heard=
+while kill -0 "$1" 2> /dev/null; do
+    most=$3
+    [ ! -e "$2/joined.json" ] || most=$4
+    [ -z "$most" ] || [ "$n" -lt "$most" ] || break
+    sleep 5
+    n=$((n + 5)) last=$heard
+    heard=$(stat -c %y "$2/{heard}") && [ "$heard" != "$last" ] && n=0
+done
 '$off
 detached=$(command -v setsid)
-$detached sh -c "$watch" grid-watchdog $$ "$home/agent/joined.json" "$deadline" < /dev/null > /dev/null 2>&1 &
+command -v stat > /dev/null || silence=
+$detached sh -c "$watch" grid-watchdog $$ "$home/agent" "$deadline" "$silence" < /dev/null > /dev/null 2>&1 &
 watchdog=$!
 
 mkdir -p "$home/agent" "$home/home" && chmod 755 "$home" && cd "$home" || fail "$home cannot be made"
@@ -97,20 +113,23 @@ exit $code
 """
 
 
-def boot_script(order: WorkerOrder, home: str = HOME) -> str:
+def boot_script(order: WorkerOrder, home: str = HOME, *, margin_seconds: int = EXIT_MARGIN_SECONDS) -> str:
     """A shell script that is the same whenever the identical order is made again."""
     environ = dict(order.environ)
+    exit_seconds = float(environ.get(EXIT_VARIABLE, 0))
     values = {
         "home": home,
         "name": order.worker_id,
         "token": environ.pop(JOIN_VARIABLE, ""),
         "deadline": environ.pop(DEADLINE_VARIABLE, DEADLINE_SECONDS),
+        "silence": str(ceil(exit_seconds) + margin_seconds) if exit_seconds else "",
     }
     settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     settings += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
     script = _SCRIPT.format(
         settings="\n".join(settings),
         user=USER,
+        heard=HEARD_FILE,
         version=shlex.quote(f"grid {__version__}"),
         download=download_program(),
     )

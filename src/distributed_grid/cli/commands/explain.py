@@ -36,6 +36,8 @@ def _lines(found: View) -> Iterator[str]:
         yield _row("takes", f"about {format_span(found['job']['expected_seconds'], '.3g')}, by earlier runs")
     if found["waiting"] is not None:
         yield from _waiting(found["waiting"])
+    if found["machine_end"] is not None:
+        yield from _rows("machine", machine_end_lines(found["machine_end"]))
     if found["stopping"]:
         yield _row("stopping", found["stopping"])
     for place in found["placements"]:
@@ -79,6 +81,15 @@ def _waiting(waiting: View) -> Iterator[str]:
     wide = max(map(len, names), default=0)
     why = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
     yield from _rows("why not now", why)
+
+
+def machine_end_lines(end: View) -> Iterator[str]:
+    """The announced end of the machine that it is on, which whoever placed it there did not know."""
+    if end["at"] is None:
+        yield f"may be taken away at any time: {end['reason']}"
+        return
+    yield f"ends at {format_time(end['at'])}: {end['reason']}"
+    yield f"it is stopped at {format_time(end['stops_at'])}, unless it is over before"
 
 
 def _neighbour(one: View) -> str:

@@ -147,7 +147,12 @@ def _is_due(ledger: Ledger, worker: Worker, lease: Lease, now: int) -> bool:
     block = ledger.blocks.get(lease.request.block)
     if block is not None:
         return now - block.tried_at_ms >= BLOCK_RETRY_MS
-    return now >= worker.notice.stop_at_ms(_grace_ms(ledger, lease))
+    return now >= stop_at_ms(ledger, worker.notice, lease)
+
+
+def stop_at_ms(ledger: Ledger, notice: EndNotice, lease: Lease) -> int:
+    """When what runs under a lease is told to stop, so that its grace is over in time."""
+    return notice.stop_at_ms(_grace_ms(ledger, lease))
 
 
 def _grace_ms(ledger: Ledger, lease: Lease) -> int:

@@ -19,6 +19,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
 from distributed_grid.reactor.jobs import FOREVER_MS
+from distributed_grid.reactor.workers.announced_ends import stop_at_ms
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
@@ -125,6 +126,7 @@ async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> View:
         "job": shown,
         "waiting": await _waiting(grid, viewer, lease),
         "placements": placements,
+        "machine_end": await _machine_end(grid, viewer, lease),
         "stopping": job.stop.detail if job.stop is not None else None,
         "refusal": None,
         "end": _end(shown["ended_at"], shown["outcome"], shown["detail"]) if job.is_over else None,
@@ -157,6 +159,7 @@ async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
         "allocation": shown,
         "waiting": await _waiting(grid, viewer, lease),
         "placements": placements,
+        "machine_end": await _machine_end(grid, viewer, lease),
         "stopping": lease.detail or None if lease.state is LeaseState.RELEASING else None,
         "refusal": None,
         "end": _end(viewer.time(lease.ended_at_ms), shown["reason"], shown["detail"]) if lease.is_over else None,
@@ -174,6 +177,7 @@ def _explain_refusal(viewer: Viewer, history: Sequence[DecisionRecord]) -> View:
         "state": "refused",
         "waiting": None,
         "placements": [],
+        "machine_end": None,
         "stopping": None,
         "refusal": {"at": viewer.time(last.row.at_ms), "reason": last.reason},
         "end": None,
@@ -284,6 +288,23 @@ async def _placement(
         "displaced": list(choice.displaced) if choice is not None else [],
         "made_room_for": await _preemptor(grid, displaced) if displaced is not None else None,
     }
+
+
+async def _machine_end(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | None:
+    """The announced end of the machine that a lease is on, and when what runs there has to stop."""
+    if lease is None or not lease.holds:
+        return None
+    held = lease
+
+    def view_end(ledger: Ledger, now: int) -> View | None:
+        worker = ledger.workers.get(held.node)
+        notice = worker.notice if worker is not None else None
+        if notice is None:
+            return None
+        stops_at = max(stop_at_ms(ledger, notice, held), now) if notice.ends_at_ms else 0
+        return {"at": viewer.time(notice.ends_at_ms), "stops_at": viewer.time(stops_at), "reason": notice.why}
+
+    return await grid.read(view_end)
 
 
 async def _preemptor(grid: Grid, displaced: DecisionRecord) -> View:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-from distributed_grid.adapters.clouds.boot_script import MAX_BYTES, boot_script
+from distributed_grid.adapters.clouds.boot_script import EXIT_VARIABLE, HEARD_FILE, MAX_BYTES, boot_script
+from distributed_grid.agent import agent_process, join_client
 from distributed_grid.agent.join_client import JoinToken
 from tests.support.bare_machine import order_for
 
@@ -40,3 +41,13 @@ def test_the_token_is_neither_exported_nor_in_the_program() -> None:
     assert script.count(TOKEN) == 1
     assert f"token={TOKEN}" in script.splitlines()
     assert "GRID_JOIN_TOKEN" not in script
+
+
+def test_a_hung_agent_is_given_some_time_more_than_it_gives_itself() -> None:
+    assert "silence=151" in boot_script(order_for("worker-1", TOKEN, GRID_WORKER_EXIT_SECONDS="30.5")).splitlines()
+    assert "silence=1000120" in boot_script(order_for("worker-1", TOKEN, GRID_WORKER_EXIT_SECONDS="1e+06")).splitlines()
+    assert "silence=''" in boot_script(order_for("worker-1", TOKEN, GRID_WORKER_EXIT_SECONDS="0")).splitlines()
+
+
+def test_script_and_agent_mean_the_same_variable_and_the_same_file() -> None:
+    assert (EXIT_VARIABLE, HEARD_FILE) == (join_client.EXIT_VARIABLE, agent_process.HEARD_FILE)

@@ -7,7 +7,8 @@ import json
 
 import yaml
 
-from distributed_grid.adapters.clouds.gcp import PERMISSIONS
+from distributed_grid.adapters.clouds.gcp_instances import needed_permissions
+from distributed_grid.config.providers import GcpSettings
 from tests.e2e.guides import page_blocks
 from tests.support.project import PROJECT
 
@@ -49,4 +50,5 @@ def test_what_ends_machines_is_allowed_for_those_of_a_grid_only() -> None:
 
 def test_the_role_has_the_permissions_that_the_adapter_asks_google_about() -> None:
     role = next(yaml.safe_load(block) for block in page_blocks(GUIDE, "yaml") if "includedPermissions" in block)
-    assert role["includedPermissions"] == PERMISSIONS
+    settings = GcpSettings(project="p", zone="europe-west1-b", external_ip=True, tags=("grid",))
+    assert role["includedPermissions"] == needed_permissions(settings)
