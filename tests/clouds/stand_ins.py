@@ -50,7 +50,8 @@ def scripted(clock: Callable[[], float], random: Random, promised: bool) -> Clou
     random.shuffle(offers)
     cloud = ScriptedCloud(clock, forgets=random.random() < 0.3, blind=random.random() < 0.5, offers=offers)
     if random.random() < 0.5:
-        cloud.omit = FlakyLists(random, promised).omit
+        flaky = FlakyLists(random, promised)
+        cloud.omit = lambda found: flaky.omit(found) if cloud.faults.waiting else found
     return cloud
 
 

@@ -106,7 +106,8 @@ def end_machine(machine: Mapping[str, Any]) -> None:
 
 class ScriptedProvider(CloudProviderBase):
     """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent` with
-    what it finds in its `environ`, `elsewhere`, `prices` and `lifetime`. `notices` is where its machines read of their end."""
+    what it finds in its `environ`, `elsewhere`, `prices` and `lifetime`. `notices` is where its machines read of their
+    end."""
 
     name = "scripted"
 

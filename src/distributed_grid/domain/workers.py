@@ -65,8 +65,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     `lifetime_ms` is after how long its provider ends it by itself (0: never), `ends_at_ms` when that will be, as far as
     is known (0: it is not). `queue_ms` is for how long it may wait in a queue of its provider's; while it `waits`
-    there, there is no machine yet, and it costs nothing. `notice` is its end as it was announced, which never is later;
-    the agent's word about that was last taken at `notice_at_ms`.
+    there, which was last known at `waited_until_ms`, there is no machine yet, and it costs nothing. `notice` is its end
+    as it was announced, which never is later; the agent's word about that was last taken at `notice_at_ms`.
     """
 
     kind: ClassVar[str] = "worker"
@@ -107,6 +107,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     ends_at_ms: int = 0
     queue_ms: int = 0
     waits: bool = False
+    waited_until_ms: int = 0
     notice: EndNotice | None = None
     notice_at_ms: int = 0
 

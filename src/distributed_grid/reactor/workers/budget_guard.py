@@ -49,8 +49,8 @@ def settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> No
     """Store what was spent, once in a while and when a day has begun."""
     for row in ledger.spending.values():
         settled = settle(ledger, row.provider, now, wall_ms)
-        is_due = settled.day != row.day or now - row.as_of_ms >= SETTLE_MS
-        if is_due and (settled.spent_micro, settled.core_ms) != (row.spent_micro, row.core_ms):
+        is_more = (settled.spent_micro, settled.core_ms) != (row.spent_micro, row.core_ms)
+        if settled.day != row.day or (now - row.as_of_ms >= SETTLE_MS and is_more):
             decision.changes.append(settled)
 
 

@@ -40,7 +40,7 @@ from distributed_grid.domain.workers import Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.workers.host_leases import lease_host, release_host
-from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.budget import budget_state, charge_unseen, settle
 from distributed_grid.scheduling.scaling.closures import close_scope, place_of
 from distributed_grid.scheduling.scaling.host_machine import with_host
 
@@ -116,7 +116,7 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     if worker.state is WorkerState.ASKED:
         why = QUEUED if event.waits else "it boots"
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why=why)
-        booted = replace(booted, waits=event.waits)
+        booted = replace(booted, waits=event.waits, waited_until_ms=now if event.waits else 0)
         records.append(worker_record("worker-booting", booted, event.instance))
     return Decision([booted] if booted != worker else [], records)
 
@@ -132,15 +132,17 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         worker,
         state=advance_worker(worker.state, Step.JOIN),
         joined_at_ms=now,
-        booted_at_ms=worker.booted_at_ms or now,
+        booted_at_ms=now if worker.waits else worker.booted_at_ms or now,
         why="",
         problem="",
         tries=0,
         next_call_at_ms=0,
         waits=False,
     )
-    scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
-    return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
+    more: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
+    if worker.waits and worker.provider in ledger.spending:
+        more.append(charge_unseen(ledger.spending[worker.provider], worker, now))
+    return Decision([joined, *more], [worker_record("worker-joined", joined)])
 
 
 def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decision:
@@ -237,7 +239,8 @@ def end_worker(
     """A worker that is proven gone: its cost ends, and its node is forgotten. `spending` is what was spent until now,
     where that is known already."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
-    changes: list[Row] = [spending or settle(ledger, worker.provider, now, wall_ms), gone]
+    spent = spending or settle(ledger, worker.provider, now, wall_ms)
+    changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
     if worker.spare:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = release_host(ledger, worker)

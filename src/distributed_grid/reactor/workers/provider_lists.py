@@ -23,10 +23,12 @@ from distributed_grid.reactor.workers.lifecycle import (
     terminate,
     worker_record,
 )
-from distributed_grid.scheduling.scaling.budget import settle
+from distributed_grid.scheduling.scaling.budget import charge_unseen, settle
 
 PROOF_LISTINGS = 2
 """Lists without a machine that prove it gone, once its termination was accepted."""
+WAIT_KNOWN_MS = 30_000
+"""How often it is stored that a worker still waits in a queue: what it may have run since then is charged for."""
 END_TOLERANCE_MS = 10_000
 """By how much the end that a provider gives a machine may differ from one list to the next."""
 
@@ -48,6 +50,7 @@ def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
         if one is None:
             continue
         add_to(decision, one)
+        spending = next((row for row in reversed(one.changes) if isinstance(row, Spending)), spending)
         changed += 1
         if changed >= MAX_WORKERS_PER_STEP:
             decision.later.append(event)
@@ -109,9 +112,14 @@ def _compare_listed(
         booted = WorkerBooted(worker.id, found.instance, ends_in_ms=found.ends_in_ms, waits=found.waits)
         return on_booted(ledger, booted, now)
     seen = replace(worker, missing=0, ends_at_ms=_ends_at_ms(worker, found, event.asked_at_ms))
-    if worker.state is WorkerState.BOOTING:
-        seen = _moved_in_queue(seen, found, now)
-    return Decision([seen]) if seen != worker else None
+    if worker.state in (WorkerState.BOOTING, WorkerState.TERMINATING):
+        seen = _moved_in_queue(seen, found, event.asked_at_ms, now)
+    if seen == worker:
+        return None
+    if seen.waits or not worker.waits:
+        return Decision([seen])
+    began_at = event.asked_at_ms + found.ends_in_ms - worker.lifetime_ms if found.ends_in_ms is not None else 0
+    return Decision([seen, charge_unseen(spending, worker, now, began_at)])
 
 
 def _end_double(ledger: Ledger, worker: Worker, why: str, now: int) -> Decision | None:
@@ -134,11 +142,17 @@ def _ends_at_ms(worker: Worker, found: ListedInstance, asked_at_ms: int) -> int:
     return max(says, known) if known <= asked_at_ms else known
 
 
-def _moved_in_queue(worker: Worker, found: ListedInstance, now: int) -> Worker:
+def _moved_in_queue(worker: Worker, found: ListedInstance, asked_at_ms: int, now: int) -> Worker:
     """A worker with what is new about its place in its provider's queue; once it has left that, it boots from now."""
+    is_ending = worker.state is WorkerState.TERMINATING
     if found.waits:
-        return replace(worker, waits=True, why=found.detail or QUEUED)
-    return replace(worker, waits=False, booted_at_ms=now, why="it boots") if worker.waits else worker
+        is_news = not worker.waits or asked_at_ms - worker.waited_until_ms >= WAIT_KNOWN_MS
+        waited_until = asked_at_ms if is_news else worker.waited_until_ms
+        why = worker.why if is_ending else found.detail or QUEUED
+        return replace(worker, waits=True, why=why, waited_until_ms=waited_until)
+    if not worker.waits:
+        return worker
+    return replace(worker, waits=False, booted_at_ms=now, why=worker.why if is_ending else "it boots")
 
 
 _ALIVE_FIRST = {"stopping": 1, "gone": 2}

@@ -229,14 +229,24 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
 
 
 def _began_at_ms(worker: Worker, now: int) -> int:
-    """Since when a worker costs something: since it was wanted, or since it has left the queue of its provider. The
-    provider knows better when that was than who asks from time to time. One that is ended while it waits may still have
-    begun."""
-    if not worker.queue_ms or not worker.booted_at_ms:
-        return worker.created_at_ms
+    """Since when a worker costs something: since it was wanted, or since it was seen to have left the queue of its
+    provider. What it ran before that is charged then."""
     if worker.waits:
-        return worker.terminate_at_ms or now
-    return min(worker.booted_at_ms, worker.ends_at_ms - worker.lifetime_ms if worker.ends_at_ms else now)
+        return now
+    return worker.booted_at_ms if worker.queue_ms and worker.booted_at_ms else worker.created_at_ms
+
+
+def charge_unseen(spending: Spending, worker: Worker, now: int, began_at_ms: int = 0) -> Spending:
+    """Charge for what a worker may have run since it was last known to wait in the queue of its provider; where the
+    provider says when it began, since then."""
+    ran_ms = now - max(worker.waited_until_ms or worker.booted_at_ms, began_at_ms)
+    if worker.lifetime_ms:
+        ran_ms = min(ran_ms, worker.lifetime_ms + END_GRACE_MS)
+    return replace(
+        spending,
+        spent_micro=spending.spent_micro + cost_micro(worker.price_micro or 0, ran_ms),
+        core_ms=spending.core_ms + core_ms(worker, ran_ms),
+    )
 
 
 def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -> BudgetState:
