@@ -32,7 +32,8 @@ Action = Literal["scale_up", "scale_down", "none"]
 
 class ScalingRules(Struct, frozen=True):
     """Scaling settings of the config, and the workers that the provider can start, the preferred ones first; the
-    ledger has one. Without a `provider` nothing is started or given back."""
+    ledger has one. Without a `provider` nothing is started or given back. `types_known`: the provider was asked what it
+    can start; until then a request that no node can serve waits."""
 
     kind: ClassVar[str] = "scaling"
 
@@ -46,6 +47,7 @@ class ScalingRules(Struct, frozen=True):
     up_cooldown_ms: int = 300_000
     down_cooldown_ms: int = 600_000
     types: tuple[Worker, ...] = ()
+    types_known: bool = True
 
     @property
     def key(self) -> str:

@@ -308,6 +308,7 @@ class Daemon:
             await self._agents.settled()
             await self._listener.start(login_name())
             await self._workers.start()
+            await self._autoscaler.start()
             listener = self._instance_lock.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again

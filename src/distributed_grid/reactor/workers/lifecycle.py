@@ -170,12 +170,13 @@ def pause_ms(worker_id: str, tries: int) -> int:
 
 def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
     """End a worker that its provider will not make. Where an earlier call was not answered it is terminated instead:
-    that one may have made it. An offer without capacity is closed for a while, and another may be tried."""
+    that one may have made it. An offer without capacity is closed for a while, and another may be tried; so is one that
+    is refused to scaling, which would ask for it again and again."""
     worker = ledger.workers.get(event.worker_id)
     if worker is None:
         return Decision()
     decision = Decision()
-    if event.scope:
+    if event.scope or worker.by == GRID_USER:
         until = now + ledger.worker_rules.closed_ms
         decision = close_offer(ledger, worker, place_of(worker).scope_like(event.scope), until, event.why)
     if worker.unanswered > 1 or worker.instance or worker.joined_at_ms:

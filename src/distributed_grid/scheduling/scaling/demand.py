@@ -144,6 +144,8 @@ def worker_could_serve(ledger: Ledger, request: Request) -> bool:
     rules = ledger.scaling
     if not rules.provider or request.gang > rules.max_workers or _served_elsewhere(request):
         return False
+    if not rules.types_known:
+        return True
     if outlives_all(ledger, request):
         return False
     return is_served(request.ask, [usable(worker.resources) for worker in rules.types])

@@ -38,7 +38,10 @@ _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING
 
 
 class ScalingEvaluation(Struct, frozen=True):
-    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not)."""
+    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not).
+
+    `has_no_node`: something waits that no node could serve, and workers are to be started.
+    """
 
     plan: ScalingPlan
     demand: Demand
@@ -47,6 +50,7 @@ class ScalingEvaluation(Struct, frozen=True):
     idle: tuple[IdleWorker, ...]
     up_at_ms: int
     down_at_ms: int
+    has_no_node: bool = False
 
 
 def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
@@ -87,8 +91,16 @@ class Evaluator:
     def evaluate(self) -> ScalingEvaluation:
         idle = idle_workers(self._ledger, self._serving, self._now)
         plan = self._plan(idle) if self._rules.provider else self._nothing("scaling.provider is not set")
+        is_up = plan.action == "scale_up" and bool(plan.count)
         return ScalingEvaluation(
-            plan, self._demand, self._unmet, self._window, tuple(idle), self._up_at_ms, self._down_at_ms
+            plan,
+            self._demand,
+            self._unmet,
+            self._window,
+            tuple(idle),
+            self._up_at_ms,
+            self._down_at_ms,
+            is_up and bool(self._unmet.without_node(self._ledger).shapes),
         )
 
     def _rests_until(self, counter: str, cooldown_ms: int) -> int:
@@ -128,9 +140,10 @@ class Evaluator:
         if not self._unmet.shapes:
             return None, ""
         wanted, why_not = self._wanted_by_level()
-        displaced = self._unmet.displaced
-        if wanted is None and displaced.shapes and self._room:
-            wanted = choose_type(displaced, self._bottleneck, self._types, min(self._room, self._limit))
+        if wanted is None and self._room:
+            urgent = UnmetDemand((*self._unmet.displaced.shapes, *self._unmet.without_node(self._ledger).shapes))
+            if urgent.shapes:
+                wanted = choose_type(urgent, self._bottleneck, self._types, min(self._room, self._limit))
         return wanted, why_not
 
     def _wanted_by_level(self) -> tuple[tuple[Worker, int] | None, str]:
@@ -158,8 +171,10 @@ class Evaluator:
         return f"what serves them cannot be had now: {', '.join(texts)}" if texts else "no type of worker serves them"
 
     def _why_up(self, *, is_rest: bool) -> str:
-        """Why workers are started: for what waits, or only for what has to leave (`is_rest`)."""
+        """Why workers are started: for what waits, or only for what no node could serve or has to leave (`is_rest`)."""
         displaced = self._unmet.displaced.requests
+        if not displaced and is_rest:
+            return f"{_requests(self._unmet.without_node(self._ledger).requests)} that no node could serve"
         if not displaced:
             return f"{_requests(self._unmet.requests)} for {self._fullness()}"
         first = min(self._leaving, key=lambda worker: worker.leaving_at_ms)

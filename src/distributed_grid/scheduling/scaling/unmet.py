@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.resources import NOTHING, ResourceType
+from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
@@ -39,6 +39,19 @@ class UnmetDemand(Struct, frozen=True):
     def displaced(self) -> UnmetDemand:
         """What of it still runs, on machines that are taken away."""
         return UnmetDemand(tuple(shape for shape in self.shapes if shape.displaced))
+
+    def without_node(self, ledger: Ledger) -> UnmetDemand:
+        """What of it no node could serve even if it were empty. A node that was never heard could serve anything."""
+        nodes = [node for node in ledger.nodes.values() if node.state not in _ABSENT]
+        if any(node.caps.can_share and node.capacity == Capacity() for node in nodes):
+            return UnmetDemand()
+        has = Bins.of_workers(
+            WorkerResources(node.lendable.cpu_milli, node.lendable.memory_bytes, len(node.lendable.gpus))
+            for node in nodes
+        )
+        return UnmetDemand(
+            tuple(shape for shape in self.shapes if not has.room(size_of(shape.request.ask), apart=False).any())
+        )
 
     def total(self, resource: ResourceType) -> int:
         """How much of a resource they ask for together, in base units."""
@@ -138,3 +151,4 @@ def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
 
 
 _SILENT = (NodeState.JOINING, NodeState.SUSPECT)
+_ABSENT = (NodeState.LOST, NodeState.DRAINING, NodeState.LEFT)

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import ScalingEvaluated, ScalingRulesSet
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
+from distributed_grid.domain.states import LeaseState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import GridError
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.reactor.decision import ScalingAnswer
-from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
+from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate
 from distributed_grid.server.workers.expected_load import ExpectedLoad
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
@@ -29,8 +33,10 @@ from distributed_grid.server.workers.reconciler import wall_ms
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
 MAX_SHOWN = 5
-LOOK_SECONDS = 1.0
-"""How often it is looked whether the end of a worker was announced."""
+LOOK_SECONDS = 0.25
+"""How often it is looked whether the end of a worker was announced, or something waits that no node could serve."""
+REST_FACTOR = 20
+"""It is not looked again before so many times the time that it took."""
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +61,9 @@ class Autoscaler:
         self.problem = ""
         self.warm = 0
         self._leaving: set[str] = set()
+        self._has_new_waiting = False
+        self._rests_until = 0.0
+        grid.follow(self._note_waiting)
 
     @property
     def provider(self) -> str:
@@ -71,10 +80,16 @@ class Autoscaler:
         """The load that is expected soon, in thousandths of a worker; None where nothing is forecast."""
         return None if self._expected is None else self._expected.expected_milli
 
+    async def start(self) -> None:
+        """Set the rules, with what the provider could start when it was last asked."""
+        known = self._grid.ledger.scaling
+        types = known.types if self._rules.provider and known.provider == self._rules.provider else ()
+        types_known = bool(types) or not self._rules.provider
+        await self._grid.handle(ScalingRulesSet(replace(self._rules, types=types, types_known=types_known)))
+
     async def run(self) -> None:
-        """Evaluate until cancelled; without a provider set the rules and end."""
+        """Evaluate until cancelled; without a provider end at once."""
         if not self._rules.provider:
-            await self._grid.handle(ScalingRulesSet(self._rules))
             return
         await self.read_types()
         if self._expected is not None:
@@ -87,8 +102,14 @@ class Autoscaler:
             except GridError as failure:
                 log.warning("scaling could not be evaluated: %s", failure)
 
+    def _note_waiting(self, rows: Sequence[Row]) -> None:
+        """Note that a request waits: there may be no node that could serve it."""
+        if not self._has_new_waiting and self._rules.provider:
+            self._has_new_waiting = any(isinstance(row, Lease) and row.state is LeaseState.ASKED for row in rows)
+
     async def _sleep(self) -> None:
-        """Wait for the next evaluation: at once where the end of another worker was announced."""
+        """Wait for the next evaluation: at once where the end of another worker was announced, or where something waits
+        that no node could serve."""
         until = asyncio.get_running_loop().time() + self.interval_seconds
         while (left := until - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, LOOK_SECONDS))
@@ -98,6 +119,19 @@ class Autoscaler:
             known, self._leaving = self._leaving, leaving
             if leaving - known:
                 return
+            if self._has_new_waiting and await self._has_no_node():
+                return
+
+    async def _has_no_node(self) -> bool:
+        """Whether something waits that no node could serve, and workers are to be started for it; in a long queue that
+        is not looked at all the time."""
+        began = time.monotonic()
+        if began < self._rests_until:
+            return False
+        self._has_new_waiting = False
+        found = await self._grid.read(lambda ledger, now: evaluate(ledger, now, wall_ms()).has_no_node)
+        self._rests_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
+        return found
 
     def close(self) -> None:
         """Close the file of the load. Safe to call twice."""
@@ -113,16 +147,23 @@ class Autoscaler:
             problem = "" if offers else _why_nothing(self._rules.provider, known)
         except GridError as failure:
             problem, offers = str(failure), []
-        if problem != self.problem:
-            self.problem = problem
-            if problem:
-                log.warning("no workers of %s can be started: %s", self._rules.provider, problem)
+            if failure.retryable:  # what could be started a while ago may still be
+                self._note_problem(problem)
+                return
+        self._note_problem(problem)
         types = tuple(
             _template(worker_of(one, self._rules.provider, WorkerResources(), by=GRID_USER)) for one in offers
         )
         rules = replace(self._rules, types=types)
         if rules != self._grid.ledger.scaling:
             await self._grid.handle(ScalingRulesSet(rules))
+
+    def _note_problem(self, problem: str) -> None:
+        if problem == self.problem:
+            return
+        self.problem = problem
+        if problem:
+            log.warning("no workers of %s can be started: %s", self._rules.provider, problem)
 
     async def evaluate_now(self) -> tuple[ScalingPlan, list[str]]:
         """Evaluate once and act; what is done, and the workers that are wanted because of it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import ScalingRulesSet, WorkerRefused, WorkerRulesSet
+from distributed_grid.domain.events import ScalingRulesSet, WorkerRefused, WorkerRulesSet, WorkersChecked
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
-from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import WorkerRules
 from tests.support.builders import a_node, a_request
 from tests.support.scaling import DOLLAR, ScalingScenario, a_type, rules
@@ -188,7 +188,25 @@ def test_a_worker_that_never_came_starts_no_cooldown() -> None:
     scenario.handle(WorkerRefused(worker_id, "not today", scenario.wall_ms))
     assert SCALED_UP not in scenario.ledger.counters
     assert SCALED_DOWN not in scenario.ledger.counters
+    closed = scenario.evaluate(seconds=1)
+    assert (closed.action, "not today; not tried for" in closed.reason) == ("none", True)
+    scenario.advance(180)
+    scenario.handle(WorkersChecked(scenario.wall_ms))
     assert scenario.evaluate(seconds=1).count == 1
+
+
+def test_what_no_node_could_serve_waits_for_no_window_and_no_cooldown() -> None:
+    scenario = ScalingScenario(a_node("home", cores=2))
+    for _ in range(30):
+        scenario.evaluate(seconds=10)
+    scenario.ask(a_request("wide", cores=4))
+    plan = scenario.evaluate(seconds=1)
+    assert (plan.action, plan.count, plan.reason) == ("scale_up", 1, "1 request waits that no node could serve")
+    scenario.deliver()
+    assert scenario.ledger.leases["wide"].state is LeaseState.ACTIVE
+    scenario.ask(a_request("wider", cores=4))
+    waits = scenario.evaluate(seconds=1)
+    assert waits.action == "none", "the worker could serve it, later"
 
 
 def test_the_minimum_is_there_without_any_demand_and_the_maximum_never_exceeded() -> None:

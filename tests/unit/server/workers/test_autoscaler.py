@@ -12,7 +12,7 @@ from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.events import LeaseAsked
 from distributed_grid.domain.scaling import ScalingRules
-from distributed_grid.errors import Refused
+from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.prediction.warm_pool import SLOT_MS
 from distributed_grid.server.access.tokens import Caller, Forbidden
@@ -34,6 +34,17 @@ class FixedCatalog(OfferCatalog):
         self.found: Sequence[WorkerOffer] = OFFERS
 
     async def offers(self, provider: str) -> Sequence[WorkerOffer]:
+        return self.found
+
+
+class SilentCatalog(FixedCatalog):
+    """The same of one that does not answer, unless it is told to."""
+
+    answers = False
+
+    async def offers(self, provider: str) -> Sequence[WorkerOffer]:
+        if not self.answers:
+            raise Unreachable(f"{provider} does not answer")
         return self.found
 
 
@@ -109,11 +120,34 @@ def test_looking_changes_nothing_and_only_an_admin_acts() -> None:
     run(scenario)
 
 
+def test_until_a_provider_has_said_what_it_can_start_requests_wait() -> None:
+    async def scenario(home: InProcessGrid) -> None:
+        catalog = SilentCatalog(home)
+        scaler = Autoscaler(home.grid, catalog, RULES, check_reachable=reachable)
+        await scaler.start()
+        await scaler.read_types()
+        assert "does not answer" in scaler.problem
+        await home.grid.handle(LeaseAsked(a_request("wide", cores=2)))
+        catalog.answers = True
+        await scaler.read_types()
+        assert not scaler.problem
+        catalog.answers = False
+        await scaler.read_types()
+        assert home.grid.ledger.scaling.types, "what could be started a while ago may still be"
+        plan, _ = await scaler.evaluate_now()
+        assert (plan.action, plan.count) == ("scale_up", 1)
+        await Autoscaler(home.grid, catalog, RULES, check_reachable=reachable).start()
+        assert home.grid.ledger.scaling.types, "a new control plane knows it, too"
+
+    run(scenario)
+
+
 def test_without_a_provider_rules_of_an_earlier_config_are_dropped() -> None:
     async def scenario(home: InProcessGrid) -> None:
         await Autoscaler(home.grid, FixedCatalog(home), RULES, check_reachable=reachable).read_types()
         assert home.grid.ledger.scaling.types
         nobody = Autoscaler(home.grid, FixedCatalog(home), ScalingRules(), check_reachable=reachable)
+        await nobody.start()
         await nobody.run()
         assert home.grid.ledger.scaling == ScalingRules()
         with pytest.raises(Refused, match=r"scaling\.provider is not set"):
