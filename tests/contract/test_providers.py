@@ -53,7 +53,7 @@ class TestAWSCloudProvider(StandInContract):
 
     def add_twin(self, cloud: CloudStandIn, order: WorkerOrder) -> None:
         assert isinstance(cloud, Ec2StandIn)
-        cloud.add_foreign(**{WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
+        cloud.add_foreign({WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
 
 
 class TestGCPCloudProvider(StandInContract):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_rest import rest
 from tests.support.processes import processes_naming
 from tests.support.project import PROJECT
 from tests.support.scripted_provider import CloudFile, plug_in
@@ -69,6 +70,44 @@ def test_the_control_plane_has_what_its_config_names(grid: Shell) -> None:
         done = grid("run-shared", "-r", "cpu", "-a", "0.1", "-n", name, "--strategy", "node_specific", "env", check=0)
         assert "GRID_NODE" in done.stdout
         is_clean(done.stdout.encode(), f"a job on {name}")
+
+
+def test_errors_that_repeat_them_are_masked(grid: Shell) -> None:
+    cloud = CloudFile(grid.cwd.parent / "cloud.json")
+    cloud.script(create=["tell"], list=["tell", "tell_refused"], terminate=["tell", "tell_refused"])
+    worker = grid.json("workers", "create", "--wait", "60")["workers"][0]["worker_id"]
+    assert "'password': '***'" in problems_of(grid, worker)[-1]
+    grid("workers", "terminate", "--force", "--wait", "60", worker, check=0)
+    assert len([one for one in problems_of(grid, worker) if "cannot be terminated" in one and "***" in one]) >= 1
+    cloud.script(create=["tell_refused"])
+    refused = grid("workers", "create", "--wait", "60")
+    assert refused.returncode != 0
+    assert "it broke with" in refused.stderr
+    assert "'api_token': '***'" in refused.stderr
+    is_clean((refused.stdout + refused.stderr).encode(), "workers create")
+    log = (grid.host_dir / "daemon.log").read_text()
+    assert "ERROR tests.support.scripted_provider: it has {" in log, "a line that the provider itself has logged"
+    assert "ValueError: {" in log, "a traceback that it has logged"
+
+
+def problems_of(grid: Shell, worker: str) -> list[str]:
+    found = [json.loads(line) for line in grid("events", "--type", "worker-problem", "--json").stdout.splitlines()]
+    return [one["reason"] for one in found if one["subject"] == worker]
+
+
+def test_no_rest_answer_has_them(grid: Shell) -> None:
+    with rest(grid) as client:
+        found = client.get("/v1/jobs").json()["jobs"][0]
+        job, lease = found["job_id"], found["attempts"][0]["allocation_id"]
+        named = {"nodes": "here", "leases": lease, "jobs": job, "boosts": lease, "metrics": "here"}
+        answered = set()
+        for path, methods in client.get("/openapi.json").json()["paths"].items():
+            if "get" in methods:
+                what = path.removeprefix("/v1/").split("/")[0]
+                answer = client.get(path.replace("{name}", named.get(what, "")).replace("{resource_type}", "cpu"))
+                is_clean(answer.content, path)
+                answered |= {path} if answer.status_code == 200 else set()
+    assert {"/v1/health", "/v1/nodes/{name}", "/v1/jobs/{name}/explain", "/v1/metrics/summary"} <= answered
 
 
 def test_no_process_shows_them(grid: Shell) -> None:

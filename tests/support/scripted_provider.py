@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ from distributed_grid.errors import Refused
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 from tests.support.clouds.scripted import OFFERS, ScriptedCloud
 
+log = logging.getLogger(__name__)
+
 
 class _FileCloud(ScriptedCloud):
     """The same with its state in a file; one call at a time."""
@@ -36,6 +39,7 @@ class _FileCloud(ScriptedCloud):
         )
         self.path = path
         self._has_agents = bool(settings.get("agent"))
+        self._settings = settings
         self._environ: Mapping[str, str] = settings.get("environ", {})
 
     @contextlib.contextmanager
@@ -66,6 +70,14 @@ class _FileCloud(ScriptedCloud):
         if fault == "hang":
             self._save()
             time.sleep(5)
+        if fault.startswith("tell"):
+            log.error("it has %s", self._settings)
+            kind = Refused if fault == "tell_refused" else RuntimeError
+            try:
+                raise ValueError(str(self._settings))
+            except ValueError as failure:
+                log.exception("it broke")
+                raise kind(f"it broke with {self._settings}") from failure
 
     def after_effect(self, fault: str) -> None:
         if fault == "die_after":
@@ -106,7 +118,8 @@ def end_machine(machine: Mapping[str, Any]) -> None:
 
 class ScriptedProvider(CloudProviderBase):
     """The cloud in a file, as a provider; its settings are `state_file`, `visible_after`, `stops_in`, `agent` with
-    what it finds in its `environ`, `elsewhere`, `prices` and `lifetime`. `notices` is where its machines read of their end."""
+    what it finds in its `environ`, `elsewhere`, `prices` and `lifetime`. `notices` is where its machines read of their
+    end. Its faults `tell` and `tell_refused` log all its settings, and raise an error that has them."""
 
     name = "scripted"
 

@@ -338,6 +338,14 @@ class PlacementRow(TypedDict):
     made_room_for: dict[str, Any] | None
 
 
+class MachineEndRow(TypedDict):
+    """The announced end of the machine that something is on, and when it has to stop; None: nobody knows when."""
+
+    at: str | None
+    stops_at: str | None
+    reason: str
+
+
 class Explanation(TypedDict):
     """Why it waits, why it is there, why it was stopped, when it will start."""
 
@@ -346,6 +354,7 @@ class Explanation(TypedDict):
     state: str
     waiting: WaitingRow | None
     placements: list[PlacementRow]
+    machine_end: MachineEndRow | None
     stopping: str | None
     refusal: dict[str, Any] | None
     end: dict[str, Any] | None

@@ -95,6 +95,7 @@ from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.server.workers.autoscaler import Autoscaler
+from distributed_grid.server.workers.credential_mask import CredentialMask, MaskedLog
 from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
@@ -145,7 +146,7 @@ class Daemon:
         self._clock = GridClock(load_anchor(state_dir), known_ms=last_stored_ms(store))
         self._selected = select_config(options.config, bool(options.explicit), store, state_dir)
         self._config = config = self._selected.config
-        apply_log_settings(config.logging)
+        apply_log_settings(config.logging, MaskedLog(CredentialMask.of_providers(config)))
         self._content = ContentStore(state_dir.host_dir / "content")
         self._agents = AgentGateway(ContentSender(self._content))
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)

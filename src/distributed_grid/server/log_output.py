@@ -27,13 +27,14 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+        if record.exc_info or record.exc_text:
+            fields["traceback"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
         return json.dumps(fields)
 
 
-def apply_log_settings(settings: Logging) -> None:
-    """Log as the settings say from now on. Raises GridError where the file cannot be opened."""
+def apply_log_settings(settings: Logging, *filters: logging.Filter) -> None:
+    """Log as the settings say from now on, what these filters let pass. Raises GridError where the file cannot be
+    opened."""
     stream: IO[str] = sys.stderr
     if settings.file is not None:
         try:
@@ -41,6 +42,7 @@ def apply_log_settings(settings: Logging) -> None:
         except OSError as failure:
             raise GridError(f"the log {settings.file} cannot be opened: {failure.strerror}") from failure
     handler = logging.StreamHandler(stream)
-    handler.addFilter(LogRateLimit())
+    for one in (LogRateLimit(), *filters):
+        handler.addFilter(one)
     handler.setFormatter(JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

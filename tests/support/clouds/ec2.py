@@ -151,10 +151,11 @@ class Ec2StandIn:
         return name
 
     def take_away(self, instance: str) -> None:
-        """End an instance as EC2 does with a spot one, or as it ends by its own power-off."""
+        """End an instance as EC2 does with a spot one, or as it ends itself by its power-off."""
         with self._lock:
-            if (one := self._instances[instance]).machine.ended_at is None:
-                self._end(one, self.clock())
+            one, now = self._instances[instance], self.clock()
+            if one.machine.ended_at is None or one.machine.ended_at > now:
+                self._end(one, now)
 
     def parameters(self, instance: str) -> Form:
         """The parameters that an instance was made with."""

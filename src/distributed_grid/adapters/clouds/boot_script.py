@@ -56,7 +56,7 @@ trap end EXIT
 trap 'exit 1' HUP INT TERM
 fail() {{ why=$1; exit 1; }}
 
-# Ends the machine where this script cannot: when it was killed, when the agent has not joined in time, or when it hangs.
+# Ends the machine where this script cannot: when it was killed, or when the agent has not joined in time, or hangs.
 # Only times that it has counted itself are compared: a clock may be set, and a machine may sleep or boot again.
 watch='n=0 heard=
 while kill -0 "$1" 2> /dev/null; do

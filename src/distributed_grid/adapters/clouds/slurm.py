@@ -268,7 +268,7 @@ class SlurmProvider(CloudProviderBase):
             round(settings.price_per_hour.get(worker_type, 0.0) * 1_000_000),
             zone=partition or ",".join(sorted({one.partition for one in nodes})),
             unavailable=_why_unavailable(nodes, partition, cpus, memory_bytes, settings.time_limit_seconds),
-            lifetime_seconds=settings.time_limit_seconds,
+            lifetime_seconds=60.0 * -(-round(settings.time_limit_seconds) // 60),  # Slurm counts whole minutes
             queue_seconds=settings.queue_limit_seconds,
         )
 

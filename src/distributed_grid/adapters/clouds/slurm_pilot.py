@@ -29,8 +29,8 @@ TOKEN_FILE, LOCK_FILE = "join-token", "lock"
 CPU_VARIABLE, MEMORY_VARIABLE = "GRID_ALLOCATED_CPU_MILLI", "GRID_ALLOCATED_MEMORY_BYTES"
 """In the environment of the agent: the part of the node that is its own, where Slurm does not enforce that."""
 NOTICE_SIGNAL = "USR1"
-"""What Slurm sends to the shell of the script alone before the time limit, which makes it SIGTERM for the agent. SIGTERM
-is what it sends to all processes when the job is cancelled: then the agent has to end, not only to say so."""
+"""What Slurm sends before the time limit to the shell of the script alone, which sends the agent SIGTERM then. When a
+job is cancelled, Slurm sends SIGTERM to all processes: then the agent has to end, not only to say so."""
 NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 """In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
 LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05

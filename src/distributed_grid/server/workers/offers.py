@@ -41,7 +41,8 @@ class OfferCatalog:
         found = self._calls.get(provider)
         if found is None:
             opened = await asyncio.to_thread(self.registry.open, provider)
-            found = self._calls.setdefault(provider, ProviderCalls(opened, seconds=self._call_seconds))
+            mask = self.registry.mask(provider)
+            found = self._calls.setdefault(provider, ProviderCalls(opened, seconds=self._call_seconds, mask=mask))
         return found
 
     async def offers(self, provider: str) -> Sequence[WorkerOffer]:

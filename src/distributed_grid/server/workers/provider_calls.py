@@ -1,7 +1,7 @@
 """Calls to a provider: blocking methods in threads of their own, so many at once, each with a deadline.
 
 A call without an answer by its deadline is lost: it may still have its effect. The threads are daemons, so a call that
-never returns keeps no process alive.
+never returns keeps no process alive. Neither answers nor errors have a credential of the provider in them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.ports import CloudProviderBase
+from distributed_grid.server.workers.credential_mask import CredentialMask
 
 MAX_CALLS_AT_ONCE = 8
 T = TypeVar("T")
@@ -21,8 +22,9 @@ T = TypeVar("T")
 class ProviderCall(Generic[T]):
     """One call under way. `result` waits until its deadline, `settled` until it is really over."""
 
-    def __init__(self, future: asyncio.Future[T], what: str, seconds: float) -> None:
+    def __init__(self, future: asyncio.Future[T], what: str, seconds: float, mask: CredentialMask) -> None:
         self._future = future
+        self._mask = mask
         self._what = what
         self._seconds = seconds
 
@@ -32,11 +34,12 @@ class ProviderCall(Generic[T]):
         if not done:
             raise Unreachable(f"{self._what}: no answer within {self._seconds:g} s")
         try:
-            return self._future.result()
-        except GridError:
-            raise
+            return self._mask.answer(self._future.result())
+        except GridError as failure:
+            raise self._mask.error(failure) from None
         except Exception as failure:  # a bug of the adapter: whether it was done nobody knows
-            raise Unreachable(f"{self._what}: {type(failure).__name__}: {failure}") from failure
+            said = self._mask.text(f"{type(failure).__name__}: {failure}")
+            raise Unreachable(f"{self._what}: {said}") from None
 
     async def settled(self) -> None:
         """Wait until the call has returned, however long that takes."""
@@ -46,9 +49,17 @@ class ProviderCall(Generic[T]):
 class ProviderCalls:
     """Makes calls to one provider."""
 
-    def __init__(self, provider: CloudProviderBase, *, seconds: float, at_once: int = MAX_CALLS_AT_ONCE) -> None:
+    def __init__(
+        self,
+        provider: CloudProviderBase,
+        *,
+        seconds: float,
+        at_once: int = MAX_CALLS_AT_ONCE,
+        mask: CredentialMask | None = None,
+    ) -> None:
         self.provider = provider
         self._seconds = seconds
+        self._mask = mask or CredentialMask()
         self._free = asyncio.Semaphore(at_once)
 
     async def begin(self, what: str, function: Callable[[], T]) -> ProviderCall[T]:
@@ -78,7 +89,7 @@ class ProviderCalls:
                 loop.call_soon_threadsafe(settle)
 
         threading.Thread(target=run, name=f"provider-{what}", daemon=True).start()
-        return ProviderCall(future, f"{self.provider.name} {what}", self._seconds)
+        return ProviderCall(future, f"{self.provider.name} {what}", self._seconds, self._mask)
 
     async def call(self, what: str, function: Callable[[], T]) -> T:
         """Make a call that changes nothing and wait for its answer."""

@@ -6,20 +6,18 @@ It needs no control plane. Nothing that it says has a credential in it, whoever 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
-from pydantic import SecretStr
 
 from distributed_grid.config import ClusterConfig, ConfigProblems
-from distributed_grid.config.providers import PROVIDERS, written_secrets
-from distributed_grid.config.value_kinds import MASK, is_loopback
+from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import GridError, TimedOut
 from distributed_grid.ports import CloudProviderBase, WorkerOffer
+from distributed_grid.server.workers.credential_mask import CredentialMask
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 
-MIN_SECRET_CHARS = 4
 T = TypeVar("T")
 
 
@@ -59,8 +57,8 @@ def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str,
         problems += str(found).splitlines()
     except Exception as failure:  # an SDK's own, and those of other packages, too: it is what is wrong
         problems.append(_one_line(failure))
-    secrets = secrets_of(config, name)
-    return ProviderReport(name, redacted(problems, secrets), redacted(checks, secrets))
+    mask = CredentialMask.of_providers(config, [name])
+    return ProviderReport(name, tuple(map(mask.text, problems)), tuple(map(mask.text, checks)))
 
 
 def reach_problem(provider: CloudProviderBase, host: str) -> str:
@@ -94,28 +92,6 @@ def _price(offer: WorkerOffer) -> str:
     price = "price not known" if offer.price_micro is None else f"${offer.price_micro / 1_000_000:g} an hour"
     gpus = f", {has.gpu_count} GPUs" if has.gpu_count else ""
     return f"{has.cpu_milli / 1000:g} cores, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
-
-
-def secrets_of(config: ClusterConfig, name: str) -> list[str]:
-    """The credentials of a provider, as written and with their variables expanded; none where they are missing."""
-    found = list(written_secrets(config.providers.get(name)))
-    try:
-        if name in PROVIDERS:
-            values = dict(config.provider(name)).values()
-            found += [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
-        else:
-            found += written_secrets(config.plugged_in_provider(name))
-    except GridError:
-        pass  # a variable is missing, so nobody has its value
-    return [secret for secret in found if len(secret) >= MIN_SECRET_CHARS and "${" not in secret]
-
-
-def redacted(lines: Iterable[str], secrets: Iterable[str]) -> tuple[str, ...]:
-    """The lines without these secrets."""
-    found = tuple(lines)
-    for secret in sorted(secrets, key=len, reverse=True):
-        found = tuple(line.replace(secret, MASK) for line in found)
-    return found
 
 
 def report_view(report: ProviderReport) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from distributed_grid.config.providers import (
 )
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import CloudProviderBase
+from distributed_grid.server.workers.credential_mask import CredentialMask
 
 
 class ProviderRegistry:
@@ -49,12 +50,20 @@ class ProviderRegistry:
         raise BadInput(f"name a provider with --provider; the config has: {', '.join(names) or 'none'}")
 
     def open(self, name: str) -> CloudProviderBase:
-        """The provider of this name; BadInput where there is none or its settings cannot be used."""
+        """The provider of this name; BadInput where there is none or its settings cannot be used. What is said about
+        that has no credential in it."""
         with self._lock:
             found = self._made.get(name)
             if found is None:
-                found = self._made[name] = self._make(name)
+                try:
+                    found = self._made[name] = self._make(name)
+                except GridError as failure:
+                    raise self.mask(name).error(failure) from None
             return found
+
+    def mask(self, name: str) -> CredentialMask:
+        """What takes the credentials of a provider out of what it says."""
+        return CredentialMask.of_providers(self._config, [name])
 
     def _make(self, name: str) -> CloudProviderBase:
         if name not in self.names():

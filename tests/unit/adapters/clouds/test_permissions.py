@@ -50,5 +50,4 @@ def test_what_ends_machines_is_allowed_for_those_of_a_grid_only() -> None:
 
 def test_the_role_has_the_permissions_that_the_adapter_asks_google_about() -> None:
     role = next(yaml.safe_load(block) for block in page_blocks(GUIDE, "yaml") if "includedPermissions" in block)
-    settings = GcpSettings(project="p", zone="europe-west1-b", external_ip=True, tags=("grid",))
-    assert role["includedPermissions"] == needed_permissions(settings)
+    assert role["includedPermissions"] == needed_permissions(GcpSettings(project="my-project", tags=("grid",)))

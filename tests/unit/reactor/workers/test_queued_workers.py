@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import WorkersListed
+from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared, WorkersListed
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerRules
 from distributed_grid.reactor.workers.lifecycle import QUEUED
@@ -116,7 +118,30 @@ def test_core_hours_are_spent_from_when_it_runs_and_reserved_before(model: Queue
     assert model.day_hours == pytest.approx(2 * (1 + 1 / 60), abs=0.1)
     began_at = model.now + MINUTE
     model.run_for(14 * MINUTE)
-    assert model.used_hours == pytest.approx(2 * (model.now - began_at) / HOUR_MS, abs=0.001)
+    assert model.used_hours == pytest.approx(2 * (model.now - began_at) / HOUR_MS, abs=0.006)
+
+
+def test_what_began_and_ended_while_nobody_looked_has_cost_its_whole_lifetime(model: QueueModel) -> None:
+    model.run_for(3 * HOUR_MS - MINUTE)
+    model.now += 2 * HOUR_MS
+    model.run_for(5 * MINUTE)
+    assert model.worker_id not in model.ledger.workers
+    assert model.used_hours == pytest.approx(2 * (1 + 1 / 60), abs=0.001)
+
+
+def test_one_that_joined_between_two_lists_is_charged_since_it_was_last_known_to_wait(model: QueueModel) -> None:
+    model.run_for(3 * HOUR_MS - MINUTE)
+    model.now += 30 * MINUTE
+    node = Node(model.worker_id, capacity=Capacity(2000, 1 << 30), host="joined")
+    model.handle(NodeDeclared(node))
+    model.handle(HeartbeatReceived(node.name, Usage()))
+    assert model.worker.state is WorkerState.JOINED
+    assert model.used_hours == pytest.approx(2 * 30 / 60, abs=0.01)
+    model.compare()
+    assert model.used_hours == pytest.approx(2 * 30 / 60, abs=0.01)
+    assert 2 * (1 + 1 / 60) <= model.day_hours <= 2 * (1.5 + 1 / 60) + 0.01, (
+        "at most what nobody has seen is counted twice"
+    )
 
 
 def test_what_waits_is_refused_by_the_budget_as_if_it_ran(model: QueueModel) -> None:
