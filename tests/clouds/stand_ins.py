@@ -58,9 +58,9 @@ def scripted(clock: Callable[[], float], random: Random, promised: bool) -> Clou
 def aws(clock: Callable[[], float], random: Random, promised: bool) -> CloudStandIn:
     """EC2, with or without spot; one quota is zero, the others are not known."""
     settings: dict[str, Any] = {"spot_instance_enabled": random.random() < 0.7}
-    quotas = {"L-3819A6DF": 0.0} if random.random() < 0.5 else {}
     cloud = Ec2StandIn(clock, settings=settings)
-    cloud.quotas.update(quotas)
+    if random.random() < 0.5:
+        cloud.quotas["L-3819A6DF"] = 0.0
     return cloud
 
 

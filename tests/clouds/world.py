@@ -259,6 +259,8 @@ class CloudWorld:
         machines = self.cloud.machines()
         self._check_others(machines)
         ours = [one for one in machines if self._is_ours(one) and self._costs(one)]
+        twice = [worker_id for worker_id, count in Tally(one.worker_id for one in ours).items() if count > 1]
+        self._must(not twice, f"there are two machines of {', '.join(twice)}")
         if self.is_promised:
             without = {one.worker_id for one in ours} - self.plane.ledger.workers.keys()
             self._must(not without, f"no worker stands for {sorted(without)}")

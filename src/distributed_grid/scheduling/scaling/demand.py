@@ -22,6 +22,7 @@ from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.scheduling.placement.machine_lifetime import outlives_all
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
+from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
@@ -149,6 +150,18 @@ def worker_could_serve(ledger: Ledger, request: Request) -> bool:
     if outlives_all(ledger, request):
         return False
     return is_served(request.ask, [usable(worker.resources) for worker in rules.types])
+
+
+def why_no_worker(ledger: Ledger, request: Request, now: int) -> list[str]:
+    """Why scaling starts no worker for a request at present: all types that would serve it are closed, and for how
+    long; nothing where one is not, or none would."""
+    if not worker_could_serve(ledger, request):
+        return []
+    types = [one for one in ledger.scaling.types if is_served(request.ask, [usable(one.resources)])]
+    closed = [(one, closure_of(ledger, place_of(one))) for one in types]
+    if any(closure is None for _, closure in closed):
+        return []
+    return [f"no {one.offer} of {one.provider} can be had: {closed_text(closure, now)}" for one, closure in closed]
 
 
 def _served_elsewhere(request: Request) -> str:

@@ -23,6 +23,7 @@ from distributed_grid.reactor.workers.announced_ends import stop_at_ms
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
+from distributed_grid.scheduling.scaling.demand import why_no_worker
 from distributed_grid.server.services.records import (
     DecisionRecord,
     choice_in,
@@ -38,6 +39,7 @@ from distributed_grid.server.services.records import decode_record as read_event
 MAX_REFUSALS = 2_000
 """Among so many of the newest refusals a prefix is looked for."""
 MAX_AHEAD = 5
+MAX_CLOSED_LISTED = 3
 T = TypeVar("T", Job, Lease)
 
 
@@ -228,7 +230,7 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | No
             "ahead": [_queued_request(ledger, one, now) for one in ahead],
             "estimated_start": viewer.time(seen.starts_at_ms or 0),
             "start_reason": _named(ledger, seen.reason),
-            "reasons": [_reason(ledger, why) for why in reasons.why_not_now(ledger, waits.request, now)],
+            "reasons": [_reason(ledger, why) for why in _why_waiting(ledger, waits.request, now)],
         }
 
     return await grid.read(view_waiting)
@@ -243,6 +245,11 @@ _NOT_QUEUED: View = {
     "start_reason": "when those that make room for it are gone",
     "reasons": [],
 }
+
+
+def _why_waiting(ledger: Ledger, request: Request, now: int) -> list[str]:
+    """What keeps each node from serving a request, and why no worker is started for it."""
+    return [*reasons.why_not_now(ledger, request, now), *why_no_worker(ledger, request, now)[:MAX_CLOSED_LISTED]]
 
 
 def _queued_request(ledger: Ledger, lease: Lease, now: int) -> View:

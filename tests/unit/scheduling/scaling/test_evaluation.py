@@ -10,6 +10,7 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import WorkerRules
+from distributed_grid.scheduling.scaling.demand import why_no_worker
 from tests.support.builders import a_node, a_request
 from tests.support.scaling import DOLLAR, ScalingScenario, a_type, rules
 
@@ -136,7 +137,25 @@ def test_an_offer_that_is_closed_is_not_started() -> None:
     scenario.handle(WorkerRefused(worker_id, "no room in this zone", scenario.wall_ms, scope="cpu-4"))
     plan = scenario.evaluate(seconds=1)
     assert plan.action == "none"
+    assert "what serves them cannot be had now: cpu-4 (no room in this zone; not tried for 179 s)" in plan.reason
     assert not scenario.ledger.workers
+    request = scenario.ledger.leases["waits"].request
+    assert why_no_worker(scenario.ledger, request, scenario.now) == [
+        "no cpu-4 of scripted can be had: no room in this zone; not tried for 179 s"
+    ]
+
+
+def test_what_waits_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
+    scenario = ScalingScenario(a_node("home", cores=1))
+    scenario.ask(a_request("wide", cores=3))
+    scenario.evaluate()
+    (worker_id,) = scenario.ledger.workers
+    scenario.handle(WorkerRefused(worker_id, "no room", scenario.wall_ms, scope="kind:cpu"))
+    assert scenario.evaluate(seconds=1).action == "none"
+    assert "wide" in scenario.ledger.leases
+    scenario.now += 180_000
+    scenario.handle(WorkersChecked(scenario.wall_ms))
+    assert scenario.evaluate(seconds=1).count == 1
 
 
 def test_the_budget_limits_what_is_started() -> None:
