@@ -6,6 +6,8 @@ import pytest
 
 from tests.clouds.schedule import CloudSchedule
 
+pytestmark = pytest.mark.slow
+
 SEEDS = {"scripted": range(16), "slurm": range(4), "gcp": range(2), "aws": range(2)}
 
 

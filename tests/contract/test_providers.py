@@ -1,5 +1,5 @@
-"""Every provider keeps the promises of `CloudProviderBase`, whatever its cloud hides; those of containers and
-of Slurm do in tests/component/adapters/clouds, on a real engine and a real cluster."""
+"""Every provider keeps the promises of `CloudProviderBase`, whatever its cloud hides: see test_web_providers.py for EC2
+and Compute Engine, tests/component/adapters/clouds for containers and Slurm on a real engine and a real cluster."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerOrder
-from tests.support.clouds.ec2 import Ec2StandIn
-from tests.support.clouds.gce import GceStandIn
 from tests.support.clouds.scripted import ScriptedCloud
 from tests.support.clouds.slurm_commands import SlurmCommands
 from tests.support.clouds.stand_in import CloudStandIn
@@ -41,33 +38,6 @@ class TestScriptedCloud(StandInContract):
     def deny_by_quota(self, cloud: CloudStandIn) -> None:
         assert isinstance(cloud, ScriptedCloud)
         cloud.offers = [replace(one, unavailable="the quota is 0") for one in cloud.offers]
-
-
-class TestAWSCloudProvider(StandInContract):
-    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
-        return Ec2StandIn(clock)
-
-    def deny_by_quota(self, cloud: CloudStandIn) -> None:
-        assert isinstance(cloud, Ec2StandIn)
-        cloud.quotas["L-34B43A08"] = 0.0
-
-    def add_twin(self, cloud: CloudStandIn, order: WorkerOrder) -> None:
-        assert isinstance(cloud, Ec2StandIn)
-        cloud.add_foreign({WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
-
-
-class TestGCPCloudProvider(StandInContract):
-    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
-        return GceStandIn(clock)
-
-    def deny_by_quota(self, cloud: CloudStandIn) -> None:
-        assert isinstance(cloud, GceStandIn)
-        cloud.quotas["CPUS"] = 0.0
-
-
-class TestGCPOperationsThatTakeAWhile(TestGCPCloudProvider):
-    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
-        return GceStandIn(clock, operation_seconds=0.1)
 
 
 class TestSlurmProvider(StandInContract):

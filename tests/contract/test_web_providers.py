@@ -1,0 +1,41 @@
+"""The providers of EC2 and Compute Engine keep the promises of `CloudProviderBase`, over HTTP to stand-ins."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
+from distributed_grid.ports import WorkerOrder
+from tests.support.clouds.ec2 import Ec2StandIn
+from tests.support.clouds.gce import GceStandIn
+from tests.support.clouds.stand_in import CloudStandIn
+from tests.support.stand_in_contract import SettableClock, StandInContract
+
+pytestmark = pytest.mark.slow
+
+
+class TestAWSCloudProvider(StandInContract):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return Ec2StandIn(clock)
+
+    def deny_by_quota(self, cloud: CloudStandIn) -> None:
+        assert isinstance(cloud, Ec2StandIn)
+        cloud.quotas["L-34B43A08"] = 0.0
+
+    def add_twin(self, cloud: CloudStandIn, order: WorkerOrder) -> None:
+        assert isinstance(cloud, Ec2StandIn)
+        cloud.add_foreign({WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
+
+
+class TestGCPCloudProvider(StandInContract):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return GceStandIn(clock)
+
+    def deny_by_quota(self, cloud: CloudStandIn) -> None:
+        assert isinstance(cloud, GceStandIn)
+        cloud.quotas["CPUS"] = 0.0
+
+
+class TestGCPOperationsThatTakeAWhile(TestGCPCloudProvider):
+    def make_cloud(self, clock: SettableClock) -> CloudStandIn:
+        return GceStandIn(clock, operation_seconds=0.1)
