@@ -20,14 +20,6 @@ from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.shell import Shell, wait_until
 
 TASKS = 5
-WITHOUT_PATIENCE = {
-    "evaluation_window_seconds": 1,
-    "scale_up_cooldown_seconds": 0,
-    "scale_up_threshold": 0.1,
-    "target_utilization": 0.1,
-    "scale_down_threshold": 0.05,
-}
-"""The queue is looked at twice a second, and one task that waits is enough."""
 CALLS = 100
 
 
@@ -47,7 +39,7 @@ def _delays() -> list[Line]:
                 "name": "bench",
                 "nodes": [{"name": "home", "host": "local", "cpu_count": 1, "memory_gb": 1, "trust_declared": True}],
                 "server": {"host": "0.0.0.0", "port": 0},
-                "scaling": {"provider": "aws", "max_workers": 2 * TASKS, **WITHOUT_PATIENCE},
+                "scaling": {"provider": "aws", "max_workers": 2 * TASKS},
                 "providers": {"aws": cloud.config()},
             }
             (here / "cluster.yaml").write_text(json.dumps(config))
