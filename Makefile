@@ -4,9 +4,11 @@
 BIN := .venv/bin
 # Counting branches makes a test twice as slow: only those that cover domain/ are run with it.
 PROPERTY_TESTS = $(wildcard tests/unit/reactor/test_*invariants.py tests/unit/reactor/test_*chains.py)
-DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py)) tests/unit/reactor/workers
+WORKER_TESTS = $(addprefix tests/unit/reactor/workers/,test_lifecycle.py test_pull_workers.py test_host_leases.py)
+DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py)) $(WORKER_TESTS)
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
-	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
+	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) \
+	$(filter-out $(WORKER_TESTS),$(wildcard tests/unit/reactor/workers/test_*.py)) tests/contract
 REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component
 SLOW_UNIT_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.slow tests/unit tests/contract)
 ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
