@@ -15,7 +15,7 @@ from tests.support.clouds.slurm_commands import SlurmCommands
 from tests.support.clouds.stand_in import CloudStandIn
 from tests.support.provider_contract import ProviderContract
 from tests.support.scripted_provider import CloudFile, ScriptedProvider
-from tests.support.stand_in_contract import SettableClock, StandInContract
+from tests.support.stand_in_contract import QuotaContract, SettableClock, StandInContract
 
 
 class TestScriptedProvider(ProviderContract):
@@ -31,7 +31,7 @@ class TestScriptedProvider(ProviderContract):
         assert order.worker_id in self.console.existing()
 
 
-class TestScriptedCloud(StandInContract):
+class TestScriptedCloud(QuotaContract):
     def make_cloud(self, clock: SettableClock) -> CloudStandIn:
         return ScriptedCloud(clock)
 

@@ -9,12 +9,12 @@ from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.clouds.gce import GceStandIn
 from tests.support.clouds.stand_in import CloudStandIn
-from tests.support.stand_in_contract import SettableClock, StandInContract
+from tests.support.stand_in_contract import QuotaContract, SettableClock, TwinContract
 
 pytestmark = pytest.mark.slow
 
 
-class TestAWSCloudProvider(StandInContract):
+class TestAWSCloudProvider(QuotaContract, TwinContract):
     def make_cloud(self, clock: SettableClock) -> CloudStandIn:
         return Ec2StandIn(clock)
 
@@ -27,7 +27,7 @@ class TestAWSCloudProvider(StandInContract):
         cloud.add_foreign({WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
 
 
-class TestGCPCloudProvider(StandInContract):
+class TestGCPCloudProvider(QuotaContract):
     def make_cloud(self, clock: SettableClock) -> CloudStandIn:
         return GceStandIn(clock)
 
