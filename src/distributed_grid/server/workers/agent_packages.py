@@ -2,7 +2,8 @@
 
 A machine that has only Python fetches its package over the port at which it joins, so it needs no package index. The
 same kind of machine gets the same bytes. Packing takes a thread, and nobody packs the same thing twice at a time; what
-cannot be packed is not tried again for a while, however many ask.
+cannot be packed is not tried again for a while, however many ask. What packs is loaded when somebody asks: most grids
+rent nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from distributed_grid.adapters.node.installation import InstallSources
 from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
-from distributed_grid.adapters.node.wheels import Wheel, python_minor, zip_files
 from distributed_grid.api.requests import FetchAgentPackage
 from distributed_grid.errors import GridError, Refused, Unreachable
+
+if TYPE_CHECKING:
+    from distributed_grid.adapters.node.installation import InstallSources
+    from distributed_grid.adapters.node.wheels import Wheel
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 30)
 MAX_KINDS = 8
@@ -50,7 +54,8 @@ class AgentPackages:
 
     def __init__(self, cache: Path, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         """What has to be downloaded for a machine unlike this one is kept in `cache`."""
-        self._sources = InstallSources(cache)
+        self._cache = cache
+        self._sources: InstallSources | None = None
         self._pause_seconds = pause_seconds
         self._packed: dict[str, AgentPackage] = {}
         self._packing: dict[NodeFacts, asyncio.Task[AgentPackage]] = {}
@@ -77,6 +82,10 @@ class AgentPackages:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pack(self, facts: NodeFacts) -> AgentPackage:
+        from distributed_grid.adapters.node.installation import InstallSources
+
+        if self._sources is None:
+            self._sources = InstallSources(self._cache)
         try:
             wheels = await self._sources.agent_wheels(facts)
         except NodeOperationFailed as failure:
@@ -88,7 +97,7 @@ class AgentPackages:
 
     def _merged(self, facts: NodeFacts, wheels: Sequence[Wheel]) -> AgentPackage:
         """The archive of these wheels; the one that was made of the very same before, if there is one."""
-        key = repr((python_minor(facts), [wheel.sha256 for wheel in wheels]))
+        key = repr((facts.python, [wheel.sha256 for wheel in wheels]))
         name = hashlib.sha256(key.encode()).hexdigest()
         known = self._packed.get(name)
         if known is not None:
@@ -112,8 +121,9 @@ class AgentPackages:
 
 def machine_facts(op: FetchAgentPackage) -> NodeFacts:
     """What decides which wheels fit a machine. Refused where no version of the agent runs there."""
-    facts = NodeFacts(op.python, op.machine, op.libc, op.libc_version)
-    minor = python_minor(facts)
+    from distributed_grid.adapters.node.wheels import python_minor
+
+    minor = python_minor(NodeFacts(op.python, op.machine, op.libc, op.libc_version))
     if not OLDEST_PYTHON <= minor <= NEWEST_PYTHON:
         needed = "{}.{}".format(*OLDEST_PYTHON)
         raise Refused(f"the machine has Python {op.python}, and the agent needs Python {needed} or later")
@@ -122,6 +132,8 @@ def machine_facts(op: FetchAgentPackage) -> NodeFacts:
 
 def merge_wheels(wheels: Sequence[Wheel]) -> bytes:
     """The files of wheels as they are installed, in one zip; the same wheels make the same bytes."""
+    from distributed_grid.adapters.node.wheels import zip_files
+
     files: dict[str, bytes] = {}
     for wheel in wheels:
         with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:

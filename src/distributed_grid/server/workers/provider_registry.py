@@ -7,25 +7,24 @@ a mapping with its variables expanded. Nothing is made before it is used.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from importlib.metadata import entry_points
 
-from distributed_grid.adapters.clouds.aws import AWSCloudProvider
-from distributed_grid.adapters.clouds.docker_local import DockerLocalProvider
-from distributed_grid.adapters.clouds.gcp import GCPCloudProvider
-from distributed_grid.adapters.clouds.slurm import SlurmProvider
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.providers import (
-    PLUG_IN_GROUP,
-    AwsSettings,
-    DockerLocalSettings,
-    GcpSettings,
-    SlurmSettings,
-    plugged_in_names,
-)
+from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import CloudProviderBase
 from distributed_grid.server.workers.credential_mask import CredentialMask
+
+_CLOUDS = "distributed_grid.adapters.clouds"
+BUILT_IN = {
+    "aws": (f"{_CLOUDS}.aws", "AWSCloudProvider"),
+    "docker_local": (f"{_CLOUDS}.docker_local", "DockerLocalProvider"),
+    "gcp": (f"{_CLOUDS}.gcp", "GCPCloudProvider"),
+    "slurm": (f"{_CLOUDS}.slurm", "SlurmProvider"),
+}
+"""The providers of this package: the module of each, loaded where it is used, and its class."""
 
 
 class ProviderRegistry:
@@ -71,16 +70,9 @@ class ProviderRegistry:
             raise BadInput(f"no provider {name!r} in the config (there: {known}); add it under providers")
         if name in plugged_in_names():
             return self._plugged_in(name)
-        settings = self._config.provider(name)
-        if isinstance(settings, DockerLocalSettings):
-            return DockerLocalProvider(settings)
-        if isinstance(settings, AwsSettings):
-            return AWSCloudProvider(settings)
-        if isinstance(settings, GcpSettings):
-            return GCPCloudProvider(settings)
-        if isinstance(settings, SlurmSettings):
-            return SlurmProvider(settings)
-        raise GridError(f"no workers of {name} can be started by this version")
+        module, provider = BUILT_IN[name]
+        made: CloudProviderBase = getattr(importlib.import_module(module), provider)(self._config.provider(name))
+        return made
 
     def _plugged_in(self, name: str) -> CloudProviderBase:
         (point, *_) = entry_points(group=PLUG_IN_GROUP, name=name)
