@@ -42,7 +42,7 @@ trap 'echo $n > {checkpoint}; date > $GRID_CHECKPOINT; echo stopped at $n; exit 
 n=$(cat {checkpoint} 2>/dev/null || echo 0)
 echo began at $n
 while [ $n -lt {most} ] && [ ! -e {finish} ]; do
-  [ -e $GRID_NOTICE ] && [ ! -e {told} ] && cat $GRID_NOTICE > {told}
+  [ -e $GRID_NOTICE ] && [ ! -e {told} ] && cat $GRID_NOTICE > {told}.new && mv {told}.new {told}
   n=$((n + 1)); sleep 0.05
 done
 echo ended at $n

@@ -187,7 +187,7 @@ def test_a_missing_image_or_network_is_refused_before_anything_is_created(
 ) -> None:
     order = order_for(provider)
     for changes, message in (
-        ({"image": "nowhere:1"}, "image nowhere:1 is not there: make worker-image"),
+        ({"image": "nowhere:1"}, 'image nowhere:1 is not there: make worker-image IMAGE_ARGS="--image nowhere:1"'),
         ({"network": "nowhere"}, "the Docker engine has no network nowhere"),
     ):
         with pytest.raises(Refused, match=f"^{message}$"):
