@@ -36,6 +36,7 @@ from bench import (
     simulator,
     sizing,
     swf,
+    worker_starts,
     worker_steps,
 )
 from bench.table import render
@@ -67,6 +68,7 @@ ALL = {
     "scaling": scaling,
     "worker_steps": worker_steps,
     "cloud_orders": cloud_orders,
+    "worker_starts": worker_starts,
     "prediction": prediction,
     "swf": swf,
     "fairness": fairness,

@@ -174,7 +174,7 @@ def test_sigterm_with_a_notice_drains_the_agent_and_a_budget_for_one_machine_mak
     agent = grid.cloud.existing()[second]["pid"]
     for _ in range(2):
         os.kill(agent, signal.SIGTERM)
-        wait_until(lambda: not is_running(agent) or grid.workers()[second] != "joined", 20)
+        wait_until(lambda: not is_running(agent) or grid.workers().get(second) != "joined", 20)
     wait_until(lambda: not is_running(agent), 5)  # the second signal ends it, long before its time is over
 
 

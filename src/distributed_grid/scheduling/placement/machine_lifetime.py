@@ -38,7 +38,12 @@ def why_outlived(ledger: Ledger, request: Request, node: str, now: int) -> str |
     return f"its machine ends in {left} s, and this takes {stated_ms(request) / 1000:g} s"
 
 
+def longest_lifetime_ms(ledger: Ledger) -> int:
+    """How long the machines that scaling may start live at most; 0 where one lives for ever, or none is known."""
+    lifetimes = [worker.lifetime_ms for worker in ledger.scaling.types]
+    return max(lifetimes) if lifetimes and all(lifetimes) else 0
+
+
 def outlives_all(ledger: Ledger, request: Request) -> bool:
     """Whether a request takes longer than any machine lives that scaling may start."""
-    lifetimes = [worker.lifetime_ms for worker in ledger.scaling.types]
-    return bool(lifetimes) and all(0 < lifetime < stated_ms(request) for lifetime in lifetimes)
+    return 0 < longest_lifetime_ms(ledger) < stated_ms(request)

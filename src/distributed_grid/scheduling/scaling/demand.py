@@ -19,7 +19,7 @@ from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.scheduling.placement.machine_lifetime import outlives_all
+from distributed_grid.scheduling.placement.machine_lifetime import longest_lifetime_ms, outlives_all, stated_ms
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
 from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
@@ -82,10 +82,12 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     ]
     ordered.sort(key=_QUEUE_POSITION)
     is_wide = len(ordered) > MAX_SHAPES
+    longest_ms = longest_lifetime_ms(ledger)
     for _, _, request, members in ordered:
         count, ask = len(members), request.ask
         why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
-        why = why or (TOO_LONG if outlives_all(ledger, request) else "")
+        if longest_ms and not why and stated_ms(request) > longest_ms:
+            why = TOO_LONG
         if not why:
             memory = _rounded(ask.memory_bytes) if is_wide else ask.memory_bytes
             if memory > ask.memory_bytes and not is_served(ask, types, memory):
