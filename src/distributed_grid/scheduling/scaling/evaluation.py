@@ -38,10 +38,7 @@ _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING
 
 
 class ScalingEvaluation(Struct, frozen=True):
-    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not).
-
-    `has_no_node`: something waits that no node could serve, and workers are to be started.
-    """
+    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not)."""
 
     plan: ScalingPlan
     demand: Demand
@@ -50,7 +47,6 @@ class ScalingEvaluation(Struct, frozen=True):
     idle: tuple[IdleWorker, ...]
     up_at_ms: int
     down_at_ms: int
-    has_no_node: bool = False
 
 
 def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
@@ -91,16 +87,8 @@ class Evaluator:
     def evaluate(self) -> ScalingEvaluation:
         idle = idle_workers(self._ledger, self._serving, self._now)
         plan = self._plan(idle) if self._rules.provider else self._nothing("scaling.provider is not set")
-        is_up = plan.action == "scale_up" and bool(plan.count)
         return ScalingEvaluation(
-            plan,
-            self._demand,
-            self._unmet,
-            self._window,
-            tuple(idle),
-            self._up_at_ms,
-            self._down_at_ms,
-            is_up and bool(self._unmet.without_node(self._ledger).shapes),
+            plan, self._demand, self._unmet, self._window, tuple(idle), self._up_at_ms, self._down_at_ms
         )
 
     def _rests_until(self, counter: str, cooldown_ms: int) -> int:

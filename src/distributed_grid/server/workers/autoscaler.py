@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import ScalingEvaluated, ScalingRulesSet
 from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
@@ -129,7 +130,7 @@ class Autoscaler:
         if began < self._rests_until:
             return False
         self._has_new_waiting = False
-        found = await self._grid.read(lambda ledger, now: evaluate(ledger, now, wall_ms()).has_no_node)
+        found = await self._grid.read(_starts_for_no_node)
         self._rests_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
         return found
 
@@ -179,6 +180,12 @@ class Autoscaler:
         return plan, await self._grid.read(
             lambda ledger, now: [one for one in ids[: plan.count] if one in ledger.workers]
         )
+
+
+def _starts_for_no_node(ledger: Ledger, now: int) -> bool:
+    """Whether workers would be started now, and something waits that no node could serve."""
+    found = evaluate(ledger, now, wall_ms())
+    return found.plan.action == "scale_up" and bool(found.plan.count and found.unmet.without_node(ledger).shapes)
 
 
 def _why_nothing(provider: str, offers: Sequence[WorkerOffer]) -> str:
