@@ -1,7 +1,8 @@
 """From a task that fits nowhere to its start on a new worker: real containers and real allocations of Slurm.
 
 A daemon with the default settings of scaling gets tasks that its one node cannot run. Times are those of the audit
-trail: until the call that makes the machine, from there until its agent has joined, and from there until the task runs.
+trail: until the worker is wanted in the ledger (the call to the provider follows at once, and is not timed here), from
+there until its agent has joined, and from there until the task runs.
 """
 
 from __future__ import annotations
