@@ -53,9 +53,7 @@ def _containers(here: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _allocations(here: Path) -> Iterator[dict[str, Any]]:
-    cluster = SlurmCluster(here, cpus=8, memory_mb=4096)
-    try:
-        cluster.start()
+    with SlurmCluster(here, cpus=8, memory_mb=4096) as cluster:
         yield {
             "slurm": {
                 "config_file": str(cluster.config),
@@ -65,8 +63,6 @@ def _allocations(here: Path) -> Iterator[dict[str, Any]]:
                 "directory": str(here / "shared"),
             }
         }
-    finally:
-        cluster.stop()
 
 
 def _steps(name: str, here: Path, providers: dict[str, Any]) -> list[Line]:

@@ -5,6 +5,7 @@ behind the port. Every adapter passes the contract suite of its port (`tests/con
 and agents (`AgentSide`, `ControlSide`) is in `wire.py`, with its messages.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol, TypedDict, Unpack
@@ -252,6 +253,10 @@ class WorkerOffer(Struct, frozen=True):
     queue_seconds: float = 0.0
 
 
+JOIN_VARIABLE = "GRID_JOIN_TOKEN"
+"""In the environment of an order: the token with which the agent joins."""
+
+
 class WorkerOrder(Struct, frozen=True):
     """A machine to start. `worker_id` is the idempotency key, the name and a tag of it; `grid_id` is a tag, too.
 
@@ -266,6 +271,13 @@ class WorkerOrder(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"WorkerOrder({self.worker_id!r}, {self.offer.id!r})"
+
+    @property
+    def digest(self) -> str:
+        """What tells it from another order for the same worker; nothing secret goes into it."""
+        has = self.resources
+        text = repr((self.worker_id, self.grid_id, self.offer.id, has.cpu_milli, has.memory_bytes, has.gpu_count))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class WorkerInstance(Struct, frozen=True):

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distributed_grid.adapters.clouds.boot_script import EXIT_MARGIN_SECONDS, JOIN_VARIABLE, boot_script
+from distributed_grid.adapters.clouds.boot_script import EXIT_MARGIN_SECONDS, boot_script
 from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.ports import WorkerOffer, WorkerOrder
+from distributed_grid.ports import JOIN_VARIABLE, WorkerOffer, WorkerOrder
 from tests.support.processes import is_running, processes_naming
 from tests.support.shell import wait_until
 

@@ -106,6 +106,17 @@ class SlurmCluster:
         self._init_pid = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
+    def __enter__(self) -> SlurmCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         """Start it, and wait until its node takes jobs."""
         self._init_pid = wait_until(lambda: child_of(self._init.pid, "python"))

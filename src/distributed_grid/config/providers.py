@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
@@ -195,6 +195,7 @@ class SlurmSettings(Section):
 
 
 Provider = AwsSettings | GcpSettings | DockerLocalSettings | SlurmSettings
+P = TypeVar("P", AwsSettings, GcpSettings, DockerLocalSettings, SlurmSettings)
 
 PROVIDERS: dict[str, type[Provider]] = {
     "aws": AwsSettings,
@@ -303,6 +304,13 @@ def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str
 
     settings: dict[str, Any] = expanded(written.get(name) or {}, f"providers.{name}")
     return settings
+
+
+def provider_settings(name: str, model: type[P], settings: P | Mapping[str, Any]) -> P:
+    """The settings of a provider, read as those of a config where they are a mapping of its keys."""
+    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
+    assert isinstance(found, model)
+    return found
 
 
 def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Provider:

@@ -14,9 +14,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A cluster of one node with eight cores, or what it calls so."""
     if reason := problem():
         pytest.skip(reason)
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=8, memory_mb=4096)
-    try:
-        cluster.start()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=8, memory_mb=4096) as cluster:
         yield cluster
-    finally:
-        cluster.stop()

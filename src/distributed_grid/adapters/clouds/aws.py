@@ -20,9 +20,9 @@ from distributed_grid.adapters.clouds.aws_errors import (
     PARAMETER_MISMATCH,
     UNKNOWN_IDS,
 )
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, ORDER_TAG, WORKER_TAG, LaunchParameters, order_digest
+from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, ORDER_TAG, WORKER_TAG, LaunchParameters
 from distributed_grid.adapters.clouds.aws_offers import AwsOfferCatalog
-from distributed_grid.config.providers import AwsSettings, open_provider
+from distributed_grid.config.providers import AwsSettings, provider_settings
 from distributed_grid.errors import Conflict, GridError, Refused, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
@@ -45,7 +45,7 @@ class AWSCloudProvider(CloudProviderBase):
     notice_source: ClassVar[str] = "aws"
 
     def __init__(self, settings: AwsSettings | Mapping[str, Any], *, clock: Callable[[], float] = time.time) -> None:
-        self._settings = _checked(settings)
+        self._settings = provider_settings(self.name, AwsSettings, settings)
         self._clock = clock
         self._client = AwsClient(self._settings)
         self._catalog = AwsOfferCatalog(self._settings, self._client, clock)
@@ -129,7 +129,7 @@ class AWSCloudProvider(CloudProviderBase):
     def _look_up(self, order: WorkerOrder, code: str) -> WorkerInstance:
         """The instance that EC2 knows the token of, found by its tags."""
         found = self._find(order.worker_id, order.grid_id)
-        if any(_tags_of(one).get(ORDER_TAG) != order_digest(order) for one in found):
+        if any(_tags_of(one).get(ORDER_TAG) != order.digest for one in found):
             raise Conflict(f"there is an instance for {order.worker_id} that was ordered otherwise")
         if found:
             return max((self._view(one) for one in found), key=_liveliness)
@@ -189,14 +189,6 @@ class AWSCloudProvider(CloudProviderBase):
         age = max(0.0, self._clock() - request["CreateTime"].timestamp()) if "CreateTime" in request else 0.0
         worker_id, grid_id = tags.get(WORKER_TAG, ""), tags.get(GRID_TAG, "")
         return WorkerInstance(worker_id, grid_id, request["SpotInstanceRequestId"], "starting", age, status[:300])
-
-
-def _checked(settings: AwsSettings | Mapping[str, Any]) -> AwsSettings:
-    """The settings, read as those of a config where they are a mapping."""
-    name = AWSCloudProvider.name
-    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
-    assert isinstance(found, AwsSettings)
-    return found
 
 
 def _liveliness(instance: WorkerInstance) -> int:

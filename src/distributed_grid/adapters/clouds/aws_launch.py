@@ -6,7 +6,6 @@ the settings and from facts about the image and the subnets that do not change.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,17 +115,10 @@ class LaunchParameters:
         return {**placed, "NetworkInterfaces": [interface]}
 
 
-def order_digest(order: WorkerOrder) -> str:
-    """What tells an order from another one for the same worker; nothing secret goes into it."""
-    has = order.resources
-    text = repr((order.worker_id, order.grid_id, order.offer.id, has.cpu_milli, has.memory_bytes, has.gpu_count))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def _tags(order: WorkerOrder) -> dict[str, str]:
     return {
         WORKER_TAG: order.worker_id,
         GRID_TAG: order.grid_id,
-        ORDER_TAG: order_digest(order),
+        ORDER_TAG: order.digest,
         "Name": order.worker_id,
     }

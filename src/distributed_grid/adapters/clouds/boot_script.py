@@ -19,11 +19,10 @@ from math import ceil
 from pathlib import Path
 
 from distributed_grid import __version__
-from distributed_grid.ports import WorkerOrder
+from distributed_grid.ports import JOIN_VARIABLE, WorkerOrder
 
 HOME = "/var/lib/distributed-grid"
 USER = "grid-worker"
-JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 DEADLINE_VARIABLE = "GRID_WORKER_JOIN_SECONDS"
 """In the environment of an order: after how long a machine whose agent has not joined is powered off."""
 DEADLINE_SECONDS = "1200"

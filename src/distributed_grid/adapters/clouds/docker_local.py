@@ -11,7 +11,6 @@ by the identical order.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import tarfile
@@ -23,17 +22,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distributed_grid.adapters.clouds.docker_engine import Container, DockerEngine, connected
-from distributed_grid.config.providers import DockerLocalSettings, open_provider
+from distributed_grid.config.providers import DockerLocalSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import Conflict, NoCapacity, Refused, Unreachable
-from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
 WORKER_LABEL = "distributed-grid.worker"
 GRID_LABEL = "distributed-grid.grid"
 ORDER_LABEL = "distributed-grid.order"
 CPU_LABEL = "distributed-grid.cpu-milli"
 MEMORY_LABEL = "distributed-grid.memory-bytes"
-JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 HOME = "/var/lib/distributed-grid"
 TOKEN_FILE = f"{HOME}/join-token"
 TIMEOUT_SECONDS = 20.0
@@ -65,7 +63,7 @@ class DockerLocalProvider(CloudProviderBase):
         timeout_seconds: float = TIMEOUT_SECONDS,
         nvidia_devices: Path = NVIDIA_DEVICES,
     ) -> None:
-        self._settings = _checked(settings)
+        self._settings = provider_settings(self.name, DockerLocalSettings, settings)
         self.is_on_this_host = self._settings.network == "host"
         self._user = user or (os.getuid(), os.getgid())
         self._timeout_seconds = timeout_seconds
@@ -86,7 +84,7 @@ class DockerLocalProvider(CloudProviderBase):
                     found = self._create(engine, order, limits)
             if not _is_ours(found, order.worker_id, order.grid_id):
                 raise Conflict(f"there is a container {order.worker_id} that is not this grid's")
-            if found.labels.get(ORDER_LABEL) != _order_digest(order):
+            if found.labels.get(ORDER_LABEL) != order.digest:
                 raise Conflict(f"there is a container {order.worker_id} that was ordered otherwise")
             if found.status == "created":
                 engine.put_files(found.id, _home_files(self._user, order.environ.get(JOIN_VARIABLE, "")))
@@ -188,14 +186,6 @@ class DockerLocalProvider(CloudProviderBase):
         return found
 
 
-def _checked(settings: DockerLocalSettings | Mapping[str, Any]) -> DockerLocalSettings:
-    """The settings, read as those of a config where they are a mapping."""
-    name = DockerLocalProvider.name
-    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
-    assert isinstance(found, DockerLocalSettings)
-    return found
-
-
 def _check_room(containers: Sequence[Container], machine: WorkerResources, limits: WorkerResources) -> None:
     """Raise `NoCapacity` where the worker containers of all grids on this machine leave too little."""
     alive = [one.labels for one in containers if not one.is_ended]
@@ -211,16 +201,10 @@ def _labels(order: WorkerOrder, limits: WorkerResources) -> dict[str, str]:
     return {
         WORKER_LABEL: order.worker_id,
         GRID_LABEL: order.grid_id,
-        ORDER_LABEL: _order_digest(order),
+        ORDER_LABEL: order.digest,
         CPU_LABEL: str(limits.cpu_milli),
         MEMORY_LABEL: str(limits.memory_bytes),
     }
-
-
-def _order_digest(order: WorkerOrder) -> str:
-    """What tells an order from another one for the same worker; nothing secret goes into it."""
-    text = repr((order.worker_id, order.grid_id, order.offer.id, order.resources))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _is_ours(found: Container, worker_id: str, grid_id: str) -> bool:

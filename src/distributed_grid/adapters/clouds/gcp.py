@@ -27,7 +27,6 @@ from distributed_grid.adapters.clouds.gcp_instances import (
     is_ours,
     label,
     needed_permissions,
-    order_digest,
     request_id,
     timestamp,
     unreachable_scopes,
@@ -45,7 +44,7 @@ from distributed_grid.adapters.clouds.gcp_offers import (
     resources_of,
     shapes_of,
 )
-from distributed_grid.config.providers import GcpSettings, open_provider
+from distributed_grid.config.providers import GcpSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, GridError, Refused, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
@@ -175,7 +174,7 @@ class GCPCloudProvider(CloudProviderBase):
             return self._unseen(order, zone, why, deadline, operation)
         if not is_ours(found.body, order.worker_id, order.grid_id):
             raise Conflict(f"there is a machine {order.worker_id} in {zone} that is not this grid's")
-        if label(found.body, ORDER_LABEL) != order_digest(order):
+        if label(found.body, ORDER_LABEL) != order.digest:
             raise Conflict(f"there is a machine {order.worker_id} in {zone} that was ordered otherwise")
         self._remember(order.worker_id, zone)
         return worker_instance(found.body, found.at)
@@ -308,9 +307,7 @@ class GCPCloudProvider(CloudProviderBase):
 
 def _checked(settings: GcpSettings | Mapping[str, Any]) -> GcpSettings:
     """The settings, read as those of a config where they are a mapping."""
-    name = GCPCloudProvider.name
-    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
-    assert isinstance(found, GcpSettings)
+    found = provider_settings(GCPCloudProvider.name, GcpSettings, settings)
     if not found.zone_names:
         raise BadInput("providers.gcp: the key 'zone' (or 'zones') is missing")
     if found.max_run_seconds > MAX_RUN_SECONDS:

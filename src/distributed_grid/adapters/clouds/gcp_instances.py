@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -123,13 +122,7 @@ def image_path(image: str | None) -> str:
 
 
 def labels_of(order: WorkerOrder) -> dict[str, str]:
-    return {WORKER_LABEL: order.worker_id, GRID_LABEL: order.grid_id, ORDER_LABEL: order_digest(order)}
-
-
-def order_digest(order: WorkerOrder) -> str:
-    """What tells an order from another one for the same worker; nothing secret goes into it."""
-    text = repr((order.worker_id, order.grid_id, order.offer.id, order.resources))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return {WORKER_LABEL: order.worker_id, GRID_LABEL: order.grid_id, ORDER_LABEL: order.digest}
 
 
 def label(found: Mapping[str, Any], name: str) -> str:

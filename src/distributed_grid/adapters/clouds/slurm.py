@@ -10,7 +10,6 @@ Slurm ends a job at its time limit, whatever happens to the control plane, and n
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -33,12 +32,11 @@ from distributed_grid.adapters.clouds.slurm_pilot import (
     remove_leftovers,
 )
 from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue, run_command
-from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, open_provider
+from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
-from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
-JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 COMMENT_PREFIX = "distributed-grid"
 DEFAULT_TYPES: Mapping[str, SlurmWorkerType] = {"cpu": SlurmWorkerType()}
 MIB = 1 << 20
@@ -78,7 +76,7 @@ class SlurmProvider(CloudProviderBase):
         files = self._files(order.worker_id, order.grid_id)
         with files.locked() as lock:
             found = self._jobs(order.worker_id, order.grid_id)
-            if any(tag.digest != _order_digest(order) for tag, _ in found):
+            if any(tag.digest != order.digest[:16] for tag, _ in found):
                 raise Conflict(f"there is a Slurm job {order.worker_id} that was ordered otherwise")
             if found:
                 return self._instance(order.worker_id, order.grid_id, [job for _, job in found])
@@ -275,9 +273,7 @@ class SlurmProvider(CloudProviderBase):
 
 def _checked(settings: SlurmSettings | Mapping[str, Any]) -> SlurmSettings:
     """The settings, read as those of a config where they are a mapping; BadInput where they contradict each other."""
-    name = SlurmProvider.name
-    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
-    assert isinstance(found, SlurmSettings)
+    found = provider_settings(SlurmProvider.name, SlurmSettings, settings)
     if found.notice_seconds >= found.time_limit_seconds:
         raise BadInput("providers.slurm.notice_seconds must be shorter than providers.slurm.time_limit")
     for key, path in (("directory", os.path.expanduser(found.directory)), ("scratch", found.scratch or "/")):
@@ -321,7 +317,7 @@ def _memory_mb(order: WorkerOrder) -> int:
 
 
 def _comment(order: WorkerOrder) -> str:
-    parts = (COMMENT_PREFIX, order.grid_id, order.worker_id, _order_digest(order))
+    parts = (COMMENT_PREFIX, order.grid_id, order.worker_id, order.digest[:16])
     return "/".join(quote(part, safe="") for part in parts)
 
 
@@ -331,9 +327,3 @@ def _read_comment(comment: str) -> _JobTag | None:
     if len(parts) != 4 or parts[0] != COMMENT_PREFIX or not _NAME.fullmatch(parts[2]):
         return None
     return _JobTag(parts[1], parts[2], parts[3])
-
-
-def _order_digest(order: WorkerOrder) -> str:
-    """What tells an order from another one for the same worker; nothing secret goes into it."""
-    text = repr((order.worker_id, order.grid_id, order.offer.id, order.resources))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -34,6 +34,8 @@ job is cancelled, Slurm sends SIGTERM to all processes: then the agent has to en
 NOTICE_VARIABLE = "GRID_NOTICE_SECONDS"
 """In the environment of the agent: for how long it goes on after SIGTERM has announced its end."""
 LOCK_SECONDS, LOCK_PAUSE_SECONDS = 20.0, 0.05
+MAX_MISSING = 100
+"""How often in a row the folder of a worker may be missing before it is taken for one that cannot be made."""
 LEFTOVER_SECONDS = 600.0
 MAX_LOG_BYTES = 1 << 20
 NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
@@ -61,13 +63,16 @@ class PilotFiles:
             os.close(descriptor)
 
     def _lock(self) -> int:
-        deadline = time.monotonic() + LOCK_SECONDS
+        deadline, missing = time.monotonic() + LOCK_SECONDS, 0
         while True:
             try:
                 self._make()
                 descriptor = open_regular(str(self.folder / LOCK_FILE), os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:
-                continue  # the folder was removed in between
+            except FileNotFoundError as failure:
+                missing += 1  # the folder was removed in between, or can never be made
+                if missing < MAX_MISSING:
+                    continue
+                raise GridError(f"cannot use {self.folder}: {failure.strerror}") from failure
             except OSError as failure:
                 raise GridError(f"cannot use {self.folder}: {failure.strerror}") from failure
             if _is_locked(descriptor) and os.fstat(descriptor).st_nlink:

@@ -32,9 +32,5 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A cluster of one node."""
     if reason := slurm_cluster.problem():
         pytest.skip(reason)
-    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=32, memory_mb=8192)
-    try:
-        cluster.start()
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), cpus=32, memory_mb=8192) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
