@@ -7,8 +7,10 @@ JSON, on the socket and in REST.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # every command loads this module, `offload wrap` little else
+    from collections.abc import Iterable
+    from typing import Any, ClassVar
 
 
 class GridError(Exception):

@@ -8,6 +8,7 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
+from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
@@ -282,6 +283,7 @@ class JobSubmitted(Struct, frozen=True):
     request: Request
     retries: int = 0
     estimate: JobEstimate | None = None
+    restartable: bool = False
 
 
 class JobCancelled(Struct, frozen=True):
@@ -331,6 +333,7 @@ class AttemptEnded(Struct, frozen=True):
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
     With a `pid` its start is told, too: it was over before that was worth a message of its own. `mark_age_ms` is how
     long before its end it last marked a checkpoint; None is never. `result` is what a task has to say, as JSON.
+    `has_checkpoint`: it has left something in its checkpoint directory.
     """
 
     uid: str
@@ -343,6 +346,7 @@ class AttemptEnded(Struct, frozen=True):
     mark_age_ms: int | None = None
     pid_start: int = 0
     result: str = ""
+    has_checkpoint: bool = False
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -415,11 +419,14 @@ class BlocksRenewed(Struct, frozen=True):
 
 
 class CopyUnwanted(Struct, frozen=True):
-    """A copy has to leave its place: the node gives it back to its owner."""
+    """A copy has to leave its place: the node gives it back to its owner, or is short of memory. It goes to none of the
+    nodes to `avoid`; where no other has room it goes to disk, or, unless it `spills`, stays."""
 
     block_id: str
     copy: str
     why: str
+    spills: bool = True
+    avoid: tuple[str, ...] = ()
 
 
 class CopyNeeded(Struct, frozen=True):
@@ -641,6 +648,150 @@ class OutputsBroughtHome(Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
 
+class MoveRequested(Struct, frozen=True):
+    """Work is to leave its node; the same move a second time is harmless."""
+
+    move: Move
+
+
+class MoveChecked(Struct, frozen=True):
+    """Something that a move depends on may have changed: its lease, its job, its node, or the time."""
+
+    move_id: str
+
+
+class MoveShipped(Struct, frozen=True):
+    """The working directory of the original is here, as this manifest; so many bytes were new."""
+
+    move_id: str
+    manifest: str
+    bytes: int = 0
+
+
+class MoveFrozen(Struct, frozen=True):
+    """The whole tree of the original stands still, and will for so long. `nodes` are those that the reporter serves."""
+
+    move_id: str
+    left_ms: int
+    nodes: tuple[str, ...] = ()
+
+
+class MoveFilesSettled(Struct, frozen=True):
+    """While the original stands still its working directory is this manifest, and all of it is here."""
+
+    move_id: str
+    manifest: str
+    bytes: int = 0
+
+
+class MoveDecided(Struct, frozen=True):
+    """The guard on the source has durably decided to end the original; it cannot go on any more. It had stood still for
+    `frozen_ms` (0: unknown)."""
+
+    move_id: str
+    nodes: tuple[str, ...] = ()
+    frozen_ms: int = 0
+
+
+class MoveDied(Struct, frozen=True):
+    """The whole tree of the original is gone: seen so by its guard, or its machine has another boot id."""
+
+    move_id: str
+    nodes: tuple[str, ...] = ()
+    detail: str = ""
+
+
+class MoveThawed(Struct, frozen=True):
+    """The original goes on as if nothing had happened, and why; for this move that is final. Also told of a process
+    that was never frozen. `gone`: it ended by itself. It had stood still for `frozen_ms`."""
+
+    move_id: str
+    why: str
+    nodes: tuple[str, ...] = ()
+    gone: bool = False
+    frozen_ms: int = 0
+
+
+class MoveFailed(Struct, frozen=True):
+    """A move cannot go on: the original is left as it was, unless that is too late. `nodes` are those that the reporter
+    serves, where it was an agent."""
+
+    move_id: str
+    why: str
+    nodes: tuple[str, ...] = ()
+
+
+class MoveCancelled(Struct, frozen=True):
+    """A user does not want a move any more; refused once it is decided."""
+
+    move_id: str
+    by: str
+
+
+class MoveResultsBrought(Struct, frozen=True):
+    """What the job of a moved process has written is here, as this manifest; empty: it has written nothing, or nothing
+    of it can be had, and `problem` says why."""
+
+    move_id: str
+    manifest: str = ""
+    problem: str = ""
+
+
+class MoveReturned(Struct, frozen=True):
+    """What the job of a moved process has written is back at the source, but for the files that were changed there."""
+
+    move_id: str
+    files: int = 0
+    kept: tuple[str, ...] = ()
+    problem: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+class ConsentGiven(Struct, frozen=True):
+    """A user allows that processes of a command shape are moved."""
+
+    consent: MoveConsent
+
+
+class ConsentWithdrawn(Struct, frozen=True):
+    """A user does not allow it any more; a second time is harmless."""
+
+    user: str
+    shape: str
+
+
+class AutoOffloadSet(Struct, frozen=True):
+    """Automatic offloading was switched on or off by a person; None: it is as the config says again."""
+
+    enabled: bool | None
+    by: str
+
+
+class OffloadEvaluated(Struct, frozen=True):
+    """A moment at which automatic offloading looks at the pressure of all nodes. `ids` are for new moves. With `nodes`
+    what was read has been recorded, and these are relieved next, one after the other. Without `rules` nothing is
+    shared, and what was done is undone."""
+
+    readings: tuple[PressureReading, ...]
+    rules: RebalanceRules | None
+    offload: OffloadRules
+    ids: tuple[str, ...] = ()
+    nodes: tuple[str, ...] | None = None
+
+
+class CheckpointShipped(Struct, frozen=True):
+    """The checkpoint directory of a job's last attempt is here, as this manifest (empty: it left none), or cannot be
+    had: `problem` says why, and the job starts with the one before. `left_out` names what no other machine can have."""
+
+    uid: str
+    number: int
+    manifest: str = ""
+    problem: str = ""
+    files: int = 0
+    bytes: int = 0
+    left_out: tuple[str, ...] = ()
+
+
 class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: scan the queue.
 
@@ -739,6 +890,23 @@ Event = (
     | ScalingRulesSet
     | ScalingEvaluated
     | OutputsBroughtHome
+    | MoveRequested
+    | MoveChecked
+    | MoveShipped
+    | MoveFrozen
+    | MoveFilesSettled
+    | MoveDecided
+    | MoveDied
+    | MoveThawed
+    | MoveFailed
+    | MoveCancelled
+    | MoveResultsBrought
+    | MoveReturned
+    | ConsentGiven
+    | ConsentWithdrawn
+    | AutoOffloadSet
+    | OffloadEvaluated
+    | CheckpointShipped
     | QueueScanned
     | PressureRead
     | TimePassed

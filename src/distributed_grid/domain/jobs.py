@@ -21,6 +21,7 @@ class Ending(enum.StrEnum):
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     RECLAIMED = "reclaimed"
+    MOVED = "moved"
     OVER_LIMIT = "over_limit"
     TIMED_OUT = "timed_out"
     EXPIRED = "expired"
@@ -96,6 +97,10 @@ class Command(Struct, frozen=True, omit_defaults=True):
     given: tuple[str, ...] = ()
     payload: str = ""
 
+    def __repr__(self) -> str:
+        names = [name for name, _ in self.env]  # the values may be secrets
+        return f"Command({self.argv!r}, env={names!r}, cwd={self.cwd!r}, workdir={self.workdir!r})"
+
 
 MAX_RERUNS = 3
 """How often a job is run again with a bigger limit that the grid gave it."""
@@ -153,7 +158,10 @@ class StopOrder(Struct, frozen=True):
 class Job(Struct, frozen=True, omit_defaults=True):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
     for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
-    reported, as JSON."""
+    reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another
+    node. `checkpoint` is the manifest of its checkpoint directory, as attempt `checkpoint_attempt` left it, with so
+    many files and bytes; that of attempt `checkpoint_from` has to be brought first (0: nothing has to be), and
+    `checkpoint_problem` is why the last one that had to could not be. `moved_at_ms` is when it was last moved."""
 
     kind: ClassVar[str] = "job"
 
@@ -172,6 +180,14 @@ class Job(Struct, frozen=True, omit_defaults=True):
     result: str = ""
     estimate: JobEstimate | None = None
     overruns: int = 0
+    restartable: bool = False
+    checkpoint: str = ""
+    checkpoint_from: int = 0
+    moved_at_ms: int = 0
+    checkpoint_attempt: int = 0
+    checkpoint_files: int = 0
+    checkpoint_bytes: int = 0
+    checkpoint_problem: str = ""
 
     @property
     def key(self) -> str:

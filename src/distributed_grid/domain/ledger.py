@@ -26,13 +26,15 @@ from distributed_grid.domain.indexes.columns import (
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, Move, MoveConsent
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
-from distributed_grid.domain.rebalancing import RebalanceState
+from distributed_grid.domain.offload_watch import DegradedNode, OffloadWatch
+from distributed_grid.domain.rebalancing import GRID_USER, RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
 from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.domain.states import LeaseState, NodeState
+from distributed_grid.domain.states import LeaseState, MoveState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
 
@@ -69,6 +71,13 @@ class Ledger:
         self.worker_rules = WorkerRules()
         self.spending: dict[str, Spending] = {}
         self.offer_closures: dict[str, OfferClosure] = {}
+        self.moves: dict[str, Move] = {}
+        self.moves_by_job: dict[str, str] = {}
+        self.moves_at: dict[str, dict[str, None]] = {}
+        self.consents: dict[str, MoveConsent] = {}
+        self.auto_offload = AutoOffloadState()
+        self.offload_watches: dict[str, OffloadWatch] = {}
+        self.degraded: dict[str, DegradedNode] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
@@ -89,6 +98,7 @@ class Ledger:
         self.by_request: dict[str, str] = {}
         self.jobs_on: dict[str, dict[str, None]] = {}
         self.job_uids: dict[str, str] = {}
+        self.awaited_checkpoints: dict[str, None] = {}
         self.pull_nodes: dict[str, None] = {}
         self.asking_nodes: dict[str, None] = {}
         self.reservations_on: dict[str, dict[str, None]] = {}
@@ -137,6 +147,16 @@ class Ledger:
                 self.spending[row.provider] = row
             elif isinstance(row, OfferClosure):
                 self._put_offer_closure(row)
+            elif isinstance(row, Move):
+                self._put_move(row)
+            elif isinstance(row, MoveConsent):
+                self._put_consent(row)
+            elif isinstance(row, AutoOffloadState):
+                self.auto_offload = row
+            elif isinstance(row, OffloadWatch):
+                self.offload_watches[row.node] = row
+            elif isinstance(row, DegradedNode):
+                self._put_degraded(row)
             else:
                 self._put_node(row)
 
@@ -207,7 +227,7 @@ class Ledger:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
-        return not self.leases and not self.jobs and not self.blocks and not self.workers
+        return not (self.leases or self.jobs or self.blocks or self.workers or self.moves)
 
     def _put_lease(self, lease: Lease) -> None:
         old = self.leases.get(lease.id)
@@ -282,6 +302,10 @@ class Ledger:
 
     def _put_job(self, job: Job) -> None:
         old = self.jobs.get(job.uid)
+        if job.checkpoint_from and not job.is_over:
+            self.awaited_checkpoints[job.uid] = None
+        elif old is not None and old.checkpoint_from:
+            del self.awaited_checkpoints[job.uid]
         was, now = _node_of(old), "" if job.is_over else _node_of(job)
         if was != now:
             if was:
@@ -366,6 +390,34 @@ class Ledger:
         if not block.is_settled:
             self.unsettled_blocks[block.id] = None
 
+    def _put_move(self, move: Move) -> None:
+        old = self.moves.get(move.id)
+        for node in (old.source, old.target) if old is not None else ():
+            if move.id in self.moves_at.get(node, ()):
+                _index(self.moves_at, node, move.id, holds=False)
+        if old is not None and old.job:
+            self.moves_by_job.pop(old.job, None)
+        if move.is_over:
+            self.moves.pop(move.id, None)
+            return
+        self.moves[move.id] = move
+        for node in (move.source, move.target):
+            _index(self.moves_at, node, move.id, holds=True)
+        if move.job:
+            self.moves_by_job[move.job] = move.id
+
+    def _put_consent(self, consent: MoveConsent) -> None:
+        if consent.is_over:
+            self.consents.pop(consent.key, None)
+        else:
+            self.consents[consent.key] = consent
+
+    def _put_degraded(self, row: DegradedNode) -> None:
+        if row.is_over:
+            self.degraded.pop(row.node, None)
+        else:
+            self.degraded[row.node] = row
+
     def _put_binding(self, binding: Binding) -> None:
         if (binding.key in self.bindings) == binding.is_over:
             _index(self.bindings_of, binding.lease_id, binding.key, holds=not binding.is_over)
@@ -389,6 +441,7 @@ class Ledger:
                 self.observations,
                 self.offers,
                 self.rebalance_states,
+                self.offload_watches,
                 self.engine_capacities,
                 self.memory_servers,
             ):
@@ -468,6 +521,8 @@ class Ledger:
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
         found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
         found += self.offer_closures.values()
+        found += [*self.moves.values(), *self.consents.values(), *self.degraded.values()]
+        found += [self.auto_offload] if self.auto_offload != AutoOffloadState() else []
         if self.worker_rules != WorkerRules():
             found.append(self.worker_rules)
         found += [self.scaling] if self.scaling != ScalingRules() else []
@@ -476,6 +531,7 @@ class Ledger:
                 *self.observations.values(),
                 *self.offers.values(),
                 *self.rebalance_states.values(),
+                *self.offload_watches.values(),
                 *([self.utilization] if self.utilization.samples else []),
                 *self.engine_capacities.values(),
             ]
@@ -491,6 +547,7 @@ class Ledger:
             "due",
             "by_request",
             "job_uids",
+            "awaited_checkpoints",
             "jobs_on",
             "labels",
             "held",
@@ -503,6 +560,8 @@ class Ledger:
             "block_names",
             "blocks_at",
             "unsettled_blocks",
+            "moves_by_job",
+            "moves_at",
             "pull_nodes",
             "asking_nodes",
             "reservations_on",
@@ -520,6 +579,7 @@ class Ledger:
         self._check_lending()
         self._check_leases()
         self._check_blocks()
+        self._check_moves()
 
     def _check_lending(self) -> None:
         for name in {lease.node for lease in self.leases.values() if lease.holds}:
@@ -564,6 +624,30 @@ class Ledger:
             block_id = lease.request.block
             held = block_id and any(place.copy == lease.id for place in self.blocks[block_id].everywhere)
             assert held or not block_id, f"lease {lease.id} is of no copy of block {block_id}"
+
+    def _check_moves(self) -> None:
+        jobs = [move.job for move in self.moves.values() if move.job]
+        assert len(set(jobs)) == len(jobs), "a job is moved twice"
+        originals = [(move.source, move.process.identity) for move in self.moves.values() if move.process is not None]
+        assert len(set(originals)) == len(originals), "a process is moved twice"
+        for move in self.moves.values():
+            lease = self.leases.get(move.lease_id)
+            assert (lease is None) == (not move.lease_id), f"the room of {move.id} is not there"
+            assert lease is None or (lease.request.id == move.id and not lease.job), f"{move.id} keeps foreign room"
+            is_untouched = not move.is_decided and not move.commit_asked_at_ms
+            assert lease is not None or not is_untouched, f"{move.id} is {move.state} without room"
+            is_dead = move.state in (MoveState.DEAD, MoveState.RUNNING)
+            is_running = move.state is MoveState.RUNNING
+            assert lease is None or not is_running, f"{move.id} is {move.state}, but its room is kept"
+            has_job = move.job in self.jobs or (is_dead and bool(move.result))
+            assert has_job == (is_dead or move.process is None), f"{move.id} is {move.state}, its job {move.job!r}"
+        for lease in self.leases.values():
+            is_room = lease.request.user == GRID_USER and lease.id.startswith(MOVE_PREFIX)
+            assert not is_room or self._keeps(lease.id), f"room {lease.id} is kept for no move"
+
+    def _keeps(self, lease_id: str) -> bool:
+        move = self.moves.get(lease_id)
+        return move is not None and move.lease_id == lease_id
 
 
 def _node_of(job: Job | None) -> str:

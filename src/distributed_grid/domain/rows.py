@@ -1,8 +1,8 @@
 """Rows of the ledger, and the encoding of the durable ones.
 
-A change is a whole row in its new state. Observations, offers, engine capacities, memory servers and rebalance states
-are volatile: they are applied, never stored. Rows of leases and jobs are stored without the fields that have their
-defaults, so a default that is changed changes what older rows mean: give such a field a new name.
+A change is a whole row in its new state. Observations, offers, engine capacities, memory servers, rebalance states
+and offload watches are volatile: they are applied, never stored. Rows of leases and jobs are stored without the fields
+that have their defaults, so a default that is changed changes what older rows mean: give such a field a new name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.moves import AutoOffloadState, Move, MoveConsent
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
+from distributed_grid.domain.offload_watch import DegradedNode, OffloadWatch
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
@@ -57,17 +59,34 @@ Stored = (
     | Spending
     | OfferClosure
     | ScalingRules
+    | Move
+    | MoveConsent
+    | AutoOffloadState
+    | DegradedNode
 )
-Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow | UtilizationWindow
+Row = (
+    Stored
+    | NodeObservation
+    | Offer
+    | RebalanceState
+    | EngineCapacity
+    | MemoryServerRow
+    | UtilizationWindow
+    | OffloadWatch
+)
 VOLATILE = frozenset(
-    row.kind for row in (NodeObservation, Offer, RebalanceState, EngineCapacity, MemoryServerRow, UtilizationWindow)
+    row.kind
+    for row in (
+        *(NodeObservation, Offer, RebalanceState, EngineCapacity, MemoryServerRow, UtilizationWindow, OffloadWatch),
+    )
 )
 
 _STORED: dict[str, type[Stored]] = {
     row.kind: row
     for row in (
         *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
-        *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules),
+        *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules, Move, MoveConsent, AutoOffloadState),
+        DegradedNode,
     )
 }
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""State machines of nodes, leases, jobs and workers, as transition tables.
+"""State machines of nodes, leases, jobs, workers and moves, as transition tables.
 
 A pair (state, step) that is not in a table raises IllegalStep and changes nothing.
 """
@@ -61,8 +61,21 @@ class WorkerState(enum.StrEnum):
     GONE = "gone"
 
 
+class MoveState(enum.StrEnum):
+    """Of work that leaves a node: asked for, room is kept, files are there, frozen, will not go on, is dead, runs."""
+
+    PROPOSED = "proposed"
+    RESERVED = "reserved"
+    SHIPPED = "shipped"
+    FROZEN = "frozen"
+    DECIDED = "decided"
+    DEAD = "dead"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
 class Step(enum.StrEnum):
-    """What can happen to a node, a lease, a job or a worker."""
+    """What can happen to a node, a lease, a job, a worker or a move."""
 
     HEAR = "hear"
     DOUBT = "doubt"
@@ -85,6 +98,11 @@ class Step(enum.StrEnum):
     ASK = "ask"
     BOOT = "boot"
     TERMINATE = "terminate"
+    RESERVE = "reserve"
+    SHIP = "ship"
+    FREEZE = "freeze"
+    DECIDE = "decide"
+    DIE = "die"
 
 
 NODE_TRANSITIONS: dict[tuple[NodeState, Step], NodeState] = {
@@ -151,6 +169,23 @@ WORKER_TRANSITIONS: dict[tuple[WorkerState, Step], WorkerState] = {
     (WorkerState.TERMINATING, Step.END): WorkerState.GONE,
 }
 
+MOVE_TRANSITIONS: dict[tuple[MoveState, Step], MoveState] = {
+    (MoveState.PROPOSED, Step.RESERVE): MoveState.RESERVED,
+    (MoveState.RESERVED, Step.SHIP): MoveState.SHIPPED,
+    (MoveState.SHIPPED, Step.FREEZE): MoveState.FROZEN,
+    (MoveState.FROZEN, Step.DECIDE): MoveState.DECIDED,
+    (MoveState.RESERVED, Step.DECIDE): MoveState.DECIDED,
+    (MoveState.DECIDED, Step.DIE): MoveState.DEAD,
+    (MoveState.DEAD, Step.START): MoveState.RUNNING,
+    (MoveState.PROPOSED, Step.END): MoveState.ENDED,
+    (MoveState.RESERVED, Step.END): MoveState.ENDED,
+    (MoveState.SHIPPED, Step.END): MoveState.ENDED,
+    (MoveState.FROZEN, Step.END): MoveState.ENDED,
+    (MoveState.DECIDED, Step.END): MoveState.ENDED,
+    (MoveState.DEAD, Step.END): MoveState.ENDED,
+    (MoveState.RUNNING, Step.END): MoveState.ENDED,
+}
+
 
 def advance_node(state: NodeState, step: Step) -> NodeState:
     """The state a node is in after this step."""
@@ -182,3 +217,11 @@ def advance_worker(state: WorkerState, step: Step) -> WorkerState:
         return WORKER_TRANSITIONS[state, step]
     except KeyError:
         raise IllegalStep(f"a worker that is {state} cannot {step}") from None
+
+
+def advance_move(state: MoveState, step: Step) -> MoveState:
+    """The state a move is in after this step."""
+    try:
+        return MOVE_TRANSITIONS[state, step]
+    except KeyError:
+        raise IllegalStep(f"a move that is {state} cannot {step}") from None

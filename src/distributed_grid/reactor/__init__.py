@@ -4,7 +4,15 @@ A decider only reads, and returns rows in their new state; `Ledger.apply` writes
 and nothing has changed. Effects are a function of the rows (`pending`), never of the event that led there.
 """
 
-from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record, WorkerAnswer
+from distributed_grid.reactor.decision import (
+    BlockAnswer,
+    Decision,
+    JobAnswer,
+    LeaseAnswer,
+    MoveAnswer,
+    Record,
+    WorkerAnswer,
+)
 from distributed_grid.reactor.dispatch import decide, step, step_through
 from distributed_grid.reactor.effects import (
     overdue,
@@ -15,6 +23,8 @@ from distributed_grid.reactor.effects import (
     pending_for,
     pending_memory,
     pending_memory_for,
+    pending_moves,
+    pending_moves_for,
     pending_workers,
     pending_workers_for,
 )
@@ -24,6 +34,7 @@ __all__ = [
     "Decision",
     "JobAnswer",
     "LeaseAnswer",
+    "MoveAnswer",
     "Record",
     "WorkerAnswer",
     "decide",
@@ -35,6 +46,8 @@ __all__ = [
     "pending_for",
     "pending_memory",
     "pending_memory_for",
+    "pending_moves",
+    "pending_moves_for",
     "pending_workers",
     "pending_workers_for",
     "step",

@@ -41,6 +41,8 @@ MIN_DISK_MS = 30_000
 """How long a copy stays on disk before it is brought back to memory."""
 LOST_BLOCK_MS = 24 * 3_600_000
 """How long a block that is lost stays listed."""
+MAX_COPIES_AT_ONCE = 16
+"""Copies that leave a node that is short of memory, at one look."""
 _UNLIMITED = 1 << 100
 
 
@@ -93,9 +95,11 @@ def add_copy(ledger: Ledger, block: Block, decision: Decision, now: int) -> Bloc
     return replace(block, places=(*block.places, place), next_copy=block.next_copy + 1)
 
 
-def _grant(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_home: bool = True) -> BlockCopy | None:
+def _grant(
+    ledger: Ledger, block: Block, decision: Decision, now: int, *, at_home: bool = True, avoid: tuple[str, ...] = ()
+) -> BlockCopy | None:
     """The next copy, with its lease; None where no node has room."""
-    spot = spot_for(ledger, block, now, at_home=at_home)
+    spot = spot_for(ledger, block, now, besides=avoid, at_home=at_home)
     if spot is None:
         return None
     decided, lease, _ = grant(ledger, *spot, now, job=None)
@@ -110,7 +114,7 @@ def _grant(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_hom
 
 
 def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
-    """Start to move a copy away: to another lender, else to the borrower's disk."""
+    """Start to move a copy away: to another lender, else to the borrower's disk, where it may."""
     block = ledger.blocks.get(event.block_id)
     if block is None or block.freeing or block.moving is not None:
         return Decision()
@@ -118,7 +122,9 @@ def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
     if source is None or source.on_disk:
         return Decision()
     decision = Decision()
-    target = _grant(ledger, block, decision, now, at_home=False)
+    target = _grant(ledger, block, decision, now, at_home=False, avoid=event.avoid)
+    if target is None and not event.spills:
+        return Decision()
     if target is None:
         target = BlockCopy(copy_id(block.id, block.next_copy), block.home, on_disk=True)
     return _start_move(block, source, target, decision, now, keep=False, why=event.why)
@@ -324,6 +330,27 @@ def on_memory_reclaim_requested(ledger: Ledger, event: MemoryReclaimRequested, n
     chosen = free if found is None else [free[at] for at in found]
     why = f"the owner of {event.node} needs its memory"
     return Decision(follow=[CopyUnwanted(block.id, place.copy, why) for block, place in chosen])
+
+
+def copies_to_move(
+    ledger: Ledger, node: str, size_bytes: int, now: int, *, why: str, spills: bool, avoid: tuple[str, ...]
+) -> list[CopyUnwanted]:
+    """The largest copies on a node that together are so large, what leaves already included; so many at once. Unless
+    they spill to disk only those that another node has room for."""
+    here = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ())]
+    found: list[CopyUnwanted] = []
+    for block in sorted(here, key=lambda one: (-one.size_bytes, one.id)):
+        if size_bytes <= 0 or len(found) >= MAX_COPIES_AT_ONCE:
+            break
+        copies = [place for place in block.places if place.node == node and not place.on_disk]
+        if any(place.node == node and not place.on_disk for place in block.leaving):
+            size_bytes -= block.size_bytes
+        elif copies and block.moving is not None:
+            size_bytes -= block.size_bytes if block.moving.source == copies[0].copy and not block.moving.keep else 0
+        elif copies and (spills or spot_for(ledger, block, now, besides=avoid, at_home=False) is not None):
+            found.append(CopyUnwanted(block.id, copies[0].copy, why, spills, avoid))
+            size_bytes -= block.size_bytes
+    return found
 
 
 def overdue(ledger: Ledger, now: int) -> list[Event]:

@@ -10,6 +10,7 @@ from distributed_grid.domain.blocks import Block
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.moves import Move
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scaling import ScalingPlan
@@ -26,6 +27,8 @@ RecordType = Literal[
     "block-released", "block-expired", "block-named", "worker-wanted", "worker-booting", "worker-joined",
     "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
     "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled", "end-announced", "end-withdrawn",
+    "move-requested", "move-advanced", "move-ended", "move-consent", "auto-offload", "node-degraded", "node-restored",
+    "checkpoint-shipped",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 
@@ -73,13 +76,19 @@ class WorkerAnswer(Struct, frozen=True):
     worker: Worker
 
 
+class MoveAnswer(Struct, frozen=True):
+    """A move as it stands after the event."""
+
+    move: Move
+
+
 class ScalingAnswer(Struct, frozen=True):
     """What scaling does."""
 
     plan: ScalingPlan
 
 
-Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | ScalingAnswer | None
+Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | ScalingAnswer | MoveAnswer | None
 
 
 class Decision(Struct):

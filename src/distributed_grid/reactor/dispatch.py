@@ -9,12 +9,13 @@ from typing import Any
 from msgspec import Struct, field
 
 from distributed_grid.domain import events
-from distributed_grid.domain.events import Event, QueueScanned
+from distributed_grid.domain.events import Event, MoveChecked, QueueScanned
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import (
     block_copies,
     blocks,
+    checkpoints,
     engines,
     jobs,
     lease_lifetime,
@@ -23,6 +24,7 @@ from distributed_grid.reactor import (
     rebalancing,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
+from distributed_grid.reactor.offloading import auto_offload, consents, moves
 from distributed_grid.reactor.report_budget import charge
 from distributed_grid.reactor.workers import announced_ends, deadlines, lifecycle, provider_lists, pull_workers, scaling
 
@@ -101,6 +103,23 @@ DECIDERS: dict[type, Decider] = {
     events.ScalingRulesSet: scaling.on_rules_set,
     events.ScalingEvaluated: scaling.on_evaluated,
     events.OutputsBroughtHome: scaling.on_outputs_brought_home,
+    events.MoveRequested: moves.on_requested,
+    events.MoveChecked: moves.on_checked,
+    events.MoveShipped: moves.on_shipped,
+    events.MoveFrozen: moves.on_frozen,
+    events.MoveFilesSettled: moves.on_files_settled,
+    events.MoveDecided: moves.on_decided,
+    events.MoveDied: moves.on_died,
+    events.MoveThawed: moves.on_thawed,
+    events.MoveFailed: moves.on_failed,
+    events.MoveCancelled: moves.on_cancelled,
+    events.MoveResultsBrought: moves.on_results_brought,
+    events.MoveReturned: moves.on_returned,
+    events.ConsentGiven: consents.on_given,
+    events.ConsentWithdrawn: consents.on_withdrawn,
+    events.AutoOffloadSet: auto_offload.on_set,
+    events.OffloadEvaluated: auto_offload.on_evaluated,
+    events.CheckpointShipped: checkpoints.on_shipped,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }
@@ -117,7 +136,8 @@ class StepResult(Struct):
 
 def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     """What an event means; reads the ledger, changes nothing, raises where it is refused."""
-    return charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
+    decision = charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
+    return moves.follow_changes(ledger, decision, now)
 
 
 def step(ledger: Ledger, event: Event, now: int) -> StepResult:
@@ -136,7 +156,10 @@ def step(ledger: Ledger, event: Event, now: int) -> StepResult:
         if isinstance(follower, QueueScanned):
             ahead.extendleft(reversed(decision.follow))  # a scan goes on before anything else
         else:
-            ahead.extend(one for one in decision.follow if one != _SCAN or one not in ahead)
+            checks = [one for one in decision.follow if isinstance(one, MoveChecked)]
+            ahead.extendleft(reversed(checks))  # moved work goes before the queue
+            others = (one for one in decision.follow if not isinstance(one, MoveChecked))
+            ahead.extend(one for one in others if one != _SCAN or one not in ahead)
     return stepped
 
 

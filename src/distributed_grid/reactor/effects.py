@@ -6,18 +6,22 @@ Which effects are pending is derived from rows alone: start-up, reconnection and
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding
-from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.jobs import Attempt, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import Move
+from distributed_grid.domain.offload_watch import DegradedNode
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, WorkerState
+from distributed_grid.domain.states import JobState, MoveState, WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.workers.host_leases import has_host
+from distributed_grid.scheduling.offloading.degradation import jobs_to_pause
 
 NEVER_MS = 2**62
 
@@ -35,6 +39,15 @@ class StopAttempt(Struct, frozen=True):
 
     node: str
     job: Job
+
+
+class PauseAttempt(Struct, frozen=True):
+    """Let the job's current attempt stand still for the sake of its node, for a while; or (not `paused`) go on."""
+
+    node: str
+    job: Job
+    paused: bool
+    why: str
 
 
 class BindLease(Struct, frozen=True):
@@ -95,9 +108,37 @@ class BringHome(Struct, frozen=True):
     worker: Worker
 
 
+class ShipCheckpoint(Struct, frozen=True):
+    """Bring here what an attempt that is over has left in its checkpoint directory, for the job's next attempt."""
+
+    job: Job
+    attempt: Attempt
+
+
+class OrderMoveStep(Struct, frozen=True):
+    """Have the agent of the source take the next step of a move."""
+
+    move: Move
+    step: MoveOrderStep
+
+
+class ShipFiles(Struct, frozen=True):
+    """Bring the working directory of a move's original here: ahead, or, once it stands still, the difference."""
+
+    move: Move
+
+
+class BringResults(Struct, frozen=True):
+    """Bring what the job of a moved process has written here, so that it can be returned to the source."""
+
+    move: Move
+
+
+MoveOrderStep = Literal["open", "freeze", "commit", "thaw", "return", "close"]
+MoveEffect = OrderMoveStep | ShipFiles | BringResults
 WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
-Effect = StartAttempt | StopAttempt
+Effect = StartAttempt | StopAttempt | PauseAttempt
 EngineEffect = BindLease | SetGroupTerm | FreeBinding
 
 
@@ -105,7 +146,8 @@ def pending(ledger: Ledger, node: str | None = None) -> list[Effect]:
     """Every effect that the ledger calls for from one agent or from all; performing one twice is harmless."""
     nodes = ledger.jobs_on if node is None else (node,)
     jobs = (job for name in nodes for job in ledger.jobs_of(name))
-    return [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
+    found = [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
+    return found + [effect for name in ledger.degraded if node in (None, name) for effect in _pauses(ledger, name)]
 
 
 def overdue(ledger: Ledger, node: str, before_ms: int) -> list[Effect]:
@@ -115,6 +157,8 @@ def overdue(ledger: Ledger, node: str, before_ms: int) -> list[Effect]:
 
 def _called_for_at(effect: Effect) -> int:
     attempt, stop = effect.job.attempt, effect.job.stop
+    if isinstance(effect, PauseAttempt):
+        return 0  # a pause has to be ordered again and again
     if isinstance(effect, StopAttempt) and stop is not None:
         return stop.asked_at_ms
     return attempt.assigned_at_ms if attempt is not None else 0
@@ -122,13 +166,38 @@ def _called_for_at(effect: Effect) -> int:
 
 def pending_for(ledger: Ledger, changed: Iterable[Row]) -> list[Effect]:
     """The effects that these changed rows may have called for."""
+    changed = list(changed)
     uids = dict.fromkeys(
         row.uid if isinstance(row, Job) else row.job if isinstance(row, Lease) else _job_of(ledger, row)
         for row in changed
         if isinstance(row, Job | Lease | Binding)
     )
-    jobs = (ledger.jobs[uid] for uid in uids if uid in ledger.jobs)
-    return [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
+    jobs = [ledger.jobs[uid] for uid in uids if uid in ledger.jobs]
+    found = [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
+    found += [effect for row in changed if isinstance(row, DegradedNode) for effect in _pauses(ledger, row.node)]
+    if ledger.degraded:
+        found += [one for one in _pauses_of_begun(ledger, jobs) if one not in found]
+    return found
+
+
+def _pauses(ledger: Ledger, node: str) -> list[PauseAttempt]:
+    """What stands still on a degraded node; what may go on where it is not one any more. That is told once: a pause
+    that is not ordered again ends by itself."""
+    row = ledger.degraded.get(node)
+    if row is None:
+        paused = (job for job in ledger.jobs_of(node) if job.state is JobState.PAUSED)
+        return [PauseAttempt(node, job, paused=False, why="") for job in paused]
+    why = f"{node} is degraded: {row.why}"
+    return [PauseAttempt(node, ledger.jobs[uid], paused=True, why=why) for uid in sorted(jobs_to_pause(ledger, node))]
+
+
+def _pauses_of_begun(ledger: Ledger, jobs: Iterable[Job]) -> list[PauseAttempt]:
+    """The pauses of jobs that have just begun on a degraded node."""
+    begun = [job for job in jobs if job.state is JobState.RUNNING and job.attempt is not None]
+    nodes = dict.fromkeys(job.attempt.node for job in begun if job.attempt is not None)
+    pauses = (effect for node in nodes if node in ledger.degraded for effect in _pauses(ledger, node))
+    uids = {job.uid for job in begun}
+    return [effect for effect in pauses if effect.job.uid in uids]
 
 
 def _job_of(ledger: Ledger, binding: Binding) -> str:
@@ -143,7 +212,7 @@ def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     if job.state is JobState.STOPPING:
         return StopAttempt(attempt.node, job)
     lease = ledger.leases[attempt.lease_id]
-    if job.state is JobState.ASSIGNED and not lease.awaits and _is_bound(ledger, lease):
+    if job.state is JobState.ASSIGNED and not (lease.awaits or job.checkpoint_from) and _is_bound(ledger, lease):
         return StartAttempt(attempt.node, job, lease)
     return None
 
@@ -229,11 +298,29 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
 
 
+def pending_checkpoints(ledger: Ledger) -> list[ShipCheckpoint]:
+    """The checkpoint directories that jobs wait for; performing one twice is harmless."""
+    jobs = (ledger.jobs[uid] for uid in ledger.awaited_checkpoints)
+    return [
+        ShipCheckpoint(job, attempt)
+        for job in jobs
+        for attempt in job.attempts
+        if attempt.number == job.checkpoint_from
+    ]
+
+
+def is_still_needed(ledger: Ledger, node: str) -> bool:
+    """Whether a node has lent something, or a job waits for a checkpoint that is there."""
+    if ledger.leases_on.get(node):
+        return True
+    return any(effect.attempt.node == node for effect in pending_checkpoints(ledger))
+
+
 def pending_homecomings(ledger: Ledger) -> list[BringHome]:
-    """The workers that drain and on which nothing is lent any more: what is left there are files. Of those that are
-    taken away what has ended is brought home at once, the first to end first."""
+    """The workers that drain and on which nothing is lent any more: what is left there are files that nobody waits for.
+    Of those that are taken away what has ended is brought home at once, the first to end first."""
     draining = [worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING]
-    due = [one for one in draining if one.is_leaving or not ledger.leases_on.get(one.node)]
+    due = [one for one in draining if one.is_leaving or not is_still_needed(ledger, one.node)]
     due.sort(key=lambda one: one.leaving_at_ms or NEVER_MS)
     return [BringHome(one) for one in due if one.node in ledger.nodes]
 
@@ -259,3 +346,36 @@ def _worker_effects(ledger: Ledger, workers: Iterable[Worker], now: int) -> list
         elif worker.state is WorkerState.TERMINATING:
             effects.append(TerminateWorker(worker))
     return effects
+
+
+def pending_moves(ledger: Ledger, now: int) -> list[MoveEffect]:
+    """Every effect that moves call for by now: of agents, and of whoever ships files; each is safe to repeat."""
+    return [effect for move in ledger.moves.values() for effect in _move_effects(move)]
+
+
+def pending_moves_for(ledger: Ledger, changed: Iterable[Row], now: int) -> list[MoveEffect]:
+    """The effects that these changed rows may have called for. A move that is over is told to its source once; if that
+    is lost, the source thaws the original by itself, and names the move when its agent comes again."""
+    last = {row.id: row for row in changed if isinstance(row, Move)}
+    return [effect for move in last.values() for effect in _move_effects(ledger.moves.get(move.id, move))]
+
+
+def _move_effects(move: Move) -> list[MoveEffect]:
+    """What the state of a move calls for. Jobs need nothing: their attempts are stopped and started as always."""
+    if move.process is None:
+        return []
+    if move.is_over:
+        thaws = [OrderMoveStep(move, "thaw")] if move.frozen_at_ms and not move.job else []
+        return [*thaws, OrderMoveStep(move, "close")]
+    state, is_committed = move.state, move.commit_asked_at_ms > 0
+    if state is MoveState.RESERVED:
+        return [OrderMoveStep(move, "open"), ShipFiles(move)]
+    if state is MoveState.SHIPPED:
+        return [OrderMoveStep(move, "freeze")]
+    if state is MoveState.FROZEN and not is_committed:
+        return [ShipFiles(move)]
+    if state in (MoveState.FROZEN, MoveState.DECIDED):
+        return [OrderMoveStep(move, "thaw" if move.ending is not None and not move.is_decided else "commit")]
+    if state in (MoveState.DEAD, MoveState.RUNNING) and move.result:
+        return [OrderMoveStep(move, "return") if move.results else BringResults(move)]
+    return []

@@ -26,9 +26,10 @@ from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
+from distributed_grid.reactor.checkpoints import after_attempt, after_late_report, is_awaiting_checkpoint
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.job_limits import BiggerLimit, next_limit, possible_estimate
 from distributed_grid.reactor.lease_transitions import end_lease, grant
@@ -36,16 +37,21 @@ from distributed_grid.scheduling.offers.reclaim_backoff import count_reclaim, re
 from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
+from distributed_grid.scheduling.queue.reasons import never_fits
 
 FOREVER_MS = 100 * 365 * 86_400_000
 """Wait of a job that was preempted or is retried: it does not give up."""
 
-DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED})
+DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED, Ending.MOVED})
 """Ends that are not the job's doing: it is requeued."""
+
+MAX_STARTS_OF_MOVED = 5
+"""How often a job that was moved is tried on a node that cannot start it."""
 
 _LEASE_ENDS = {
     Ending.PREEMPTED: LeaseEnd.PREEMPTED,
     Ending.RECLAIMED: LeaseEnd.RECLAIMED,
+    Ending.MOVED: LeaseEnd.RELEASED,
     Ending.EXPIRED: LeaseEnd.EXPIRED,
     Ending.LOST: LeaseEnd.LOST,
     Ending.OVER_LIMIT: LeaseEnd.FAILED,
@@ -75,7 +81,16 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         raise BadInput("retries must not be negative")
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
-    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, estimate=event.estimate)
+    job = Job(
+        uid,
+        event.id,
+        event.command,
+        event.request,
+        now,
+        retries_left=event.retries,
+        estimate=event.estimate,
+        restartable=event.restartable,
+    )
     if event.request.within:
         return _submit_within_lease(ledger, job, now)
     try:
@@ -143,6 +158,8 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease.request.worker in ledger.workers:
         worker = lease.request.worker
         raise Refused(f"{lease.id} is what worker {worker} runs on; to end it type: grid workers terminate {worker}")
+    if lease.id in ledger.moves and ledger.moves[lease.id].lease_id == lease.id:
+        raise Refused(f"{lease.id} is kept for a move; to end that type: grid offload cancel {lease.id}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"
@@ -156,11 +173,12 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     """End what has not started, stop what has."""
     lease = ledger.leases[job.lease_id]
     outcome = Outcome(ending, detail=detail)
-    if job.state is JobState.QUEUED or lease.awaits:
+    is_moved = ending is Ending.MOVED and job.state is not JobState.QUEUED
+    if (job.state is JobState.QUEUED or lease.awaits) and not is_moved:
         return _end_unstarted(ledger, job, lease, outcome, now)
-    if is_untaken(ledger, job):
+    if is_untaken(ledger, job) or lease.awaits:
         if ending in DISPLACED:
-            return requeue_unstarted(ledger, job, _LEASE_ENDS[ending], detail, now)
+            return requeue_unstarted(ledger, job, _LEASE_ENDS[ending], detail, now, ending=ending)
         return _end_unstarted(ledger, job, lease, outcome, now)
     stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
@@ -195,6 +213,7 @@ def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now
         outcome=outcome,
         ended_at_ms=now,
         stop=None,
+        checkpoint_from=0,
     )
     decision.changes.append(over)
     decision.records.append(_end_record(over, ""))
@@ -206,6 +225,8 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     """Record that an attempt runs; a late, repeated or unordered report changes nothing."""
     job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
+        return Decision()
+    if is_awaiting_checkpoint(job):
         return Decision()
     running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores, pid_start=event.pid_start)
     state = advance_job(job.state, Step.START) if job.state is JobState.ASSIGNED else job.state
@@ -260,7 +281,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if job is None or attempt is None:
         return _late_report(ledger, event)
     outcome, is_taken_back = event.outcome, job.stop is None  # by the node, and nobody here has asked for it
-    if job.stop is not None:
+    if job.stop is not None and not (job.stop.ending is Ending.MOVED and outcome.ending is Ending.EXITED):
         outcome = replace(outcome, ending=job.stop.ending, detail=outcome.detail or job.stop.detail)
     lease = ledger.leases[attempt.lease_id]
     end = _LEASE_ENDS.get(outcome.ending, LeaseEnd.RELEASED)
@@ -272,7 +293,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if event.mark_age_ms is not None and attempt.pid:
         attempt = _with_mark(attempt, event.mark_age_ms, now)
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
-    job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
+    job = after_attempt(replace(job, attempts=(*job.attempts[:-1], over), stop=None), over, event)
     displaced = outcome.ending in DISPLACED
     seen = ledger.observations.get(attempt.node)
     if displaced and is_taken_back and seen is not None:
@@ -283,29 +304,47 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if outcome.ending is Ending.OVER_LIMIT and job.given_limit_bytes:
         bigger = next_limit(ledger, job)
         if bigger.limits:
-            return _run_bigger(decision, job, bigger, now)
+            return _run_bigger(ledger, decision, job, bigger, now)
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
-    if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
-        decision.changes += _requeue(job, now, counts=not displaced)
+    goes_on = displaced or _goes_on_elsewhere(ledger, job, outcome)
+    if not job.request.within and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
+        decision.changes += _requeue(ledger, job, now, counts=not goes_on)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
         decision.follow = [QueueScanned()]
         decision.answer = JobAnswer(job)
         return decision
-    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
+    job = replace(job, checkpoint_from=0, result=event.result)
+    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
     decision.answer = JobAnswer(ended)
     return decision
 
 
-def _run_bigger(decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
+def _goes_on_elsewhere(ledger: Ledger, job: Job, outcome: Outcome) -> bool:
+    """Whether a job runs again without using up a retry: its user allows that when its node is lost, and what was moved
+    and has not started yet was ended by the grid, so that the grid starts it."""
+    move = ledger.moves.get(ledger.moves_by_job.get(job.uid, ""))
+    is_moving = move is not None and move.state in (MoveState.DECIDED, MoveState.DEAD)
+    if outcome.ending is Ending.LOST:
+        return job.restartable or is_moving
+    return is_moving and outcome.ending is Ending.NEVER_STARTED and len(_refusing_nodes(job)) < MAX_STARTS_OF_MOVED
+
+
+def _refusing_nodes(job: Job) -> list[str]:
+    """Where a job that was moved could not be started since then."""
+    tried = (one for one in job.attempts if job.moved_at_ms and one.assigned_at_ms >= job.moved_at_ms)
+    return [one.node for one in tried if one.outcome is not None and one.outcome.ending is Ending.NEVER_STARTED]
+
+
+def _run_bigger(ledger: Ledger, decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
     """Requeue a job that ran over a limit that the grid gave it, with the next one; that costs none of its retries."""
     assert job.estimate is not None
     over = job.attempts[-1]
     job = replace(job, overruns=job.overruns + 1, estimate=replace(job.estimate, memory_limits=bigger.limits))
-    decision.changes += _requeue(job, now, counts=False)
+    decision.changes += _requeue(ledger, job, now, counts=False)
     why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
     data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
     decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
@@ -320,7 +359,9 @@ def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
     if not event.nodes or any(one.outcome is None or one.outcome.ending is not Ending.LOST for one in meant):
         return Decision()
     data: dict[str, str | int | list[str]] = {"attempt": event.number, "ending": str(event.outcome.ending)}
-    return Decision(records=[Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)])
+    record = Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)
+    waiting = after_late_report(ledger, event)
+    return Decision([waiting] if waiting is not None else [], [record])
 
 
 def _withdraw_offer(ledger: Ledger, node: str) -> list[Row]:
@@ -329,22 +370,29 @@ def _withdraw_offer(ledger: Ledger, node: str) -> list[Row]:
     return [] if offer is None else [replace(offer, withdrawn=True)]
 
 
-def requeue_unstarted(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> Decision:
+def requeue_unstarted(
+    ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int, *, ending: Ending = Ending.RECLAIMED
+) -> Decision:
     """Requeue a job that was placed, but never started."""
     lease, attempt = ledger.leases[job.lease_id], job.attempt
     assert attempt is not None
     decision = end_lease(ledger, lease, end, detail, now)
-    over = replace(attempt, ended_at_ms=now, outcome=Outcome(Ending.RECLAIMED, detail=detail))
+    over = replace(attempt, ended_at_ms=now, outcome=Outcome(ending, detail=detail))
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
-    decision.changes += _requeue(job, now, counts=False)
+    decision.changes += _requeue(ledger, job, now, counts=False)
     decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
     decision.follow = [QueueScanned()]
     return decision
 
 
-def _requeue(job: Job, now: int, *, counts: bool) -> list[Row]:
-    """The requeued job with a new lease to ask for; it keeps its age and does not give up."""
+def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool) -> list[Row]:
+    """The requeued job with a new lease to ask for; it keeps its age and does not give up. A node that could not start
+    what was moved there is avoided, where there are others."""
     request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0)
+    refusing = dict.fromkeys(_refusing_nodes(job))
+    elsewhere = replace(request, anti_affinity=(*request.anti_affinity, *refusing)) if refusing else request
+    if refusing and never_fits(ledger, elsewhere) is None:
+        request = elsewhere
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
@@ -373,7 +421,8 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
         if attempt is None or attempt.lease_id in known:
             continue
         lease_id, was_started = attempt.lease_id, job.state is not JobState.ASSIGNED
-        if not was_started and since_ms is not None and attempt.assigned_at_ms > since_ms and lease_id not in ordered:
+        is_ordered = since_ms is None or attempt.assigned_at_ms <= since_ms or lease_id in ordered
+        if is_awaiting_checkpoint(job) or not (was_started or is_ordered):
             attempt = replace(attempt, boot=event.boot, machine=event.machine)
             changes.append(replace(job, attempts=(*job.attempts[:-1], attempt)))
             continue

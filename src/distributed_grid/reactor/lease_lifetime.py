@@ -32,11 +32,13 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance_lease
 from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
+from distributed_grid.reactor.checkpoints import is_awaiting_checkpoint
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.engines import expire_lost_nodes
 from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, is_untaken, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
 from distributed_grid.reactor.nodes import check_liveness
+from distributed_grid.reactor.offloading.moves import due_moves
 from distributed_grid.reactor.workers.host_leases import give_host_back
 from distributed_grid.scheduling.queue import reasons
 
@@ -70,7 +72,7 @@ def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
     job = ledger.jobs.get(lease.job)
     if job is None:
         return end_lease(ledger, lease, LeaseEnd.LOST, event.detail, now)
-    if lease.awaits or is_untaken(ledger, job):
+    if lease.awaits or is_untaken(ledger, job) or is_awaiting_checkpoint(job):
         return requeue_unstarted(ledger, job, LeaseEnd.LOST, event.detail, now)
     attempt = job.attempt
     assert attempt is not None
@@ -168,6 +170,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
     if ledger.blocks:
         decision.follow += overdue(ledger, now)
+    decision.follow += due_moves(ledger, now)
     if ledger.waiting:
         decision.follow.append(QueueScanned())
     if ledger.due_by(now, 1):

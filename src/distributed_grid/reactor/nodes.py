@@ -145,8 +145,15 @@ def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
         refresh=True,
         engine_capacity=ledger.engine_capacities.get(node.name),
         used=ledger.claims_on(node.name),
+        degraded=why_degraded(ledger, node.name),
     )
     return [seen] if offer is None else [seen, offer]
+
+
+def why_degraded(ledger: Ledger, name: str) -> str:
+    """Why a node is degraded; empty where it is not."""
+    row = ledger.degraded.get(name)
+    return row.why if row is not None else ""
 
 
 def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decision:
@@ -244,7 +251,8 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     decision.changes += renewed_reservations(ledger, node.name, now)
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
     before = ledger.offers.get(node.name)
-    offer = next_offer(node, seen, before, engine_capacity=stock, used=claims)
+    degraded = why_degraded(ledger, node.name)
+    offer = next_offer(node, seen, before, engine_capacity=stock, used=claims, degraded=degraded)
     if offer is not None and (before is not None or not rest_left_ms(seen, now)):  # a withdrawn one stays so
         decision.changes.append(offer)
     if decision.changes and ledger.waiting:

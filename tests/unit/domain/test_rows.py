@@ -14,6 +14,7 @@ from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import NodeObservation, Offer
+from distributed_grid.domain.offload_watch import OffloadWatch
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare, Priority
 from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
@@ -59,6 +60,7 @@ def test_what_is_measured_or_derived_anew_is_never_stored():
         EngineCapacity.kind,
         MemoryServerRow.kind,
         UtilizationWindow.kind,
+        OffloadWatch.kind,
     } == VOLATILE
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")

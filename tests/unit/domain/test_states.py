@@ -7,14 +7,20 @@ import pytest
 from distributed_grid.domain.states import (
     JOB_TRANSITIONS,
     LEASE_TRANSITIONS,
+    MOVE_TRANSITIONS,
     NODE_TRANSITIONS,
+    WORKER_TRANSITIONS,
     JobState,
     LeaseState,
+    MoveState,
     NodeState,
     Step,
+    WorkerState,
     advance_job,
     advance_lease,
+    advance_move,
     advance_node,
+    advance_worker,
 )
 from distributed_grid.errors import GridError, IllegalStep
 
@@ -22,6 +28,8 @@ LIVES = (
     ("node", NodeState, NODE_TRANSITIONS, advance_node),
     ("lease", LeaseState, LEASE_TRANSITIONS, advance_lease),
     ("job", JobState, JOB_TRANSITIONS, advance_job),
+    ("worker", WorkerState, WORKER_TRANSITIONS, advance_worker),
+    ("move", MoveState, MOVE_TRANSITIONS, advance_move),
 )
 LEGAL = [(advance, state, step, after) for _, _, life, advance in LIVES for (state, step), after in life.items()]
 ILLEGAL = [
@@ -48,7 +56,15 @@ def test_an_illegal_step_is_an_error_the_grid_has_a_name_for():
     assert issubclass(IllegalStep, GridError)
 
 
-@pytest.mark.parametrize(("life", "last"), [(LEASE_TRANSITIONS, LeaseState.ENDED), (JOB_TRANSITIONS, JobState.ENDED)])
+@pytest.mark.parametrize(
+    ("life", "last"),
+    [
+        (LEASE_TRANSITIONS, LeaseState.ENDED),
+        (JOB_TRANSITIONS, JobState.ENDED),
+        (WORKER_TRANSITIONS, WorkerState.GONE),
+        (MOVE_TRANSITIONS, MoveState.ENDED),
+    ],
+)
 def test_what_has_ended_goes_nowhere(life, last):
     assert not [step for state, step in life if state is last]
 
@@ -59,7 +75,7 @@ def test_a_node_that_left_can_only_join_again():
 
 @pytest.mark.parametrize(
     ("life", "states"),
-    [(NODE_TRANSITIONS, NodeState), (LEASE_TRANSITIONS, LeaseState), (JOB_TRANSITIONS, JobState)],
+    [(life, states) for _, states, life, _ in LIVES],
 )
 def test_every_state_can_be_reached_from_the_first(life, states):
     reached = {next(iter(states))}
@@ -78,3 +94,9 @@ def test_the_lease_of_the_design_runs_from_asked_to_ended():
 def test_a_lease_that_holds_something_cannot_end_without_being_released():
     with pytest.raises(IllegalStep):
         advance_lease(LeaseState.ACTIVE, Step.END)
+
+
+def test_a_move_can_end_in_every_state_and_is_dead_only_once_it_is_decided():
+    assert {state for state, step in MOVE_TRANSITIONS if step is Step.END} == {*MoveState} - {MoveState.ENDED}
+    assert [state for state, step in MOVE_TRANSITIONS if step is Step.DIE] == [MoveState.DECIDED]
+    assert [state for state, step in MOVE_TRANSITIONS if step is Step.START] == [MoveState.DEAD]

@@ -110,7 +110,7 @@ class World(LedgerWatch):
         """Somebody knows of a lease that the ledger does not."""
         target = NAMES[(which + 1) % len(NAMES)]
         request = self._named(a_request(cores=cores, target=target, anti_affinity=(target,)))
-        fence = self.ledger.counters.get("fence", 0) + 1
+        fence = 1 + max([self.ledger.counters.get("fence", 0), *(one.fence for one in self.ledger.leases.values())])
         claim = Claim(cpu_milli=1000 * cores)
         self.handle(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
 
@@ -212,6 +212,20 @@ class World(LedgerWatch):
         for uid, number, fence in self._attempts(which):
             self.handle(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
 
+    def displaced(self, which: int, left: bool) -> None:
+        """A node reports that its owner took back what an attempt had, and whether that left a checkpoint."""
+        for uid, number, fence in self._attempts(which):
+            nodes = (self.ledger.jobs[uid].attempts[-1].node,)
+            outcome = Outcome(Ending.RECLAIMED)
+            self.handle(events.AttemptEnded(uid, number, fence, outcome, nodes, pid=7, has_checkpoint=left))
+
+    def ship(self, which: int, problem: str) -> None:
+        """A checkpoint that a job waits for is here, or cannot be had."""
+        waiting = list(self.ledger.awaited_checkpoints)
+        if waiting:
+            job = self.ledger.jobs[waiting[which % len(waiting)]]
+            self.handle(events.CheckpointShipped(job.uid, job.checkpoint_from, "" if problem else "m", problem))
+
     def _attempts(self, which: int) -> list[tuple[str, int, int]]:
         going = [job for job in self.ledger.jobs.values() if job.attempts]
         if not going:
@@ -237,6 +251,7 @@ class World(LedgerWatch):
     def started_too_soon(self, which: int) -> None:
         """An agent reports a start that was never ordered: the victims are still there."""
         early = [lease.job for lease in self.ledger.leases.values() if lease.awaits and lease.job]
+        early += [uid for uid in self.ledger.awaited_checkpoints if self.ledger.jobs[uid].attempt is not None]
         if early:
             last = self.ledger.jobs[early[which % len(early)]].attempts[-1]
             self.handle(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))

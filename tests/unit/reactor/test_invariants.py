@@ -90,6 +90,9 @@ ACTIONS = {
     "cancel": (whichever, st.booleans()),
     "started": (whichever, offs),
     "ended": (whichever, offs, outcomes),
+    "displaced": (whichever, st.booleans()),
+    "ship": (whichever, st.sampled_from(["", "", "it is gone"])),
+    "started_too_soon": (whichever,),
     "listed": (names, st.integers(0, 2), st.sampled_from(["", "one", "two"])),
     "yield_to_owner": (names, st.booleans()),
     "drain": (names,),
@@ -133,6 +136,7 @@ OFTEN = (
     "wait",
 )
 SELDOM = (
+    *("displaced", "displaced", "ship", "ship", "started_too_soon"),
     *("scale", "scale", "provide", "provide", "provide", "take_away"),
     *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),

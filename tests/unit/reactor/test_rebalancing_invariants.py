@@ -31,7 +31,13 @@ from tests.unit.reactor.state_machine import NAMES, NODES, World
 from tests.unit.reactor.test_invariants import ACTIONS, action, begin, kinds
 
 TYPES = [(policy, str(mode)) for policy in SHARING_POLICIES for mode in SharingMode]
-every_type = pytest.mark.parametrize(("policy", "mode"), TYPES, ids=lambda word: word)
+QUICK = TYPES[:: len(SharingMode) + 1]
+"""Each mode, and each policy but one, once; the rest is among the slow tests."""
+every_type = pytest.mark.parametrize(
+    ("policy", "mode"),
+    [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in TYPES],
+    ids=lambda word: word,
+)
 NODES_HERE = ("ash", "birch", "cedar")
 HIGH, LOW = 800, 300
 SETTLES = 110

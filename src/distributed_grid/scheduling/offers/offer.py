@@ -42,10 +42,12 @@ def next_offer(
     refresh: bool = False,
     engine_capacity: EngineCapacity | None = None,
     used: NodeClaims | None = None,
+    degraded: str = "",
 ) -> Offer | None:
-    """The node's next offer; None while the old one still holds. With `anew` it is made in any case.
+    """The node's next offer; None while the old one still holds. With `refresh` it is made in any case.
 
-    It is never more than the engine_capacity that an engine has for us there; `used` is what of that is lent.
+    It is never more than the engine_capacity that an engine has for us there; `used` is what of that is lent. A node
+    that is `degraded`, for this reason, lends nothing new.
     """
     if seen.usage is None:
         return None
@@ -55,6 +57,8 @@ def next_offer(
         lends, withheld = without_paused(lends, paused), (*withheld, *map(str, paused))
     if seen.yields:
         lends, withheld = NOTHING, ("its owner is using it",)
+    elif degraded:
+        lends, withheld = NOTHING, (f"degraded: {degraded}",)
     elif engine_capacity is not None:
         lends, withheld = _limit_to_engine(lends, engine_capacity.room, withheld, used or NodeClaims())
     now = seen.at_ms
@@ -80,6 +84,11 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
         withheld=withheld,
         paused=(*offer.paused, *(one.name for one in new)),
     )
+
+
+def degraded_offer(offer: Offer, why: str) -> Offer:
+    """The offer of a node that lends nothing new from now on."""
+    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(f"degraded: {why}",), paused=())
 
 
 def _limit_to_engine(

@@ -1,0 +1,176 @@
+"""Moves: work that leaves a node for another one, from the proposal to the result; and what users have allowed.
+
+The states are a transition table (`domain/states.py`). A process that the grid did not start goes through all of them;
+a job skips what is not needed: its next attempt waits for the recorded end of the last one anyway. Before `decided`
+every failure leaves the original as it was; after it every failure ends in the next attempt somewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from distributed_grid.domain.jobs import Command
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.processes import ProcessIdentity, StandardStream
+from distributed_grid.domain.states import MoveState
+
+MOVE_PREFIX = "move-"
+"""How the ids of moves and of their reservations begin; agents know the files of a move by it."""
+DEFAULT_FREEZE_MS = 10_000
+MIN_FREEZE_MS, MAX_FREEZE_MS = 500, 60_000
+
+
+class Way(enum.StrEnum):
+    """How work gets to another node, in the order of preference."""
+
+    START_ELSEWHERE = "start_elsewhere"
+    QUEUE_ELSEWHERE = "queue_elsewhere"
+    CHECKPOINT_RESTART = "checkpoint_restart"
+    RESTART = "restart"
+    PROCESS_RESTART = "process_restart"
+
+
+class MoveEnd(enum.StrEnum):
+    """How a move ended. `failed` and `cancelled`: the original was left as it was. `not_needed`: it ended by itself."""
+
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    NOT_NEEDED = "not_needed"
+
+
+class MovedProcess(Struct, frozen=True, omit_defaults=True):
+    """The original of a move of a process: who it is, where it runs, and where its output goes."""
+
+    identity: ProcessIdentity
+    cwd: str
+    streams: tuple[StandardStream, ...] = ()
+    shape: str = ""
+
+
+class Move(Struct, frozen=True, omit_defaults=True):
+    """One move. `id` is also the id of the request that reserves room on the target (`lease_id` is its lease).
+
+    For a job `job` is its uid from the beginning; for a process it is that of the job that takes its place, made in the
+    step that records the death. `request` is what the reservation asks for, `command` what the new job runs. `machine`
+    names the machine of the source, whose new boot id proves that the original is dead. `shipped` and `final` are
+    manifests of the working directory: shipped ahead, and as it was when frozen. From `commit_asked_at_ms` on only the
+    guard on the source knows whether the original is thawed or killed. `ending` is set when somebody wants the move to
+    end, and why is in `problem`; the original is untouched or thawed when the state is `ended`. `automatic`: nobody
+    asked for it but the grid. `result` is the end of the job that took a process's place, `ran_on` and `ran_as` the
+    node and the lease of its last attempt, `results` the manifest of what it has written, once that is here. `returned`
+    counts the files that came back to the source, `kept` names those that did not replace one that was changed there
+    meanwhile.
+    """
+
+    kind: ClassVar[str] = "move"
+
+    id: str
+    user: str
+    source: str
+    target: str
+    way: Way
+    request: Request
+    requested_at_ms: int
+    state: MoveState = MoveState.PROPOSED
+    state_at_ms: int = 0
+    reason: str = ""
+    automatic: bool = False
+    job: str = ""
+    job_id: str = ""
+    process: MovedProcess | None = None
+    command: Command | None = None
+    machine: str = ""
+    lease_id: str = ""
+    shipped: str = ""
+    shipped_bytes: int = 0
+    final: str = ""
+    final_bytes: int = 0
+    freeze_ms: int = DEFAULT_FREEZE_MS
+    frozen_at_ms: int = 0
+    frozen_for_ms: int = 0
+    commit_asked_at_ms: int = 0
+    ending: MoveEnd | None = None
+    problem: str = ""
+    result: str = ""
+    ran_on: str = ""
+    ran_as: str = ""
+    results: str = ""
+    returned: int = 0
+    kept: tuple[str, ...] = ()
+    is_returned: bool = False
+    end: MoveEnd | None = None
+    ended_at_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.id
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is MoveState.ENDED
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the original will not go on: the work is the grid's to run."""
+        return self.state in (MoveState.DECIDED, MoveState.DEAD, MoveState.RUNNING)
+
+
+class MoveConsent(Struct, frozen=True, omit_defaults=True):
+    """A user allows that processes of this command shape are restarted elsewhere, with these variables of theirs."""
+
+    kind: ClassVar[str] = "move_consent"
+
+    user: str
+    shape: str
+    given_at_ms: int
+    variables: tuple[str, ...] = ()
+    withdrawn: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.user}/{self.shape}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.withdrawn
+
+
+class AutoOffloadState(Struct, frozen=True, omit_defaults=True):
+    """Automatic offloading, as it was set by a person (None: as the config says), and how it fares.
+
+    `failures` counts moves that failed one after the other; when there are too many it stops itself, and
+    `stopped_why` says so until it is enabled or reset. `moved_at_ms` is the end of its last move.
+    """
+
+    kind: ClassVar[str] = "auto_offload_state"
+
+    enabled: bool | None = None
+    set_by: str = ""
+    set_at_ms: int = 0
+    failures: int = 0
+    stopped_why: str = ""
+    moved_at_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return "auto"
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
+class OffloadRules(Struct, frozen=True):
+    """`auto_offload` of the config: from which level (thousandths) on a node is relieved, how often that is looked at,
+    and how long nothing moves after a move."""
+
+    enabled: bool = False
+    cpu_high: int = 800
+    memory_high: int = 800
+    gpu_high: int = 800
+    interval_ms: int = 60_000
+    cooldown_ms: int = 300_000

@@ -1,0 +1,1 @@
+"""Deciders of offloading: moves of jobs and processes, consents, and automatic offloading."""

@@ -1,0 +1,302 @@
+"""Proposals: for the work of a node by which way, where to and how surely it could run elsewhere, or why it cannot.
+
+Recommended is what brings the node from above a mark down to its low one: the pieces of work that lose least come
+first, each on a target that can spare room beside the others. A piece that hardly counts, a server, and what somebody
+types at are never recommended.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way
+from distributed_grid.domain.processes import ProcessInfo, ProcessType
+from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, claimed_amount
+from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, ResourceType
+from distributed_grid.scheduling.offloading.command_secrets import mask_secrets
+from distributed_grid.scheduling.offloading.command_shape import command_shape
+from distributed_grid.scheduling.offloading.job_ways import JobWay, job_way, jobs_of_node
+from distributed_grid.scheduling.offloading.move_targets import MoveTargets, amounts_text
+from distributed_grid.scheduling.offloading.obstacles import Obstacle, ObstacleKind, one_line, process_obstacles
+from distributed_grid.scheduling.offloading.process_types import classify, classify_command
+from distributed_grid.scheduling.rebalancing.loans import MIN_WORTH_MILLI, pressure_reason, total_of
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
+
+MEMORY_MARGIN_MILLI = 1500
+"""A process gets so much of the memory that was measured: it may be about to grow."""
+MEMORY_UNIT, MIN_MEMORY_BYTES = 64 << 20, 256 << 20
+WAY_CONFIDENCE = {
+    Way.QUEUE_ELSEWHERE: 1000,
+    Way.CHECKPOINT_RESTART: 950,
+    Way.RESTART: 900,
+    Way.PROCESS_RESTART: 750,
+}
+"""How sure each way is by itself, in thousandths: what the grid did not start may need what nobody saw."""
+UNCHECKED_MILLI = 850
+"""What is left of that as long as the target was not asked for the needed files."""
+MAX_COMMAND_CHARS = 500
+_WAYS = list(Way)
+_NEVER_RECOMMENDED = (ProcessType.INTERACTIVE, ProcessType.DAEMON)
+
+
+class Proposal(Struct, frozen=True):
+    """A piece of work on a node, and what could be done with it.
+
+    Either `process` is set, or `job` (its uid) and `job_id`. `ask` is what it needs on the target. `way`, `target` and
+    `confidence` (thousandths) are set also where only the user's consent is missing. `recommended`: with the others
+    that are, it brings the node below its low mark, and it costs least. `lost_ms` is the run time that a move loses.
+    """
+
+    node: str
+    user: str
+    command: str
+    process_type: ProcessType
+    ask: Amounts
+    age_ms: int = 0
+    process: ProcessInfo | None = None
+    job: str = ""
+    job_id: str = ""
+    way: Way | None = None
+    target: str = ""
+    confidence: int = 0
+    recommended: bool = False
+    reasons: tuple[str, ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
+    needs_consent: bool = False
+    shape: str = ""
+    lost_ms: int = 0
+
+    @property
+    def movable(self) -> bool:
+        """Whether it could be moved now; at most its user's consent is missing."""
+        return self.way is not None and not self.obstacles
+
+
+def propose(
+    scan: PressureScan,
+    node: str,
+    processes: Sequence[ProcessInfo],
+    consents: Mapping[str, MoveConsent],
+    *,
+    user: str = "",
+    target: str = "",
+    absent: Mapping[str, Collection[str]] | None = None,
+) -> list[Proposal]:
+    """All jobs and processes of a node, the recommended ones first, then those that could move, then the others.
+
+    `consents` are those of the ledger, by their key; those of `user` count, or else of the user of each process. With a
+    `target` no other node is considered, also where it has little to spare. `absent` are the needed files that nodes
+    were found to lack; `files_to_check` says what to ask them, and a node that is a key of it was asked.
+    """
+    if node not in scan.ledger.nodes:
+        return []
+    targets = MoveTargets(scan, node, target, absent)
+    found = [_propose_job(scan, node, job, lease, targets) for job, lease in jobs_of_node(scan.ledger, node)]
+    for process in processes:
+        shape = command_shape(process.argv, process.cwd)
+        consent = consents.get(f"{user or process.user}/{shape}")
+        has_consent = consent is not None and not consent.withdrawn
+        found.append(_propose_process(scan, node, process, shape, has_consent, targets, absent or {}))
+    found = _recommend(scan, node, found, targets)
+    return sorted(found, key=lambda one: (not one.recommended, not one.movable, -one.confidence, one.lost_ms))
+
+
+def files_to_check(proposals: Sequence[Proposal]) -> dict[str, tuple[tuple[str, int], ...]]:
+    """The files that processes need on their targets and that are not shipped, by target, as (path, bytes)."""
+    found: dict[str, dict[tuple[str, int], None]] = {}
+    for one in proposals:
+        if one.process is not None and one.movable and one.process.needs:
+            found.setdefault(one.target, {}).update(dict.fromkeys(one.process.needs))
+    return {node: tuple(files) for node, files in found.items()}
+
+
+def process_ask(process: ProcessInfo) -> Amounts:
+    """What a process needs elsewhere: the cores it uses, rounded up, its memory with a margin, and a GPU if it has one.
+
+    What an agent says is believed within bounds only."""
+    cores = max(-(-max(process.cpu_milli, 0) // 1000), 1)
+    memory = max(process.pss_bytes, 0) * MEMORY_MARGIN_MILLI // 1000
+    memory = max(-(-memory // MEMORY_UNIT) * MEMORY_UNIT, MIN_MEMORY_BYTES)
+    gpu_bytes = max(process.gpu_memory_bytes, 0)
+    return Amounts(
+        cpu_milli=min(cores * 1000, MAX_AMOUNT),
+        memory_bytes=min(memory, MAX_AMOUNT),
+        gpu_milli=WHOLE_GPU if gpu_bytes else 0,
+        gpu_memory_bytes=min(gpu_bytes, MAX_AMOUNT),
+    )
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """A command as it is shown: without secrets, and not longer than a line or two."""
+    text = one_line(shlex.join(mask_secrets(argv)[0]))
+    return text if len(text) <= MAX_COMMAND_CHARS else text[: MAX_COMMAND_CHARS - 1] + "…"
+
+
+def _propose_job(scan: PressureScan, node: str, job: Job, lease: Lease, targets: MoveTargets) -> Proposal:
+    known = classify_command(job.command.argv)
+    started_ms = job.attempt.started_at_ms if job.attempt is not None else 0
+    how: JobWay = job_way(scan.ledger, job, lease, scan.now)
+    proposal = Proposal(
+        node,
+        job.request.user,
+        shown_command(job.command.argv),
+        known.type,
+        job.sized_request.ask,
+        age_ms=max(scan.now - (started_ms or job.submitted_at_ms), 0),
+        job=job.uid,
+        job_id=job.id,
+        reasons=(*_pressure(scan, node), *known.reasons),
+    )
+    if how.way is None:
+        obstacles = (how.obstacle,) if how.obstacle is not None else ()
+        return replace(proposal, obstacles=obstacles)
+    proposal = replace(proposal, way=how.way, lost_ms=how.lost_ms, reasons=(*proposal.reasons, how.reason))
+    return _with_target(scan, proposal, job.sized_request, targets)
+
+
+def _propose_process(
+    scan: PressureScan,
+    node: str,
+    process: ProcessInfo,
+    shape: str,
+    has_consent: bool,
+    targets: MoveTargets,
+    absent: Mapping[str, Collection[str]],
+) -> Proposal:
+    known, ask = classify(process), process_ask(process)
+    proposal = Proposal(
+        node,
+        process.user,
+        shown_command(process.argv) or one_line(process.name),
+        known.type,
+        ask,
+        age_ms=max(process.age_ms, 0),
+        process=process,
+        reasons=(*_pressure(scan, node), *map(one_line, known.reasons)),
+        shape=shape,
+        lost_ms=max(process.cpu_ms, 0),
+    )
+    obstacles = process_obstacles(process)
+    moving = next((move.id for move in _moves_of(scan, node, process)), "")
+    if moving:
+        obstacles = (*obstacles, Obstacle(ObstacleKind.MOVING, f"it is being moved: {moving}"))
+    if obstacles:
+        return replace(proposal, obstacles=obstacles)
+    where = one_line(process.cwd)
+    lost = f"{process.cpu_ms / 1000:.0f} s of CPU are run again, with whatever they did outside of {where}"
+    proposal = replace(
+        proposal,
+        way=Way.PROCESS_RESTART,
+        needs_consent=not has_consent,
+        reasons=(*proposal.reasons, lost, *_consent(shape, has_consent)),
+    )
+    request = Request(f"{MOVE_PREFIX}{process.pid}", process.user, ask)
+    proposal = _with_target(scan, proposal, request, targets, process.needs)
+    if proposal.movable and process.needs and proposal.target not in absent:
+        proposal = replace(proposal, confidence=proposal.confidence * UNCHECKED_MILLI // 1000)
+    return proposal
+
+
+def _with_target(
+    scan: PressureScan,
+    proposal: Proposal,
+    request: Request,
+    targets: MoveTargets,
+    needs: Sequence[tuple[str, int]] = (),
+) -> Proposal:
+    assert proposal.way is not None
+    found = targets.find(request, needs)
+    if found.missing and not found.node:
+        text = one_line(f"the files it needs are nowhere else: {', '.join(found.missing[:3])} ({found.reason})")
+        return replace(proposal, obstacles=(Obstacle(ObstacleKind.MISSING_FILES, text),))
+    if not found.node:
+        text = f"no node can take it ({amounts_text(proposal.ask)}): {found.reason}"
+        return replace(proposal, obstacles=(Obstacle(ObstacleKind.NO_TARGET, text),))
+    return replace(
+        proposal,
+        target=found.node,
+        confidence=found.confidence * WAY_CONFIDENCE[proposal.way] // 1000,
+        reasons=(*proposal.reasons, _target_reason(scan, found.node, proposal.ask)),
+    )
+
+
+def _recommend(scan: PressureScan, node: str, found: Sequence[Proposal], targets: MoveTargets) -> list[Proposal]:
+    """Mark those that together bring the node down to its low marks: jobs first, then the least lost work."""
+    total = {kind: total_of(scan.ledger.nodes[node].capacity, kind) for kind in WATCHED_RESOURCES}
+    excess = {kind: total[kind] * _above_low(scan, node, kind) // 1000 for kind in WATCHED_RESOURCES}
+    marked: dict[int, Proposal] = {}
+    order = sorted(range(len(found)), key=lambda at: (_is_process(found[at]), found[at].lost_ms, _rank(found[at]), at))
+    for at in order:
+        one = found[at]
+        relief = {kind: _relief(scan, one, kind) for kind in WATCHED_RESOURCES if excess[kind] > 0}
+        counts = any(1000 * size >= MIN_WORTH_MILLI * total[kind] for kind, size in relief.items() if size)
+        if not one.movable or not counts or one.process_type in _NEVER_RECOMMENDED:
+            continue
+        room = targets.find(_request_of(scan, one), one.process.needs if one.process is not None else (), assign=True)
+        if not room.node:
+            marked[at] = replace(one, reasons=(*one.reasons, f"beside what is recommended: {room.reason}"))
+            continue
+        for kind, size in relief.items():
+            excess[kind] -= size
+        moved = one if room.node == one.target else replace(one, target=room.node)
+        marked[at] = replace(moved, recommended=True)
+    return [marked.get(at, one) for at, one in enumerate(found)]
+
+
+def _rank(proposal: Proposal) -> int:
+    """The place of a way in the order of preference."""
+    return _WAYS.index(proposal.way or _WAYS[-1])
+
+
+def _is_process(proposal: Proposal) -> bool:
+    return proposal.process is not None
+
+
+def _above_low(scan: PressureScan, node: str, kind: ResourceType) -> int:
+    """How far a node that is above a mark is above the low one, in thousandths; 0 for one that is not."""
+    level = scan.reading(node).level(kind)
+    if level is None or not scan.is_above(node, kind):
+        return 0
+    return max(level - scan.rules.watermarks(kind).low, 0)
+
+
+def _relief(scan: PressureScan, one: Proposal, kind: ResourceType) -> int:
+    """How much of a resource is free on the node when this has left it."""
+    if one.process is not None:
+        if scan.ledger.nodes[one.node].simulated:  # its level is that of its jobs alone
+            return 0
+        sizes = {ResourceType.MEMORY: one.process.pss_bytes, ResourceType.CPU: one.process.cpu_milli}
+        return max(sizes.get(kind, 0), 0)
+    lease = scan.ledger.leases.get(scan.ledger.jobs[one.job].lease_id)
+    return claimed_amount(lease, kind) if lease is not None and lease.node == one.node else 0
+
+
+def _request_of(scan: PressureScan, one: Proposal) -> Request:
+    if one.process is None:
+        return scan.ledger.jobs[one.job].sized_request
+    return Request(f"{MOVE_PREFIX}{one.process.pid}", one.user, one.ask)
+
+
+def _moves_of(scan: PressureScan, node: str, process: ProcessInfo) -> Iterator[Move]:
+    moves = (scan.ledger.moves.get(move_id) for move_id in scan.ledger.moves_at.get(node, ()))
+    return (move for move in moves if move is not None and move.process and move.process.identity == process.identity)
+
+
+def _pressure(scan: PressureScan, node: str) -> tuple[str, ...]:
+    return tuple(pressure_reason(scan, node, kind) for kind in WATCHED_RESOURCES if scan.is_above(node, kind))[:1]
+
+
+def _consent(shape: str, has_consent: bool) -> tuple[str, ...]:
+    return () if has_consent else (f"it needs your consent for `{shape}`",)
+
+
+def _target_reason(scan: PressureScan, target: str, ask: Amounts) -> str:
+    score = scan.reading(target).score
+    load = f"works at {percent(score)}" if score is not None else "is free"
+    return f"{target} {load} and has room for {amounts_text(ask)}"

@@ -1,0 +1,77 @@
+"""Builders of moves: a job or a process that is to leave gpu1 for gpu2."""
+
+from __future__ import annotations
+
+from distributed_grid.domain import events
+from distributed_grid.domain.jobs import Command
+from distributed_grid.domain.moves import Move, MovedProcess, MoveEnd, Way
+from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.states import MoveState
+from distributed_grid.reactor.decision import MoveAnswer
+from distributed_grid.reactor.dispatch import StepResult
+from tests.support.builders import NOW, Scenario, a_request
+
+IDENTITY = ProcessIdentity(4711, 815, "boot-1")
+
+
+def a_job_move(uid: str, way: Way = Way.RESTART, *, move_id: str = "move-1", target: str = "gpu2") -> Move:
+    return Move(move_id, "ada", "gpu1", target, way, a_request("unused"), NOW, job=uid, reason="gpu1 is full")
+
+
+def a_process_move(
+    *, move_id: str = "move-1", identity: ProcessIdentity = IDENTITY, cores: float = 1, source: str = "gpu1"
+) -> Move:
+    return Move(
+        move_id,
+        "ada",
+        source,
+        "gpu2",
+        Way.PROCESS_RESTART,
+        a_request("unused", cores=cores),
+        NOW,
+        process=MovedProcess(identity, "/data/run"),
+        command=Command(("python3", "train.py")),
+        job_id="train",
+    )
+
+
+def hear_boot(scenario: Scenario, node: str, boot: str, machine: str = "m1-dir") -> None:
+    """The agent of a node comes, with nothing running."""
+    scenario.handle(events.AttemptsListed(node, (), boot=boot, machine=machine))
+
+
+def move_through(scenario: Scenario, until: MoveState, move_id: str = "move-1") -> Move:
+    """Let a process's move go on without trouble until it is in this state."""
+    steps: dict[MoveState, events.Event] = {
+        MoveState.RESERVED: events.MoveChecked(move_id),
+        MoveState.SHIPPED: events.MoveShipped(move_id, "ahead", 50),
+        MoveState.FROZEN: events.MoveFrozen(move_id, 9_000, ("gpu1",)),
+        MoveState.DECIDED: events.MoveDecided(move_id, ("gpu1",)),
+        MoveState.DEAD: events.MoveDied(move_id, ("gpu1",)),
+    }
+    for state, event in steps.items():
+        if state is MoveState.DECIDED:
+            scenario.handle(events.MoveFilesSettled(move_id, "final", 1))
+        scenario.handle(event)
+        if state is until:
+            break
+    move = scenario.ledger.moves[move_id]
+    assert move.state is until
+    return move
+
+
+def ended(result: StepResult) -> Move:
+    """The move that has ended in a step."""
+    over = [row for row in result.changes if isinstance(row, Move) and row.is_over]
+    assert over, "no move has ended"
+    return over[-1]
+
+
+def end_of(result: StepResult) -> MoveEnd | None:
+    return ended(result).end
+
+
+def answered(result: StepResult) -> Move:
+    answer = result.answer
+    assert isinstance(answer, MoveAnswer)
+    return answer.move
