@@ -11,7 +11,7 @@ longer is sent in pages, each of which says whether there is `more`; it counts o
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,11 +20,12 @@ from msgspec.structs import replace
 from distributed_grid.domain.fences import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
+from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
@@ -39,6 +40,9 @@ MAX_LISTING_BYTES = 1024 * 1024
 MAX_SKIPPED, MAX_SKIPPED_CHARS = 100, 1000
 MAX_PATTERNS, MAX_PATTERN_CHARS = 500, 1024
 MAX_MARKS = 2_000
+MAX_PROCESSES = 100
+"""In one message; a listing of more is sent in pages."""
+MAX_MOVES = 500
 HEARTBEAT_MS = 2_000
 T = TypeVar("T")
 
@@ -98,7 +102,7 @@ class AgentHello(_FromAgent, frozen=True):
     """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
     highest control-plane epoch it has seen, the boot id of the machine, and a name for the machine and the directory
     that the attempts are recorded in. Attempts beyond the first page follow in `AttemptsPage`, before anything else.
-    `python` is the version of the interpreter that the agent runs with."""
+    `python` is the version of the interpreter that the agent runs with. `moves` are those it has a journal of."""
 
     protocol: Annotated[int, Meta(ge=0, lt=2**31)]
     version: Name
@@ -110,6 +114,7 @@ class AgentHello(_FromAgent, frozen=True):
     machine: Name = ""
     more: bool = False
     python: Name = ""
+    moves: Annotated[tuple[Annotated[str, Meta(max_length=80)], ...], Meta(max_length=MAX_MOVES)] = ()
 
 
 class AttemptsPage(_FromAgent, frozen=True):
@@ -186,6 +191,44 @@ class AttemptEndedReport(_FromAgent, frozen=True):
     cores: Cores = ()
     mark_age_ms: Milliseconds | None = None
     pid_start: Count = 0
+    has_checkpoint: bool = False
+
+
+MoveReportStep = Literal["opened", "frozen", "decided", "dead", "thawed", "gone", "returned", "failed"]
+
+
+class MoveReport(_FromAgent, frozen=True):
+    """What became of a move at its source. `opened`: the original is there and its files can be read; `frozen`: it
+    stands still for `left_ms` more; `decided`: it will not go on; `dead`: its whole tree is gone; `thawed`: it goes on,
+    and for this move that is final; `gone`: it ended by itself, before `decided`; `returned`: `files` came back, but
+    for `kept`, and `detail` says what could not; `failed`: an order could not be carried out, and the original is as it
+    was. `frozen_ms` is how long the original has stood still, once that is over."""
+
+    seq: Count
+    move_id: Id
+    step: MoveReportStep
+    detail: Text = ""
+    left_ms: Milliseconds = 0
+    files: Count = 0
+    kept: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    frozen_ms: Milliseconds = 0
+
+
+class ProcessListing(_FromAgent, frozen=True):
+    """Answer to `ListProcesses`, in pages."""
+
+    stream: Count
+    processes: Annotated[tuple[ProcessInfo, ...], Meta(max_length=MAX_PROCESSES)] = ()
+    problem: Text = ""
+    more: bool = False
+
+
+class FilesChecked(_FromAgent, frozen=True):
+    """Answer to `CheckFiles`: those that are not there, or are not as large."""
+
+    stream: Count
+    missing: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=MAX_SKIPPED)] = ()
+    problem: Text = ""
 
 
 class FileChunk(_FromAgent, frozen=True):
@@ -363,7 +406,8 @@ class AcknowledgeMarks(_ToAgent, frozen=True):
 
 
 class StartAttemptOrder(_ToAgent, frozen=True):
-    """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid."""
+    """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid. `checkpoint` is the
+    manifest of what the job's last attempt has left in its checkpoint directory."""
 
     node: Name
     lease_id: Id
@@ -374,6 +418,7 @@ class StartAttemptOrder(_ToAgent, frozen=True):
     hold_ms: Count
     beat: Count = 0
     generation: Count = 0
+    checkpoint: Name = ""
 
 
 class StopAttemptOrder(_ToAgent, frozen=True):
@@ -384,6 +429,48 @@ class StopAttemptOrder(_ToAgent, frozen=True):
     ending: Name
     detail: Text
     grace_ms: Count
+
+
+class PauseAttemptOrder(_ToAgent, frozen=True):
+    """Let what runs under a lease stand still until it may go on, for the sake of its node; done again it changes
+    nothing. What its owner's use of the machine says holds besides."""
+
+    lease_id: Id
+    fence: Fence
+    paused: bool
+    detail: Text = ""
+
+
+class MoveOrder(_ToAgent, frozen=True):
+    """The next step of a move at its source: `open` (find the original, let its files be read), `freeze` (for so long
+    at most), `commit` (end the original; refused with `thawed` once it goes on), `thaw`, `return` (put the files of a
+    manifest into its working directory; `shipped` is what was there when it stood still), `close` (forget the move).
+    Each is safe to repeat."""
+
+    node: Name
+    move_id: Id
+    step: Literal["open", "freeze", "commit", "thaw", "return", "close"]
+    process: ProcessIdentity | None = None
+    freeze_ms: Milliseconds = 0
+    manifest: Name = ""
+    shipped: Name = ""
+
+
+class ListProcesses(_ToAgent, frozen=True):
+    """List the processes of this agent's user that could be work of their own, or one of them, with these variables of
+    its environment."""
+
+    stream: Count
+    node: Name
+    pid: Pid = 0
+    variables: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+
+
+class CheckFiles(_ToAgent, frozen=True):
+    """Say which of these files are not on this machine, or have another size."""
+
+    stream: Count
+    files: Annotated[tuple[tuple[Annotated[str, Meta(max_length=4096)], Amount], ...], Meta(max_length=MAX_SKIPPED)]
 
 
 class AcknowledgeReport(_ToAgent, frozen=True):
@@ -417,11 +504,15 @@ class CloseStream(_ToAgent, frozen=True):
 
 
 class ListFiles(_ToAgent, frozen=True):
-    """List the files of an attempt's working directory that match these patterns."""
+    """List the files of an attempt's working directory that match these patterns. With `tree` all of the directory is
+    listed, also directories and links, and files with their digests; the id of an open move names the directory that
+    its original runs in. With `checkpoint` it is all of the attempt's checkpoint directory, without digests."""
 
     stream: Count
     lease_id: Id
     patterns: Annotated[tuple[Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)], ...], Meta(max_length=MAX_PATTERNS)]
+    tree: bool = False
+    checkpoint: bool = False
 
 
 class FetchedChunk(_ToAgent, frozen=True):
@@ -486,6 +577,9 @@ FromAgent = (
     | AttemptStartedReport
     | AttemptPausedReport
     | AttemptEndedReport
+    | MoveReport
+    | ProcessListing
+    | FilesChecked
     | FileChunk
     | FileListing
     | FetchContent
@@ -493,9 +587,19 @@ FromAgent = (
     | MemoryReport
     | MemoryQuery
 )
-_Order = StartAttemptOrder | StopAttemptOrder | ReadFile | ReadCredit | CloseStream | ListFiles | MemoryOrder
+_AttemptOrder = StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder
+_Order = _AttemptOrder | ReadFile | ReadCredit | CloseStream | ListFiles | MemoryOrder
+_MoveOrder = MoveOrder | ListProcesses | CheckFiles
 ToAgent = (
-    Welcome | RejectAgent | HeartbeatReply | AcknowledgeMarks | AcknowledgeReport | FetchedChunk | _Order | MemoryReply
+    Welcome
+    | RejectAgent
+    | HeartbeatReply
+    | AcknowledgeMarks
+    | AcknowledgeReport
+    | FetchedChunk
+    | _Order
+    | _MoveOrder
+    | MemoryReply
 )
 
 

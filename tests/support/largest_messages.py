@@ -95,6 +95,8 @@ def _typical(info: inspect.Type, name: str, strings: dict[str, str]) -> Any:
             return tuple(_typical(item, name, strings) for item in info.item_types)
         case inspect.EnumType():
             return next(iter(info.cls))
+        case inspect.LiteralType():
+            return info.values[0]
         case inspect.UnionType():
             return _typical(next(one for one in info.types if not isinstance(one, inspect.NoneType)), name, strings)
     raise AssertionError(info)
@@ -105,6 +107,7 @@ def members(union: Any) -> tuple[type, ...]:
     return tuple(getattr(union, "__args__", (union,)))
 
 
+MAX_LIE_BYTES = 32 << 20
 NUMBERS = (-1, 0, 1, 2**29 - 1, 2**29, 2**31, 2**32, 2**53, 2**61, 2**62, 2**63 - 1, 2**64 - 1, -(2**63))
 OTHERS: tuple[Any, ...] = (
     None,
@@ -175,4 +178,5 @@ def _bounds(info: inspect.Type, names: tuple[str, ...]) -> Iterator[Any]:
             except Unbounded:
                 return
             if info.max_length is not None:
-                yield from ([item] * info.max_length, [item] * (info.max_length + 1))
+                most = MAX_LIE_BYTES // len(msgspec.msgpack.encode(item)) + 1  # more is refused for its size alone
+                yield from ([item] * min(count, most) for count in (info.max_length, info.max_length + 1))

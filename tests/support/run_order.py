@@ -22,6 +22,8 @@ FIRST = (
     "tests/e2e/test_documented_commands.py",
     "tests/e2e/ray/test_ray_in_a_clone.py",
     "tests/lab/hosts/test_agents.py",
+    "tests/lab/hosts/test_moves.py",
+    "tests/component/agent/offloading/test_guard_process.py",
     "tests/e2e/test_installation.py",
     "tests/e2e/test_seed_003.py",
     "tests/e2e/slurm/test_slurm_workers.py",
@@ -42,6 +44,9 @@ FIRST = (
     "tests/component/adapters/node/test_node_script.py",
     "tests/component/agent/execution/test_full_disk.py",
     "tests/e2e/test_requests.py",
+    "tests/e2e/test_moved_processes.py",
+    "tests/e2e/test_auto_offload.py",
+    "tests/e2e/agents/test_checkpoint_directory.py",
     "tests/e2e/crashes/test_kill_nine.py",
     "tests/e2e/crashes/test_idle_exit.py",
     "tests/e2e/agents/test_hostile_agent.py",
@@ -92,6 +97,11 @@ FIRST = (
     "tests/unit/test_supervision.py",
 )
 _PLACES = {name: place for place, name in enumerate(FIRST)}
+
+
+def is_in_process(node_id: str) -> bool:
+    """Whether a test is one of those of `make test-fast`, unless it is slow."""
+    return node_id.startswith(("tests/unit/", "tests/contract/"))
 
 
 def scope_of(node_id: str) -> str:

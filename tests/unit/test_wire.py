@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from distributed_grid import wire
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo
 from distributed_grid.domain.resources import Capacity, Claim, GpuDevice, GpuShare
 from distributed_grid.errors import ProtocolError
 
@@ -26,6 +27,9 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.AttemptStartedReport(1, "a.1", 5, 77, (0, 1)),
     wire.AttemptPausedReport(2, "a.1", 5, True, "its owner is back"),
     wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
+    wire.MoveReport(4, "move-1", "frozen", "stands still", 9000, 2, ("a",)),
+    wire.ProcessListing(7, (ProcessInfo(7, 8, "boot", 1, 1000, "ann", "python", ("python", "a.py")),), more=True),
+    wire.FilesChecked(8, ("/data/set",)),
     wire.FileChunk(4, b"output", at=9),
     wire.FileListing(5, b"files", ("a: a socket",)),
     wire.FetchContent(6, "ab" * 32, 100),
@@ -46,6 +50,10 @@ TO_AGENT: list[wire.ToAgent] = [
         "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3
     ),
     wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
+    wire.PauseAttemptOrder("a.1", 5, True, "gpu1 is degraded"),
+    wire.MoveOrder("gpu1", "move-1", "freeze", ProcessIdentity(7, 8, "boot"), 10_000),
+    wire.ListProcesses(7, "gpu1", 7, ("SEED",)),
+    wire.CheckFiles(8, (("/data/set", 100),)),
     wire.AcknowledgeMarks(2),
     wire.AcknowledgeReport(3),
     wire.ReadFile(4, "a.1", b"stdout", 9, 100),

@@ -12,6 +12,7 @@ The directory D (0700) holds all its state:
     epoch.json     the highest epoch seen of a control plane
     jobs/          its attempts
     content/       fetched files of working directories
+    moves/         processes that are moved away from here (`offloading/move_journal.py`)
 """
 
 from __future__ import annotations

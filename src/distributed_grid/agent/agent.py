@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distributed_grid import __version__
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
-from distributed_grid.agent.files.job_dir import STDOUT
+from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, STDOUT, has_checkpoint
 from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory
 from distributed_grid.agent.machine_end import CONTROL_PLANE, METADATA, MachineEnd
@@ -42,6 +43,7 @@ from distributed_grid.wire import (
     AcknowledgeReport,
     AgentHello,
     AttemptsPage,
+    CheckFiles,
     CloseStream,
     ControlSide,
     FetchedChunk,
@@ -49,9 +51,12 @@ from distributed_grid.wire import (
     Heartbeat,
     HeartbeatReply,
     ListFiles,
+    ListProcesses,
     MemoryOrder,
     MemoryReply,
+    MoveOrder,
     OwnerRules,
+    PauseAttemptOrder,
     ReadCredit,
     ReadFile,
     ReportedCapacity,
@@ -61,6 +66,13 @@ from distributed_grid.wire import (
     Welcome,
     greeting,
 )
+
+if TYPE_CHECKING:
+    from distributed_grid.adapters.workdir.manifest import Manifest
+    from distributed_grid.agent.files.attempt_files import HeldDirectory
+    from distributed_grid.agent.offloading.move_orders import SourceMoves
+    from distributed_grid.agent.offloading.process_inventory import Surroundings
+    from distributed_grid.agent.offloading.process_queries import ProcessQueries
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS = 3600.0
@@ -73,10 +85,17 @@ log = logging.getLogger(__name__)
 
 
 class WorkDirs(Protocol):
-    """Fetches what a job is to find in its directory."""
+    """Fetches what a job is to find in its directories."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the control plane's machine: then a caller's own directory and environment are here."""
 
     async def lay_out(self, digest: str, target: Path) -> None:
         """Lay out the tree of this digest in a directory; done again it changes nothing."""
+
+    async def read_tree(self, digest: str) -> Manifest:
+        """The list of files of this digest."""
 
     def received(self, piece: FetchedChunk) -> None:
         """Bytes that were asked for."""
@@ -102,8 +121,10 @@ class Agent:
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
         notices: NoticeSource | None = None,
+        typed_on: str = "",
     ) -> None:
-        """`notices` is where the cloud says that it takes this machine away."""
+        """`notices` is where the cloud says that it takes this machine away. `typed_on` is the node whose processes are
+        those of this machine, where it has several."""
         self.nodes = nodes
         self._jobs = jobs
         self.host = AttemptHost(jobs, report=self._report, count_cpu_time=meter.ended, grid_locks=grid_locks)
@@ -120,7 +141,7 @@ class Agent:
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
         self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
         self._beat_seconds = HEARTBEAT_MS / 1000
-        self._reading = AttemptFileReader(jobs, self._send_to_control)
+        self._reading = AttemptFileReader(jobs, self._send_to_control, self._moved_from)
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
         self._outbox = Outbox(self._send_to_control, _call_later)
         work = HostedWork(self.host, meter, self._marks.observed_age_ms)
@@ -129,6 +150,9 @@ class Agent:
         self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._notices = notices
+        self._typed_on = typed_on or (nodes[0] if len(nodes) == 1 else "")
+        self._processes: ProcessQueries | None = None  # made when first asked
+        self._moves: SourceMoves | None = None  # made with the first one
         self.machine_end = MachineEnd(HostedCommands(self.host, self.guard), boot_ms, self._send_heartbeats)
 
     @property
@@ -139,6 +163,8 @@ class Agent:
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
         await self.host.start()
+        if self._moves_dir.is_dir():
+            await self._source_moves().start()
         await self._observe_attempts()
         for node in self.nodes:
             for message in self.greeting(node):
@@ -167,6 +193,10 @@ class Agent:
         self._tasks = []
         self._outbox.stop()
         self._reading.close()
+        if self._processes is not None:
+            self._processes.close()
+        if self._moves is not None:
+            await self._moves.stop()
         self.guard.release()
         if self._memory is not None:
             await self._memory.stop()
@@ -176,7 +206,8 @@ class Agent:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
         attempts, seen = self._orders.listed(), (self._epoch, boot_id(), self.host.machine)
-        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen, python=PYTHON))
+        moves = self._moves.listed(node) if self._moves is not None else ()
+        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen, python=PYTHON, moves=moves))
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""
@@ -245,19 +276,56 @@ class Agent:
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
         self._orders.ended(report.attempt_id)
-        self._outbox.ended(report.attempt_id, report.fence, _outcome(report), self._marks.age_ms(report.attempt_id))
+        self._outbox.ended(
+            report.attempt_id,
+            report.fence,
+            _outcome(report),
+            self._marks.age_ms(report.attempt_id),
+            has_checkpoint=has_checkpoint(self.host.root, report.attempt_id),
+        )
 
     async def _obey(self) -> None:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
-            if isinstance(order, StartAttemptOrder | StopAttemptOrder):
+            if isinstance(order, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder):
                 await self._orders.carry_out(order)
             elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
                 try:
                     self._reading.received(order)
                 except Exception as failure:  # the outermost loop: the next order may well succeed
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
+            elif isinstance(order, ListProcesses | CheckFiles):
+                self._process_queries().received(order)
+            elif isinstance(order, MoveOrder):
+                self._source_moves().carry_out(order)
+
+    @property
+    def _moves_dir(self) -> Path:
+        return self._jobs.parent / "moves"
+
+    def _source_moves(self) -> SourceMoves:
+        if self._moves is None:
+            from distributed_grid.agent.offloading.move_orders import SourceMoves  # only offloading needs it
+
+            self._moves = SourceMoves(self._moves_dir, self._outbox, self._workdirs)
+        return self._moves
+
+    def _moved_from(self, move_id: str) -> HeldDirectory | None:
+        return self._moves.directory(move_id) if self._moves is not None else None
+
+    def _process_queries(self) -> ProcessQueries:
+        if self._processes is None:
+            from distributed_grid.agent.offloading.process_queries import ProcessQueries  # only offloading needs it
+
+            self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
+        return self._processes
+
+    def _surroundings(self) -> Surroundings:
+        from distributed_grid.agent.offloading.process_inventory import Surroundings
+
+        shims = {tree.shim.pid: tree.attempt_id for tree in self.host.running_trees()}
+        return Surroundings((os.getpid(),), shims, dict(self._meter.gpu_memory_by_pid))
 
     # ------------------------------------------------------------------ time
 
@@ -354,12 +422,26 @@ class HostedAttempts:
         if self._memory is not None:
             self._memory.extend_hold(until_boot_ms)
 
+    @property
+    def _is_remote(self) -> bool:
+        """Whether the control plane is on another machine: then nothing here is the caller's."""
+        return self._workdirs is not None and not self._workdirs.is_local
+
     def needs_files(self, order: StartAttemptOrder) -> bool:
-        return self._workdirs is not None and bool(order.command.workdir) and not self._host.knows(order.lease_id)
+        needed = self._workdir(order) or order.checkpoint
+        return self._workdirs is not None and bool(needed) and not self._host.knows(order.lease_id)
 
     async def fetch_files(self, order: StartAttemptOrder) -> None:
         assert self._workdirs is not None
-        await self._workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
+        work = self._host.work_dir(order.lease_id)
+        if workdir := self._workdir(order):
+            await self._workdirs.lay_out(workdir, work)
+        if order.checkpoint:
+            await self._workdirs.lay_out(order.checkpoint, work.parent / CHECKPOINT_DIR)
+
+    def _workdir(self, order: StartAttemptOrder) -> str:
+        """The tree that its working directory begins with; none where it runs in the caller's own directory."""
+        return order.command.workdir if self._is_remote or not order.command.cwd else ""
 
     async def launch(self, order: StartAttemptOrder) -> None:
         await self._host.launch(self._spec(order))
@@ -369,7 +451,7 @@ class HostedAttempts:
 
     def _spec(self, order: StartAttemptOrder) -> AttemptSpec:
         command, claim = order.command, order.claim
-        is_remote = self._workdirs is not None  # the control plane is on another machine: nothing here is the caller's
+        is_remote = self._is_remote
         env = dict(command.env)
         return AttemptSpec(
             attempt_id=order.lease_id,

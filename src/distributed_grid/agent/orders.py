@@ -1,4 +1,4 @@
-"""Execution of the control plane's orders to start and stop attempts.
+"""Execution of the control plane's orders to start, stop and pause attempts.
 
 - An order with a fence older than one that was seen changes nothing.
 - A start that fails, or that counts on a hold or an offer which is gone, is refused, and the refusal is final.
@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.errors import GridError
-from distributed_grid.wire import AttemptEndedReport, StartAttemptOrder, StopAttemptOrder
+from distributed_grid.wire import AttemptEndedReport, PauseAttemptOrder, StartAttemptOrder, StopAttemptOrder
 
 MIN_HOLD_MS = 200
 MAX_REFUSED = 10_000
@@ -68,6 +68,12 @@ class Yielding(Protocol):
 
     def displace(self, attempt_id: str, why: str) -> int:
         """Give notice to an attempt that has to make room for another; how many milliseconds it has."""
+
+    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+        """Pause an attempt for the sake of its node, for a while: again and again for as long as it is to last."""
+
+    def go_on(self, attempt_id: str) -> None:
+        """Let an attempt that stands still for its node go on, unless its owner wants it to stand still, too."""
 
 
 Task = TypeVar("Task")
@@ -124,11 +130,13 @@ class OrderExecutor(Generic[Task]):
             self._fences.pop(report.lease_id, None)
             self._attempts.forget(report.lease_id)
 
-    async def carry_out(self, order: StartAttemptOrder | StopAttemptOrder) -> None:
+    async def carry_out(self, order: StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder) -> None:
         """Carry an order out. A start that fails is answered, never swallowed."""
         try:
             if isinstance(order, StartAttemptOrder):
                 await self.start(order)
+            elif isinstance(order, PauseAttemptOrder):
+                self.pause(order)
             else:
                 await self.stop(order)
         except Exception as failure:  # the outermost place of an order: the next one may well succeed
@@ -203,7 +211,9 @@ class OrderExecutor(Generic[Task]):
                 await self._attempts.launch(order)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             _log_failure(f"{order.lease_id} could not be prepared", failure)
-            self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: its working directory: {failure}")
+            is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job goes on elsewhere, or later
+            ending = Ending.RECLAIMED if is_ours else Ending.NEVER_STARTED
+            self._refuse(order, ending, f"{order.node}: its working directory: {failure}")
         finally:
             self._preparing.pop(order.lease_id, None)
 
@@ -230,6 +240,15 @@ class OrderExecutor(Generic[Task]):
         self._cancel_notice(lease_id)
         await self._attempts.stop(order)
 
+    def pause(self, order: PauseAttemptOrder) -> None:
+        """Let an attempt stand still or go on; one that is not under way does neither."""
+        if self._is_stale(order.lease_id, order.fence) or not self._attempts.is_under_way(order.lease_id):
+            return
+        if order.paused:
+            self._owner.stand_still(order.lease_id, order.fence, order.detail)
+        else:
+            self._owner.go_on(order.lease_id)
+
     def _cancel_notice(self, lease_id: str) -> None:
         notice = self._displaced.pop(lease_id, None)
         if notice is not None:
@@ -244,6 +263,11 @@ class OrderExecutor(Generic[Task]):
         except Exception as failure:  # the outermost place of this task: the order comes again
             _log_failure(f"{order.lease_id} could not be stopped yet", failure)
             self._displaced.pop(order.lease_id, None)
+
+
+def _may_pass(failure: Exception) -> bool:
+    """Whether it is the machine's own trouble, such as a full disk, and not the order's."""
+    return isinstance(failure, OSError) or (isinstance(failure, GridError) and failure.retryable)
 
 
 def _log_failure(what: str, failure: Exception) -> None:

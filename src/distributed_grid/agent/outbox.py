@@ -1,4 +1,4 @@
-"""Outbox of an agent: reports about attempts, kept until the control plane acknowledges them.
+"""Outbox of an agent: reports about attempts and moves, kept until the control plane acknowledges them.
 
 An unacknowledged report is sent again on every new link. The start of an attempt that is over at once is reported along
 with its end: two reports in one.
@@ -12,11 +12,18 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from distributed_grid.domain.jobs import Outcome
-from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport, clipped
+from distributed_grid.wire import (
+    AttemptEndedReport,
+    AttemptPausedReport,
+    AttemptStartedReport,
+    MoveReport,
+    MoveReportStep,
+    clipped,
+)
 
 SHORT_MS = 30
 """What ends within this time after its start is over at once."""
-Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
+Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport | MoveReport
 CallLater = Callable[[int, Callable[[], None]], object]
 """Calls a function after so many milliseconds."""
 
@@ -39,6 +46,7 @@ class Outbox:
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
         self._ends: dict[str, int] = {}  # by attempt, the number of its end
+        self._moved: dict[tuple[str, str], int] = {}  # by move and step, the number of the report
         self._launched: dict[str, _Launched] = {}
 
     def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = (), pid_start: int = 0) -> None:
@@ -46,9 +54,18 @@ class Outbox:
         launched = self._launched[attempt_id] = _Launched(fence, pid, cores, pid_start)
         self._call_later(SHORT_MS, lambda: self._report_started(attempt_id, launched))
 
-    def ended(self, attempt_id: str, fence: int, outcome: Outcome, mark_age_ms: int | None = None) -> None:
-        """Report how an attempt ended, or why it never ran, and how long ago it marked its last checkpoint. What is
-        known already and not acknowledged is sent again under its number."""
+    def ended(
+        self,
+        attempt_id: str,
+        fence: int,
+        outcome: Outcome,
+        mark_age_ms: int | None = None,
+        *,
+        has_checkpoint: bool = False,
+    ) -> None:
+        """Report how an attempt ended, or why it never ran, how long ago it marked its last checkpoint, and whether it
+        left something in its checkpoint directory. What is known already and not acknowledged is sent again under its
+        number."""
         known = self._unacknowledged.get(self._ends.get(attempt_id, 0))
         if isinstance(known, AttemptEndedReport) and (known.fence, known.outcome) == (fence, outcome):
             self._send(known)
@@ -56,16 +73,39 @@ class Outbox:
         launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
         start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
-        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, *start))
+        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint))
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Report that an attempt stands still, or goes on."""
         self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, clipped(detail)))
 
+    def moved(
+        self,
+        move_id: str,
+        step: MoveReportStep,
+        *,
+        detail: str = "",
+        left_ms: int = 0,
+        frozen_ms: int = 0,
+        files: int = 0,
+        kept: tuple[str, ...] = (),
+    ) -> None:
+        """Report what became of a move at its source. What is not acknowledged is sent again under its number."""
+        seq = self._moved.get((move_id, step)) or next(self._numbers)
+        self._moved[move_id, step] = seq
+        self._post(MoveReport(seq, move_id, step, clipped(detail), left_ms, files, kept, frozen_ms))
+
+    def forget_move(self, move_id: str) -> None:
+        """Nobody wants to hear of a move any more. Safe twice."""
+        for key in [key for key in self._moved if key[0] == move_id]:
+            self._unacknowledged.pop(self._moved.pop(key), None)
+
     def acknowledged(self, seq: int) -> Report | None:
         """Forget the report of this number, and return it; None the second time."""
         report = self._unacknowledged.pop(seq, None)
-        if report is not None and self._ends.get(report.lease_id) == seq:
+        if isinstance(report, MoveReport):
+            self._moved.pop((report.move_id, report.step), None)
+        elif report is not None and self._ends.get(report.lease_id) == seq:
             del self._ends[report.lease_id]
         return report
 

@@ -33,6 +33,12 @@ def peer_uid(connection: socket.socket) -> int:
     return int(uid)
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """The process at the other end when it was connected, from SO_PEERCRED."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
 def is_own_peer(connection: socket.socket) -> bool:
     """Whether the process at the other end is of this user, or of root."""
     return peer_uid(connection) in (os.geteuid(), 0)

@@ -1,5 +1,5 @@
 """Heartbeats of an agent: those of one whose GPU driver hangs go on; one that is asked to detects anew what it has; one
-whose machine is taken away says so, however often it could not read that."""
+whose machine is taken away says so, however often it could not read that. And its answers about processes and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from distributed_grid.agent.machine_end import CONTROL_PLANE
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.termination_notice import Ec2Notices, MetadataClient
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.wire import AgentSide, AnnouncedEnd, FromAgent, Heartbeat, HeartbeatReply
+from distributed_grid.wire import (
+    AgentSide,
+    AnnouncedEnd,
+    CheckFiles,
+    FilesChecked,
+    FromAgent,
+    Heartbeat,
+    HeartbeatReply,
+    ListProcesses,
+    ProcessListing,
+)
 from tests.support.clouds.metadata import metadata_service
 from tests.support.nvml.nvml_machine import GpuMachine
 
@@ -122,3 +132,47 @@ def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_
     assert said.why == "EC2 spot notice (terminate)"
     assert said.ends_in_ms is not None
     assert 50_000 < said.ends_in_ms <= 101_000
+
+
+class Answers:
+    """A control plane that waits for the answers to its questions."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[ProcessListing | FilesChecked] = asyncio.Queue()
+
+    def received(self, message: FromAgent, via: AgentSide) -> None:
+        if isinstance(message, ProcessListing | FilesChecked):
+            self.queue.put_nowait(message)
+
+
+def test_an_agent_lists_processes_of_the_node_on_which_people_type_and_checks_files(tmp_path: Path) -> None:
+    here = str(Path(sys.executable).resolve())
+
+    async def story() -> list[ProcessListing | FilesChecked]:
+        answers = Answers()
+        agent = Agent(("gpu1", "gpu2"), tmp_path / "jobs", UsageMeter(MachineProbe()), answers, typed_on="gpu2")
+        await agent.start()
+        try:
+            found = []
+            for question in (
+                ListProcesses(1, "gpu2", pid=sleeper.pid),
+                ListProcesses(2, "gpu1", pid=sleeper.pid),
+                ListProcesses(3, "gpu2", pid=2**22),
+                CheckFiles(4, ((here, 0), (here, 1), (str(tmp_path / "none"), 0))),
+            ):
+                agent.send(question)
+                found.append(await asyncio.wait_for(answers.queue.get(), 30))
+            return found
+        finally:
+            await agent.stop()
+
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        try:
+            listed, elsewhere, gone, checked = asyncio.run(story())
+        finally:
+            sleeper.kill()
+    assert isinstance(listed, ProcessListing)
+    assert [(one.pid, one.name) for one in listed.processes] == [(sleeper.pid, "sleep")]
+    assert elsewhere == ProcessListing(2)
+    assert gone == ProcessListing(3)
+    assert checked == FilesChecked(4, (here, str(tmp_path / "none")))

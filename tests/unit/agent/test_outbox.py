@@ -82,3 +82,18 @@ def test_an_end_that_is_known_already_is_sent_again_under_its_number() -> None:
     assert sent.outbox.unacknowledged_ends() == []
     sent.outbox.ended("a.1", 7, DONE)
     assert sent.reports[-1].seq == 3
+
+
+def test_a_step_of_a_move_is_kept_until_it_is_acknowledged_and_repeated_under_its_number() -> None:
+    sent = Sent()
+    sent.outbox.moved("move-1", "frozen", left_ms=900)
+    sent.outbox.moved("move-1", "frozen", left_ms=800)
+    sent.outbox.moved("move-1", "decided", frozen_ms=100)
+    assert [report.seq for report in sent.reports] == [1, 1, 2]
+    sent.outbox.resend()
+    assert sent.reports[3:] == sent.reports[1:3]
+    assert sent.outbox.acknowledged(1) == sent.reports[1]
+    sent.outbox.forget_move("move-1")
+    sent.outbox.forget_move("move-1")
+    assert sent.outbox.is_empty
+    assert sent.outbox.acknowledged(2) is None

@@ -133,6 +133,7 @@ class GpuProbe:
         self._handles: dict[str, Any] = {}  # by uuid, of the devices that answer
         self._known: dict[str, Gpu] = {}  # by uuid, all that were ever seen
         self._newest_us: dict[str, int] = {}  # by uuid, of the driver's utilisation samples
+        self._held_by_pid: dict[int, int] = {}
         self._failure = ""  # of NVML as a whole
         self._device_problems: dict[str, str] = {}  # by uuid or number
         self._hangs = False
@@ -143,6 +144,11 @@ class GpuProbe:
         if self._hangs:
             return "NVML does not answer"
         return self._failure or "; ".join(self._device_problems.values())
+
+    @property
+    def memory_by_pid(self) -> Mapping[int, int]:
+        """Bytes that each process held on all devices at the last `sample`, as far as the driver says it."""
+        return self._held_by_pid
 
     def devices(self) -> tuple[Gpu, ...]:
         """The devices that answer, by index. A second call queries again."""
@@ -174,12 +180,17 @@ class GpuProbe:
 
     def _samples(self, own: frozenset[int]) -> tuple[GpuSample, ...]:
         found: dict[str, GpuSample] = {}
+        held: dict[int, int] = {}
 
         def measure(uuid: str, handle: Any) -> None:
-            found[uuid] = split_usage(self._known[uuid].index, self._observe(uuid, handle), own)
+            seen = self._observe(uuid, handle)
+            for pid, size in (seen.processes or {}).items():
+                held[pid] = held.get(pid, 0) + (size or 0)
+            found[uuid] = split_usage(self._known[uuid].index, seen, own)
 
         if self._is_open():
             self._query_each(measure)
+        self._held_by_pid = held
         return tuple(found.get(gpu.uuid) or unmeasured_sample(gpu) for gpu in self._in_order())
 
     def _in_order(self) -> list[Gpu]:

@@ -61,6 +61,10 @@ class ContentStore:
             return False
         return True
 
+    def holds(self, digest: str) -> bool:
+        """Whether there is a content of this digest, of whatever size."""
+        return os.path.exists(self._path(digest))
+
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
         """Which of these (digest and size) are not stored. Asking counts as a use of the others."""
         return [digest for digest, size in sizes.items() if not self.has(digest, size)]
@@ -149,6 +153,27 @@ class ContentStore:
                 pass  # another process has finished it
             finally:
                 os.close(fd)
+
+
+class ContentStores:
+    """Several stores to read from; what belongs together is in one of them."""
+
+    def __init__(self, *stores: ContentStore) -> None:
+        self._stores = stores
+
+    def holder(self, digest: str) -> ContentStore:
+        """The store that has this content; `ContentMissing` where none has."""
+        for store in self._stores:
+            if store.holds(digest):
+                return store
+        raise ContentMissing([digest])
+
+    def open(self, digest: str) -> BinaryIO:
+        """The content, unbuffered; `ContentMissing` when it is not stored anywhere."""
+        for store in self._stores:
+            with suppress(ContentMissing):
+                return store.open(digest)
+        raise ContentMissing([digest])
 
 
 class HashingWriter:

@@ -111,6 +111,16 @@ class IgnoreMatcher(Struct, frozen=True):
         return IgnoreMatcher(grid=own_grid + self.grid, always=self.always, git=own_git + self.git)
 
 
+class GridIgnoreMatcher(IgnoreMatcher, frozen=True):
+    """The rules of `.gridignore` files alone: nothing else is ignored."""
+
+    def inside(self, folder: int, path: bytes) -> GridIgnoreMatcher:
+        found = _read_ignore_file(folder, GRIDIGNORE, path)
+        if found is None:
+            return self
+        return GridIgnoreMatcher(grid=(_Layer(IgnoreRules(found), len(path) + 1 if path else 0), *self.grid))
+
+
 def rules_for(root: bytes, *, own_dirs: Iterable[bytes] = ()) -> IgnoreMatcher:
     """The rules at the top of `root`, before its own ignore files; `own_dirs` are the grid's own. Paths are real."""
     top = root.rstrip(b"/") + b"/"

@@ -131,6 +131,13 @@ def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...
     return entries
 
 
+def decode_tree_page(data: bytes, *, limit_entries: int) -> tuple[ManifestEntry, ...]:
+    """A part of the list of a whole tree; it has to be checked once all of it is there."""
+    entries = _decode(data)
+    _check_count(len(entries), limit_entries, "entries")
+    return entries
+
+
 def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: int | None = None) -> None:
     """Raise unless the manifest is sound (see above) and within the limits given."""
     seen: dict[tuple[bytes, ...], str] = {(): "dir"}

@@ -44,6 +44,8 @@ from distributed_grid.errors import BadInput
 
 OVERSIZE_SURVEY_SECONDS = 0.5
 LARGEST_NAMED = 3
+SHIP_HINT = "add them to .gridignore, or use --workdir DIR or --workdir none"
+"""What to do about a directory that is too large."""
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _SPECIAL_FILES = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -79,7 +81,9 @@ class Survey:
         limit_bytes: int,
         limit_files: int,
         oversize_seconds: float = OVERSIZE_SURVEY_SECONDS,
+        hint: str = SHIP_HINT,
     ) -> None:
+        self._hint = hint
         self.found: list[SurveyedFile] = []
         self.skipped: list[SkippedFile] = []
         self._root, self._name = root, name
@@ -191,7 +195,7 @@ class Survey:
         largest = f" ({order}{so_far}: {', '.join(named)})" if named else ""
         raise BadInput(
             f"the directory {self._name} is too large to ship: more than {excess} after the ignore rules{largest};"
-            " add them to .gridignore, or use --workdir DIR or --workdir none"
+            f" {self._hint}"
         )
 
 
@@ -267,6 +271,18 @@ def _refuse_links_outside(name: str, found: list[SurveyedFile]) -> None:
             )
 
 
+def open_surveyed(walker: DirectoryWalker, one: SurveyedFile, skipped: list[SkippedFile]) -> int | None:
+    """A descriptor of a file that was surveyed; None, and a note, where it cannot be read. What may pass is raised."""
+    *parents, last = one.path.split(b"/")
+    try:
+        return open_regular(last, walker.enter(tuple(parents)))
+    except OSError as error:
+        if error.errno in TRANSIENT_ERRNOS:
+            raise
+        skipped.append(SkippedFile(to_text(one.path), error.strerror or "could not be read"))
+        return None
+
+
 class _Scanner:
     """Reads the files that a survey found into the store."""
 
@@ -283,13 +299,8 @@ class _Scanner:
                 if one.kind != "file":
                     entries.append(ManifestEntry(to_text(one.path), one.kind, 0, one.mode, target=to_text(one.target)))
                     continue
-                *parents, last = one.path.split(b"/")
-                try:
-                    fd = open_regular(last, walker.enter(tuple(parents)))
-                except OSError as error:
-                    if error.errno in TRANSIENT_ERRNOS:
-                        raise
-                    self.skipped.append(SkippedFile(to_text(one.path), error.strerror or "could not be read"))
+                fd = open_surveyed(walker, one, self.skipped)
+                if fd is None:
                     continue
                 try:
                     digest, size = self._store_content(fd, one.path)

@@ -95,6 +95,7 @@ def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
         "GRID_NODE": spec["node"],
         "GRID_NOTICE": f"{files}/{job_dir.NOTICE}",
         "GRID_CHECKPOINT": f"{files}/{job_dir.CHECKPOINT}",
+        "GRID_CHECKPOINT_DIR": f"{files}/{job_dir.CHECKPOINT_DIR}",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that the numbers mean the same devices as where they were measured
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
     }

@@ -10,11 +10,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
 from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.adapters.workdir.tree_digests import ListedTree, TreeDigests
+from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
 from distributed_grid.agent.files.job_dir import (
+    CHECKPOINT_DIR,
     CONTROL,
     EXIT,
     LIVE,
@@ -22,6 +26,7 @@ from distributed_grid.agent.files.job_dir import (
     STDOUT,
     WORK,
     is_safe_name,
+    open_attempt_directory,
     open_job_folder,
 )
 from distributed_grid.errors import GridError
@@ -43,8 +48,17 @@ from distributed_grid.wire import (
 )
 
 MAX_STREAMS, MAX_LISTINGS = 256, 16
+MAX_DIGESTED = 16
 KEEP_SECONDS = 30 * 86_400.0
 OUTPUT = (STDOUT.encode(), STDERR.encode())
+DIRECTORIES = (WORK.encode(), CHECKPOINT_DIR.encode())
+
+
+class HeldDirectory(Protocol):
+    """A directory that stays open while this is held."""
+
+    @property
+    def fd(self) -> int: ...
 
 
 class _Stream:
@@ -61,11 +75,19 @@ class AttemptFileReader:
     Reading and listing take place in threads: a disk may be slow, and a directory large.
     """
 
-    def __init__(self, root: Path, send: Callable[[FileChunk | FileListing], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        send: Callable[[FileChunk | FileListing], None],
+        moved_from: Callable[[str], HeldDirectory | None] = lambda move_id: None,
+    ) -> None:
+        """`moved_from` finds the directory that the original of an open move runs in."""
         self._root = str(root.absolute())
         self._send = send
+        self._moved_from = moved_from
         self._streams: dict[int, _Stream] = {}
         self._listings: dict[int, asyncio.Task[None]] = {}
+        self._digests: dict[str, TreeDigests] = {}
 
     def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
         """Begin, continue or end a stream; failures are sent as the answer."""
@@ -87,7 +109,7 @@ class AttemptFileReader:
 
     def _begin(self, order: ReadFile) -> None:
         try:
-            fd = open_file(self._root, order.lease_id, order.name)
+            fd = self._open(order)
         except FileNotFoundError:
             problem = "" if order.name in OUTPUT else clipped(f"there is no {display_path(order.name)}")
             self._send(FileChunk(order.stream, b"", problem))
@@ -103,6 +125,15 @@ class AttemptFileReader:
         start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
         self._streams[order.stream] = _Stream(fd, start, order.credit)
         self._continue(order.stream)
+
+    def _open(self, order: ReadFile) -> int:
+        directory = self._moved_from(order.lease_id)
+        if directory is None:
+            return open_file(self._root, order.lease_id, order.name)
+        first, _, rest = order.name.partition(b"/")
+        if first != WORK.encode() or not rest:
+            raise ValueError("not a file of a working directory")
+        return open_inside(directory.fd, rest)
 
     def _continue(self, number: int) -> None:
         stream = self._streams[number]
@@ -148,8 +179,17 @@ class AttemptFileReader:
                 self._send(page)
 
     def _listing(self, order: ListFiles) -> list[FileListing]:
+        found: file_selection.SelectedFiles | ListedTree | TreeListing
+        directory = self._moved_from(order.lease_id)  # held until it is listed
         try:
-            found = file_selection.select_files(work_dir(self._root, order.lease_id), order.patterns)
+            if order.checkpoint:
+                found = list_checkpoint(self._root, order.lease_id)
+            else:
+                work = directory.fd if directory is not None else work_dir(self._root, order.lease_id)
+                if order.tree:
+                    found = self._tree_digests(order.lease_id).list_tree(work)
+                else:
+                    found = file_selection.select_files(work, order.patterns)
         except FileNotFoundError:
             return [FileListing(order.stream, problem="its directory is not there any more")]
         except (GridError, OSError, ValueError, RecursionError) as failure:
@@ -162,35 +202,47 @@ class AttemptFileReader:
             for listed, page in zip(files, pages(MAX_SKIPPED * len(files), MAX_SKIPPED), strict=True)
         ]
 
+    def _tree_digests(self, lease_id: str) -> TreeDigests:
+        """The digests of a directory that is listed again and again; only of the last few."""
+        found = self._digests.pop(lease_id, None) or TreeDigests()
+        self._digests[lease_id] = found
+        while len(self._digests) > MAX_DIGESTED:
+            del self._digests[next(iter(self._digests))]
+        return found
+
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:
-    """A descriptor of a file of an attempt: `stdout`, `stderr`, or `work/…`; ValueError for any other name."""
+    """A descriptor of a file of an attempt: `stdout`, `stderr`, `work/…` or `checkpoints/…`; ValueError for any other
+    name."""
     folder = open_job_folder(root, lease_id)
     try:
         if name in OUTPUT:
             return open_regular(name.decode(), os.O_RDONLY, folder)
         first, _, rest = name.partition(b"/")
-        if first != WORK.encode() or not rest:
+        if first not in DIRECTORIES or not rest:
             raise ValueError("not a file of an attempt")
-        work = os.open(WORK, DIRECTORY_FLAGS, dir_fd=folder)
+        directory = os.open(first, DIRECTORY_FLAGS, dir_fd=folder)
         try:
-            return open_inside(work, rest)
+            return open_inside(directory, rest)
         finally:
-            os.close(work)
+            os.close(directory)
     finally:
         os.close(folder)
 
 
 def work_dir(root: str, lease_id: str) -> Path:
     """The working directory of an attempt; `FileNotFoundError` where there is none, or a link in its place."""
-    folder = open_job_folder(root, lease_id)
+    os.close(open_attempt_directory(root, lease_id, WORK))
+    return Path(root, lease_id, WORK)
+
+
+def list_checkpoint(root: str, lease_id: str) -> TreeListing:
+    """Everything in the checkpoint directory of an attempt; `BadInput` where that is too much to be shipped."""
+    folder = open_attempt_directory(root, lease_id, CHECKPOINT_DIR)
     try:
-        os.close(os.open(WORK, DIRECTORY_FLAGS, dir_fd=folder))
-    except NotADirectoryError as error:  # or a link
-        raise FileNotFoundError(error.errno, error.strerror, WORK) from error
+        return list_tree(folder, f"{root}/{lease_id}/{CHECKPOINT_DIR}")
     finally:
         os.close(folder)
-    return Path(root, lease_id, WORK)
 
 
 def remove_expired(root: Path, *, now: float, keep_seconds: float = KEEP_SECONDS) -> int:

@@ -26,6 +26,7 @@ Below the root, mode 0700 (files 0600):
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
         stdout, stderr        what the command wrote
         work/                 the command's own: $GRID_JOB_DIR
+        checkpoints/          the job's, as $GRID_CHECKPOINT_DIR: the next attempt gets what is left here
 
 spec.json, shim.lock and exit.json are names of one file, the journal: making a file may cost more than writing it.
 Where there are no hard links they are files of their own. The journal is appended to: its first line is the spec, and
@@ -66,6 +67,7 @@ MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
 STARTED, STOP, EXIT, HOME = "started", "stop.json", "exit.json", "home"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
+CHECKPOINT_DIR = "checkpoints"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
 MAX_FILE_BYTES = 1 << 20
 
@@ -101,7 +103,8 @@ class JobDir:
         if not is_safe_name(attempt_id):
             raise ValueError(f"not a safe attempt id: {attempt_id!r}")
         _list_as_live(root, attempt_id)
-        for path in (f"{root}/{CONTROL}/{attempt_id}", f"{root}/{attempt_id}", f"{root}/{attempt_id}/{WORK}"):
+        own = f"{root}/{attempt_id}"
+        for path in (f"{root}/{CONTROL}/{attempt_id}", own, f"{own}/{WORK}", f"{own}/{CHECKPOINT_DIR}"):
             _make_directory(path)
         return cls(root, attempt_id)
 
@@ -256,6 +259,32 @@ def open_job_folder(root: str, attempt_id: str) -> int:
     if not is_safe_name(attempt_id):
         raise ValueError(f"not a safe attempt id: {attempt_id!r}")
     return os.open(f"{root}/{attempt_id}", _DIRECTORY)
+
+
+def open_attempt_directory(root: str, attempt_id: str, name: str) -> int:
+    """A descriptor of a directory of an attempt; `FileNotFoundError` where there is none, or a link in its place."""
+    folder = open_job_folder(root, attempt_id)
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except NotADirectoryError as error:  # or a link
+        raise FileNotFoundError(error.errno, error.strerror, name) from error
+    finally:
+        os.close(folder)
+
+
+def has_checkpoint(root: str, attempt_id: str) -> bool:
+    """Whether an attempt may have left something in its checkpoint directory: it is not known to be empty."""
+    try:
+        folder = open_attempt_directory(root, attempt_id, CHECKPOINT_DIR)
+    except (OSError, ValueError):
+        return True
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is not None
+    except OSError:
+        return True
+    finally:
+        os.close(folder)
 
 
 def mark_home(root: str, attempt_id: str) -> None:

@@ -34,6 +34,8 @@ class Proc(NamedTuple):
     stopped: bool
     own_ticks: int
     waited_ticks: int
+    group: int = 0
+    threads: int = 1
 
 
 def read_process(pid: int) -> Proc | None:
@@ -53,6 +55,8 @@ def read_process(pid: int) -> Proc | None:
         stopped=field[0] in b"Tt",
         own_ticks=int(field[11]) + int(field[12]),
         waited_ticks=int(field[13]) + int(field[14]),
+        group=int(field[2]),
+        threads=threads,
     )
 
 

@@ -4,7 +4,9 @@ Every sample of the machine goes to the yield policy, and what it decides is app
 pending until it is done, an eviction until the attempt is gone: one that fails is tried again with the next sample, and
 keeps none of the others from being done. Whenever the machine begins to yield, its offers are withdrawn: `generation`
 grows. A job that will be stopped finds a file at $GRID_NOTICE that says why and when; so does one that the control
-plane displaces, and that notice is never withdrawn.
+plane displaces, and that notice is never withdrawn. The control plane may want an attempt to stand still, too, for the
+sake of its node: that ends by itself unless it is wanted again and again, and what stands still goes on when neither
+the owner nor the control plane wants it to.
 
 Nothing here depends on an event loop or on real processes: the simulator runs the same guard on simulated machines.
 """
@@ -26,6 +28,8 @@ WATCHFUL_MS = 500
 REST_MS = 2000
 CHANGE_MILLI = 100
 NEAR_MILLI = 150
+STANDING_MS = 30_000
+"""How long an attempt stands still for its node without being told so again."""
 ReportPause = Callable[[str, int, bool, str], None]
 log = logging.getLogger(__name__)
 
@@ -86,6 +90,7 @@ class OwnerGuard:
         self._warned: set[str] = set()
         self._evicted: set[str] = set()
         self._displaced: set[str] = set()
+        self._standing: dict[str, tuple[int, str]] = {}  # for its node: until when, and why
 
     @property
     def yields(self) -> bool:
@@ -104,6 +109,7 @@ class OwnerGuard:
 
     async def observe(self) -> int:
         """Take one sample and do what follows from it; milliseconds until the next one."""
+        self._apply_standing()
         sample, rules = self._work.sample() if self.rules is not None else None, self.rules
         if rules is None or sample is None:
             if self.state != OwnerState():
@@ -132,6 +138,43 @@ class OwnerGuard:
         for attempt_id in tuple(self._warned):
             self._withdraw_notice(attempt_id)
         self.state = OwnerState()
+
+    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+        """Pause an attempt for the sake of its node, for `STANDING_MS`: again and again while it is to last."""
+        self._standing[attempt_id] = (self._boot_ms() + STANDING_MS, why)
+        self._apply_standing()
+
+    def go_on(self, attempt_id: str) -> None:
+        """Let an attempt that stands still for its node go on, unless its owner wants it to stand still. Safe twice."""
+        if self._standing.pop(attempt_id, None) is not None:
+            self._end_pause(attempt_id)
+
+    def _apply_standing(self) -> None:
+        """Pause what is to stand still for its node and runs; let go on what was not told so again."""
+        if not self._standing:
+            return
+        now, running = self._boot_ms(), set(self._work.running())
+        for attempt_id, (until, _) in list(self._standing.items()):
+            if attempt_id not in running:
+                del self._standing[attempt_id]
+            elif now >= until:
+                self.go_on(attempt_id)
+        wanted = self._standing.keys() - self._displaced - {one.attempt_id for one in self.state.evictions}
+        for attempt_id, fence in self._work.pause(frozenset(running - wanted)) if wanted else ():
+            if attempt_id not in self._paused:
+                self._paused[attempt_id] = fence
+                self._report_pause(attempt_id, fence, True, self._standing[attempt_id][1])
+
+    def _end_pause(self, attempt_id: str) -> None:
+        """Let an attempt go on that nobody wants to stand still any more."""
+        if self.state.step is YieldStep.PAUSED:
+            return
+        self._work.resume(attempt_id)
+        fence = self._paused.pop(attempt_id, None)
+        if fence is not None and attempt_id in self._work.running():
+            self._report_pause(attempt_id, fence, False, "")
+        if not self._paused and not self._standing and self.state == OwnerState():
+            self._work.release()
 
     def displace(self, attempt_id: str, why: str, in_ms: int | None = None) -> int:
         """Give notice to an attempt that has to make room for another; how many milliseconds it has.
@@ -174,8 +217,10 @@ class OwnerGuard:
                 log.info("borrowed work is paused: %s", why)
                 self._why = why
             case Continue():
-                self._work.resume()
-                self._report_resumed()
+                for attempt_id in [one for one in self._paused if one not in self._standing]:
+                    self._end_pause(attempt_id)
+                if not self._standing:
+                    self._work.resume()
             case Warn(attempt_id, why, in_ms):
                 self._warned.add(attempt_id)
                 self._work.give_notice(attempt_id, why, in_ms)

@@ -90,6 +90,11 @@ class UsageMeter:
             own = {*own_pids, *self._ray.pids()}
             self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
 
+    @property
+    def gpu_memory_by_pid(self) -> Mapping[int, int]:
+        """What each process held of the GPUs when they were last sampled."""
+        return self._gpus.memory_by_pid if self._gpus is not None else {}
+
     def usages(self, nodes: Iterable[str], own: Mapping[str, AttemptUsage]) -> dict[str, Usage]:
         """What is in use on each of these nodes, averaged over about ten seconds where it is a rate; of the GPUs, as
         last sampled."""

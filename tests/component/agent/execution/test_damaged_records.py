@@ -47,7 +47,7 @@ print(*sorted(os.listdir("..")), *sorted(os.path.basename(os.path.dirname(path))
 print(any(".control" in value for value in os.environ.values()))
 """
     driver.run("a.1", *python(code))
-    assert driver.out("a.1") == "stderr stdout work a.1 a.1 dev\nFalse\n"
+    assert driver.out("a.1") == "checkpoints stderr stdout work a.1 a.1 dev\nFalse\n"
 
 
 @pytest.mark.parametrize("what", [*NONSENSE, *odd_files.KINDS])

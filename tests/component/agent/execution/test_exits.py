@@ -80,7 +80,7 @@ def test_nobody_else_can_read_the_files(driver: Driver) -> None:
     driver.run("a.1", "true")
     home = driver.root / "a.1"
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in home.iterdir()}
-    assert stat.S_IMODE(home.stat().st_mode) == modes.pop("work") == 0o700
+    assert stat.S_IMODE(home.stat().st_mode) == modes.pop("work") == modes.pop("checkpoints") == 0o700
     assert set(modes.values()) == {0o600}
 
 

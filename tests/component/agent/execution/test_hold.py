@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from distributed_grid import wire
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
+from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files import job_dir
@@ -128,6 +129,8 @@ def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver
 class Files:
     """Brings nothing, when it is told to."""
 
+    is_local = False
+
     def __init__(self) -> None:
         self.asked = 0
         self.arrive = asyncio.Event()
@@ -135,6 +138,9 @@ class Files:
     async def lay_out(self, digest: str, target: Path) -> None:
         self.asked += 1
         await self.arrive.wait()
+
+    async def read_tree(self, digest: str) -> Manifest:
+        raise AssertionError(digest)
 
     def received(self, piece: wire.FetchedChunk) -> None:
         """Nothing is asked for."""

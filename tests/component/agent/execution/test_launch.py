@@ -27,6 +27,7 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
         "GRID_NODE": "here",
         "GRID_NOTICE": str(driver.root / "a.1/notice"),
         "GRID_CHECKPOINT": str(driver.root / "a.1/checkpoint"),
+        "GRID_CHECKPOINT_DIR": str(driver.root / "a.1/checkpoints"),
     }
 
 

@@ -97,7 +97,7 @@ def test_a_hundred_at_once_all_end(driver: Driver) -> None:
 
 def test_the_layout_is_what_it_says(driver: Driver) -> None:
     driver.run("a.1", "true", cpu_milli=1000)
-    assert {path.name for path in Path(driver.root, "a.1").iterdir()} == {"stdout", "stderr", "work"}
+    assert {path.name for path in Path(driver.root, "a.1").iterdir()} == {"stdout", "stderr", "work", "checkpoints"}
     files = {path.name: path.stat() for path in Path(driver.root, ".control/a.1").iterdir()}
     assert set(files) == {"spec.json", "shim.lock", "exit.json"}
     assert len({found.st_ino for found in files.values()}) == 1

@@ -1,0 +1,107 @@
+"""Listing of a whole directory, without content: every file, directory and link below it, whatever its name.
+
+Nothing is ignored and nothing outside is looked at. A link that leads outside cannot be made anywhere else, and neither
+can a socket or a device: these are left out, and listed. Too much of anything is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+
+from msgspec import Struct
+
+from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, leads_outside
+from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, ManifestEntry, SkippedFile
+from distributed_grid.adapters.workdir.paths import MAX_DEPTH, MAX_PATH_BYTES, to_bytes, to_text, translate_os_errors
+from distributed_grid.errors import BadInput
+
+MAX_TREE_BYTES = 4 << 30
+MAX_TREE_FILES = 10_000
+
+
+class TreeListing(Struct, frozen=True):
+    """Everything below a directory, each directory before what is in it; files have no digest yet."""
+
+    entries: tuple[ManifestEntry, ...]
+    skipped: tuple[SkippedFile, ...] = ()
+
+
+def list_tree(
+    root: int, path: str, *, limit_bytes: int = MAX_TREE_BYTES, limit_files: int = MAX_TREE_FILES
+) -> TreeListing:
+    """List everything below the open directory `root`, which is at `path`.
+
+    A link that names something inside by its full path becomes a relative one. More bytes, files or directories than
+    the limits are a `BadInput`; what cannot be read is `Refused`.
+    """
+    with translate_os_errors(path, "list the directory"), DirectoryWalker(root) as walker:
+        return _Lister(walker, os.fsencode(path), limit_bytes, limit_files).run()
+
+
+class _Lister:
+    def __init__(self, walker: DirectoryWalker, path: bytes, limit_bytes: int, limit_files: int) -> None:
+        self._walker, self._path = walker, path
+        self._limit_bytes, self._limit_files = limit_bytes, limit_files
+        self._entries: dict[bytes, ManifestEntry] = {}
+        self._skipped: list[SkippedFile] = []
+        self._bytes = self._files = self._directories = 0
+
+    def run(self) -> TreeListing:
+        ahead: list[tuple[bytes, ...]] = [()]
+        while ahead:
+            names = ahead.pop()
+            ahead += [(*names, name) for name in self._list(self._walker.enter(names), names)]
+        links = {path: to_bytes(one.target) for path, one in self._entries.items() if one.kind == "link"}
+        for path in sorted(links):
+            if leads_outside(path, links):
+                self._skip(path, "is a link that leads outside")
+                del self._entries[path]
+        entries = sorted(self._entries.items(), key=lambda item: item[0].split(b"/"))
+        return TreeListing(tuple(entry for _, entry in entries), tuple(self._skipped))
+
+    def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
+        """Add what is in one directory; the names of its subdirectories."""
+        below = []
+        with os.scandir(folder) as found:
+            for one in found:
+                name = os.fsencode(one.name)
+                path = b"/".join((*names, name))
+                seen = one.stat(follow_symlinks=False)
+                if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
+                    raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
+                if stat.S_ISDIR(seen.st_mode):
+                    below.append(name)
+                self._add(path, seen, folder, name)
+        return below
+
+    def _add(self, path: bytes, seen: os.stat_result, folder: int, name: bytes) -> None:
+        shown = to_text(path)
+        if stat.S_ISDIR(seen.st_mode):
+            self._directories += 1
+            self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
+        elif stat.S_ISREG(seen.st_mode):
+            self._files += 1
+            self._bytes += seen.st_size
+            mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
+            self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
+        elif stat.S_ISLNK(seen.st_mode):
+            self._files += 1
+            target = self._relative(path, os.readlink(name, dir_fd=folder))
+            self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
+        else:
+            self._skip(path, "is no file")
+        if max(self._files, self._directories) > self._limit_files:
+            raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
+        if self._bytes > self._limit_bytes:
+            raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
+
+    def _relative(self, path: bytes, target: bytes) -> bytes:
+        """The target of the link at `path`, from where the link is, if it is inside by its full path."""
+        if not target.startswith(self._path + b"/"):
+            return target
+        return posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
+
+    def _skip(self, path: bytes, reason: str) -> None:
+        self._skipped.append(SkippedFile(to_text(path), reason))

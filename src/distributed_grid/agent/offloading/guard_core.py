@@ -1,0 +1,245 @@
+"""Guard of a move at its source, as a state machine without input, output or clock.
+
+    opened → freezing → frozen → decided → dead
+       ↘        ↘         ↘
+         thawed or gone, both final
+
+Its state is what is in its journal: `apply` is the only thing that changes it, and whoever takes over from a guard that
+was killed applies the same records. The driver performs actions in their order, and applies a record once it is
+written; if it cannot be written, the rest of the actions is dropped and `not_recorded` says what to do instead.
+
+- Thaw: a frozen tree goes on when the freeze lease ends, unless the decision is in the journal. So nothing that happens
+  to agent, control plane or network keeps it frozen for longer.
+- Decision: written only while the whole tree stands still and a margin of the lease is left. After it the tree is
+  killed, never thawed, by this guard or by the next.
+- Once thawed, a move is over for its original: every later order to commit is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+MIN_LEASE_MS, MAX_LEASE_MS = 500, 60_000
+MAX_MARGIN_MS = 500
+ANOTHER_BOOT = "its machine was restarted"
+
+
+class GuardPhase(enum.StrEnum):
+    """Of the original of a move: known, being stopped, stopped, to be killed, gone by our hand; or it goes on, or it
+    ended by itself."""
+
+    OPENED = "opened"
+    FREEZING = "freezing"
+    FROZEN = "frozen"
+    DECIDED = "decided"
+    DEAD = "dead"
+    THAWED = "thawed"
+    GONE = "gone"
+
+
+FINAL_PHASES = frozenset((GuardPhase.DEAD, GuardPhase.THAWED, GuardPhase.GONE))
+GUARD_TRANSITIONS: dict[GuardPhase, frozenset[GuardPhase]] = {
+    GuardPhase.OPENED: frozenset((GuardPhase.FREEZING, GuardPhase.THAWED, GuardPhase.GONE)),
+    GuardPhase.FREEZING: frozenset((GuardPhase.FROZEN, GuardPhase.THAWED, GuardPhase.GONE)),
+    GuardPhase.FROZEN: frozenset((GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
+    GuardPhase.DECIDED: frozenset((GuardPhase.DEAD,)),
+    GuardPhase.DEAD: frozenset(),
+    GuardPhase.THAWED: frozenset(),
+    GuardPhase.GONE: frozenset(),
+}
+Member = tuple[int, int]
+"""A process of the tree: its pid and its start time, in clock ticks since boot."""
+
+
+class GuardRecord(NamedTuple):
+    """One line of the journal: the phase that begins, and when (milliseconds since boot).
+
+    `until_ms` is the end of the freeze lease. `members` are the processes of the tree, `spared` those of them that were
+    stopped before anybody froze them: whoever stopped them lets them go on. `frozen_ms` is how long the tree has stood
+    still.
+    """
+
+    step: GuardPhase
+    at_ms: int
+    until_ms: int = 0
+    members: tuple[Member, ...] = ()
+    spared: tuple[Member, ...] = ()
+    why: str = ""
+    frozen_ms: int = 0
+
+
+class TreeView(NamedTuple):
+    """What is seen of the tree: whether the original lives, and whether every process of it stands still."""
+
+    is_alive: bool
+    is_still: bool = False
+    why: str = ""
+
+
+class WriteRecord(NamedTuple):
+    """Write a record into the journal and apply it; `durable`: it must be on the disk before anything else is done."""
+
+    record: GuardRecord
+    durable: bool = False
+
+
+class StopTree(NamedTuple):
+    """Stop the whole tree by this time, then call `stopped` or `not_stopped`."""
+
+    by_ms: int
+
+
+class ContinueTree(NamedTuple):
+    """Continue all that was stopped by this guard or by the one before; repeated, it changes nothing."""
+
+
+class KillTree(NamedTuple):
+    """Kill the whole tree, and call `killed` when all of it is gone."""
+
+
+GuardAction = WriteRecord | StopTree | ContinueTree | KillTree
+_UNRECORDED = "its journal cannot be written"
+
+
+class GuardCore:
+    """Decides what becomes of one original."""
+
+    def __init__(self, records: tuple[GuardRecord, ...] = ()) -> None:
+        self.phase = GuardPhase.OPENED
+        self.until_ms = self.lease_ms = self.frozen_at_ms = 0
+        self.members: tuple[Member, ...] = ()
+        self.spared: tuple[Member, ...] = ()
+        for record in records:
+            self.apply(record)
+
+    @property
+    def is_final(self) -> bool:
+        return self.phase in FINAL_PHASES
+
+    @property
+    def margin_ms(self) -> int:
+        """What must be left of the lease when the decision is written."""
+        return min(self.lease_ms // 10, MAX_MARGIN_MS)
+
+    def apply(self, record: GuardRecord) -> None:
+        """A record is in the journal. One that the phase has no room for is ignored: the first word stays."""
+        if record.step not in GUARD_TRANSITIONS[self.phase]:
+            return
+        self.phase = record.step
+        if record.step is GuardPhase.FREEZING:
+            self.frozen_at_ms, self.until_ms = record.at_ms, record.until_ms
+            self.lease_ms = record.until_ms - record.at_ms
+        if record.members or record.spared:
+            self.members, self.spared = record.members, record.spared
+
+    # ------------------------------------------------------------------ orders
+
+    def freeze(
+        self, now: int, lease_ms: int, members: tuple[Member, ...], spared: tuple[Member, ...]
+    ) -> list[GuardAction]:
+        """Freeze the tree for so long at most. It is frozen once; a second order adds no time."""
+        if self.phase is not GuardPhase.OPENED:
+            return []
+        lease_ms = min(max(lease_ms, MIN_LEASE_MS), MAX_LEASE_MS)
+        begun = GuardRecord(GuardPhase.FREEZING, now, now + lease_ms, members, spared)
+        return [WriteRecord(begun), StopTree(now + lease_ms // 4)]
+
+    def commit(self, now: int, view: TreeView) -> list[GuardAction]:
+        """End the original, if it is frozen for long enough yet; else it goes on, and that is final."""
+        if self.phase is GuardPhase.DECIDED or self.is_final:
+            return []
+        if self.phase is not GuardPhase.FROZEN:
+            return self.thaw(now, "it was not frozen")
+        if not view.is_alive:
+            return self._gone(now)
+        if not view.is_still:
+            return self.thaw(now, view.why or "somebody has continued it while it was frozen")
+        if self.until_ms - now < max(self.margin_ms, 1):
+            return self.thaw(now, "too little of the freeze lease was left")
+        decided = GuardRecord(
+            GuardPhase.DECIDED, now, self.until_ms, self.members, self.spared, frozen_ms=self._frozen_ms(now)
+        )
+        return [WriteRecord(decided, durable=True), KillTree()]
+
+    def thaw(self, now: int, why: str) -> list[GuardAction]:
+        """Let the original go on, for ever; not once it is decided."""
+        if self.phase is GuardPhase.DECIDED or self.is_final:
+            return []
+        was_frozen = self.phase is not GuardPhase.OPENED
+        record = GuardRecord(GuardPhase.THAWED, now, why=why, frozen_ms=self._frozen_ms(now))
+        return [WriteRecord(record), *([ContinueTree()] if was_frozen else [])]
+
+    # ------------------------------------------------------------------ what happens
+
+    def stopped(self, now: int, members: tuple[Member, ...], spared: tuple[Member, ...]) -> list[GuardAction]:
+        """The whole tree stands still."""
+        if self.phase is not GuardPhase.FREEZING:
+            return []
+        if self.until_ms - now <= self.margin_ms:
+            return self.thaw(now, "it took too long to freeze")
+        return [WriteRecord(GuardRecord(GuardPhase.FROZEN, now, self.until_ms, members, spared))]
+
+    def not_stopped(self, now: int, why: str) -> list[GuardAction]:
+        """The tree cannot be frozen: what is stopped of it goes on."""
+        return self.thaw(now, why) if self.phase is GuardPhase.FREEZING else []
+
+    def killed(self, now: int) -> list[GuardAction]:
+        """Nothing of the tree is left."""
+        if self.phase is not GuardPhase.DECIDED:
+            return []
+        return [WriteRecord(GuardRecord(GuardPhase.DEAD, now, frozen_ms=self._frozen_ms(now)), durable=True)]
+
+    def observe(self, now: int, view: TreeView) -> list[GuardAction]:
+        """Time has passed, or something has happened to the tree."""
+        if self.phase is GuardPhase.DECIDED:
+            return [KillTree()]
+        if self.is_final:
+            return []
+        if not view.is_alive:
+            return self._gone(now)
+        if self.phase is not GuardPhase.OPENED and now >= self.until_ms:
+            return self.thaw(now, "its freeze lease has ended")
+        return []
+
+    def resume(self, now: int, view: TreeView, *, same_boot: bool) -> list[GuardAction]:
+        """Take over from a guard that has ended, wherever it was: what it began is repeated or undone."""
+        if not same_boot:
+            return self._resume_after_boot(now)
+        if self.phase in (GuardPhase.THAWED, GuardPhase.GONE):
+            return [ContinueTree()] if self.until_ms else []
+        if self.phase is GuardPhase.FREEZING and view.is_alive:
+            return self.thaw(now, "its guard was killed while it froze the tree")
+        if self.phase is GuardPhase.FROZEN and view.is_alive and not view.is_still:
+            return self.thaw(now, view.why or "somebody has continued it while it was frozen")
+        return self.observe(now, view)
+
+    def not_recorded(self, record: GuardRecord, now: int, reason: str) -> list[GuardAction]:
+        """A record cannot be written, and nothing after it was done. What lets the original go on is done all the same;
+        a decision is not made; a death is recorded later."""
+        if record.step in (GuardPhase.THAWED, GuardPhase.GONE):
+            self.apply(record)
+            return [ContinueTree()] if self.until_ms else []
+        if record.step in (GuardPhase.FROZEN, GuardPhase.DECIDED):
+            return self.thaw(now, f"{_UNRECORDED}: {reason}")
+        return []
+
+    @property
+    def wakes_at_ms(self) -> int:
+        """When to observe unasked; 0: time alone changes nothing."""
+        return self.until_ms if self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN) else 0
+
+    def _resume_after_boot(self, now: int) -> list[GuardAction]:
+        if self.is_final:
+            return []
+        if self.phase is GuardPhase.DECIDED:
+            return [WriteRecord(GuardRecord(GuardPhase.DEAD, now, why=ANOTHER_BOOT), durable=True)]
+        return [WriteRecord(GuardRecord(GuardPhase.GONE, now, why=ANOTHER_BOOT))]
+
+    def _gone(self, now: int) -> list[GuardAction]:
+        was_frozen = self.phase is not GuardPhase.OPENED
+        record = GuardRecord(GuardPhase.GONE, now, why="it ended by itself", frozen_ms=self._frozen_ms(now))
+        return [WriteRecord(record), *([ContinueTree()] if was_frozen else [])]
+
+    def _frozen_ms(self, now: int) -> int:
+        return max(now - self.frozen_at_ms, 0) if self.frozen_at_ms else 0

@@ -1,0 +1,419 @@
+"""Guard process of a move: owns the freeze lease, the kill and the journal; independent of the agent.
+
+`python -m distributed_grid.agent.offloading.guard_process FOLDER`, started by `GuardClient` in the directory of a move
+whose journal has its first line. Standard library only. It leaves its parent, leads a session of its own, and has no
+descriptor of anybody else. The process that was started ends with 0 once the guard takes orders, and with 3 where there
+is one already.
+
+- Orders are lines on a Unix socket; every answer is a record of the journal, or a problem. Whoever connects is told the
+  record that holds.
+- A standby, a child in a session of its own, waits for the guard's lock. The kernel gives it the lock the moment the
+  guard is gone, however that happened; it then reads the journal and goes on, with a new standby. It kills a guard that
+  does nothing: one that has let the lease pass, or has not ended a tree that it decided to end.
+- The socket is inherited by the standby, so an agent that connects again is answered as soon as there is a guard.
+- Where the directory is removed, nobody can give orders or hear of anything: a tree that is not decided goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from typing import Any, Final, NoReturn
+
+from distributed_grid.agent.offloading.frozen_tree import FrozenTree, TreeNotFrozen
+from distributed_grid.agent.offloading.guard_core import (
+    FINAL_PHASES,
+    ContinueTree,
+    GuardAction,
+    GuardCore,
+    GuardPhase,
+    GuardRecord,
+    KillTree,
+    StopTree,
+    TreeView,
+    WriteRecord,
+)
+from distributed_grid.agent.offloading.move_journal import FAILURE, LOCK, SOCKET, MoveJournal, encode_record
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.posix.private_files import open_regular, try_lock, write_all
+from distributed_grid.posix.unix_sockets import is_own_peer, peer_pid
+
+GUARDED_ALREADY: Final = 3
+MAX_CONNECTIONS, MAX_ORDER_BYTES = 8, 4096
+IDLE_MS, BUSY_MS, KILL_WAIT_MS = 2_000, 100, 500
+"""How long to wait at most: while nothing is to be done, while it is frozen (the machine may have slept) or to be
+killed, and for a kill."""
+RETRY_MS: Final = 500
+WATCH_SECONDS, STUCK_MS, SLOW_KILL_MS = 0.5, 1_000, 10_000
+"""How often a standby reads the journal, and so long after a lease or a decision its guard must have acted on it."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class GuardProcess:
+    """Serves one move, with the lock of its directory held."""
+
+    def __init__(self, folder: int, listener: socket.socket, lock: int) -> None:
+        self._folder, self._listener, self._lock = folder, listener, lock
+        self._journal = MoveJournal(folder)
+        self._original, records = self._journal.read()
+        self._same_boot = self._original.boot == boot_id()
+        self._core = GuardCore(records)
+        root = (self._original.pid, self._original.start)
+        kept = {"known": self._core.members, "spared": self._core.spared}
+        self._tree = FrozenTree(root, own=(os.getpid(),), **kept)
+        self._last = records[-1] if records else GuardRecord(GuardPhase.OPENED, boot_ms())
+        self._unwritten: GuardRecord | None = None
+        self._connections: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._standby = self._standby_pidfd = -1
+        self._is_closed = False
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGTERM, _noted)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Guard the original until it is dead, gone or thawed, and that is written."""
+        try:
+            self._serve()
+        except BaseException:
+            if self._core.phase not in (GuardPhase.DECIDED, GuardPhase.DEAD):
+                self._tree.resume()  # whoever guards next sees that it goes on
+            raise
+
+    def _serve(self) -> None:
+        if not self._core.is_final:
+            self._start_standby()
+        with contextlib.suppress(TreeNotFrozen):  # what it knows is enough to let it go on
+            if self._same_boot and not self._core.is_final:
+                self._tree.observe()
+        self._perform(self._core.resume(boot_ms(), self._view(), same_boot=self._same_boot))
+        while not (self._core.is_final and self._unwritten is None) and not self._is_closed:
+            if not self._core.is_final and self._is_standby_gone():
+                self._start_standby()
+            self._wait()
+            if self._is_removed():
+                self._perform(self._core.thaw(boot_ms(), "the directory of its move was removed"))
+                self._is_closed = self._core.phase is not GuardPhase.DECIDED
+            self._perform(self._core.observe(boot_ms(), TreeView(self._tree.is_alive)))
+            self._write_again()
+        self._end_standby()
+
+    # ------------------------------------------------------------------ actions
+
+    def _perform(self, actions: list[GuardAction]) -> None:
+        """Perform actions in their order, and what follows from them."""
+        waiting = list(actions)
+        while waiting:
+            action = waiting.pop(0)
+            match action:
+                case WriteRecord(record, durable):
+                    if (problem := self._write(record, durable)) is not None:
+                        waiting = self._core.not_recorded(record, boot_ms(), problem)
+                case StopTree(by_ms):
+                    waiting += self._stop(by_ms)
+                case ContinueTree():
+                    self._tree.resume()
+                case KillTree():
+                    if self._tree.kill(KILL_WAIT_MS):
+                        waiting += self._core.killed(boot_ms())
+
+    def _stop(self, by_ms: int) -> list[GuardAction]:
+        try:
+            self._tree.stop(by_ms)
+        except TreeNotFrozen as failure:
+            return self._core.not_stopped(boot_ms(), str(failure))
+        if not self._tree.is_alive:
+            return self._core.observe(boot_ms(), TreeView(False))
+        if not self._is_in_its_directory():
+            return self._core.not_stopped(boot_ms(), "it has changed its working directory")
+        return self._core.stopped(boot_ms(), self._tree.living(), tuple(sorted(self._tree.spared)))
+
+    def _is_in_its_directory(self) -> bool:
+        try:
+            found = os.stat(f"/proc/{self._original.pid}/cwd")
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (self._original.device, self._original.inode)
+
+    def _write(self, record: GuardRecord, durable: bool) -> str | None:
+        """Write a record, apply it and tell it; why it could not be written, where it could not."""
+        try:
+            self._journal.append(record, durable=durable)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if record.step in FINAL_PHASES:
+                self._unwritten = record
+            if record.step is GuardPhase.FREEZING:
+                self._tell({"problem": f"the journal of the move cannot be written: {reason}"})
+            elif record.step in (GuardPhase.THAWED, GuardPhase.GONE):  # these hold, written or not
+                self._tell_record(record)
+            return reason
+        self._core.apply(record)
+        self._unwritten = None
+        self._tell_record(record)
+        return None
+
+    def _write_again(self) -> None:
+        """A record that found no room is written as soon as there is some."""
+        if self._unwritten is not None:
+            self._write(self._unwritten, durable=False)
+
+    def _view(self) -> TreeView:
+        """What is seen of the tree now; whether it stands still matters only while it is frozen."""
+        if not self._same_boot or not self._tree.is_alive:
+            return TreeView(False)
+        return TreeView(True, self._core.phase is GuardPhase.FROZEN and self._tree.is_still())
+
+    # ------------------------------------------------------------------ waiting and orders
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        waited = [self._listener.fileno(), self._woken, *self._connections]
+        root = self._tree.root_pidfd() if self._core.phase in (GuardPhase.OPENED, GuardPhase.FROZEN) else None
+        waited += [fd for fd in (root, self._standby_pidfd) if fd is not None and fd >= 0]
+        for fd in waited:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(self._timeout_ms()):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd == self._woken:
+                if signal.SIGTERM in os.read(fd, 512) and self._core.phase is not GuardPhase.OPENED:
+                    self._perform(self._core.thaw(boot_ms(), "its guard was asked to end"))
+            elif fd in self._connections:
+                self._read_orders(fd)
+
+    def _timeout_ms(self) -> int:
+        if self._unwritten is not None:
+            return RETRY_MS
+        if self._core.phase is GuardPhase.OPENED:
+            return IDLE_MS
+        wakes_at_ms = self._core.wakes_at_ms
+        return min(max(wakes_at_ms - boot_ms(), 0), BUSY_MS) if wakes_at_ms else BUSY_MS
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # whoever it was is gone
+            return
+        connection.setblocking(False)
+        if not is_own_peer(connection) or len(self._connections) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        self._tree.exclude(peer_pid(connection))
+        self._connections[connection.fileno()] = (connection, bytearray())
+        self._send(connection.fileno(), encode_record(self._last))
+
+    def _read_orders(self, fd: int) -> None:
+        connection, text = self._connections[fd]
+        try:
+            data = connection.recv(MAX_ORDER_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        text += data
+        *lines, rest = bytes(text).split(b"\n")
+        text[:] = rest
+        for line in lines:
+            self._obey(fd, line)
+        if (not data or len(rest) > MAX_ORDER_BYTES) and fd in self._connections:
+            self._disconnect(fd)
+
+    def _obey(self, fd: int, line: bytes) -> None:
+        """Carry out an order; one that changes nothing is answered with the record that holds."""
+        try:
+            order = json.loads(line)
+            name, now, last = order["order"], boot_ms(), self._last
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self._disconnect(fd)
+            return
+        if name == "freeze":
+            self._freeze(now, order)
+        elif name == "commit":
+            self._perform(self._core.commit(now, self._view()))
+        elif name in ("thaw", "close"):
+            why = order.get("why")
+            self._perform(self._core.thaw(now, why if isinstance(why, str) and why else "the move was given up"))
+            self._is_closed = self._is_closed or (name == "close" and self._core.phase is not GuardPhase.DECIDED)
+        if self._last is last:
+            self._send(fd, encode_record(last))
+
+    def _freeze(self, now: int, order: dict[str, Any]) -> None:
+        lease_ms = order.get("freeze_ms")
+        if self._core.phase is not GuardPhase.OPENED or type(lease_ms) is not int:
+            return
+        try:
+            self._tree.spare_stopped(self._tree.observe())
+        except TreeNotFrozen as failure:
+            self._perform(self._core.thaw(now, str(failure)))
+            return
+        self._perform(self._core.freeze(now, lease_ms, self._tree.members, tuple(sorted(self._tree.spared))))
+
+    def _tell_record(self, record: GuardRecord) -> None:
+        self._last = record
+        for fd in list(self._connections):
+            self._send(fd, encode_record(record))
+
+    def _tell(self, message: dict[str, str]) -> None:
+        for fd in list(self._connections):
+            self._send(fd, json.dumps(message).encode() + b"\n")
+
+    def _send(self, fd: int, line: bytes) -> None:
+        connection, _ = self._connections[fd]
+        try:
+            if connection.send(line) < len(line):
+                self._disconnect(fd)  # it does not read: the journal has it all
+        except OSError:
+            self._disconnect(fd)
+
+    def _disconnect(self, fd: int) -> None:
+        self._connections.pop(fd)[0].close()
+
+    # ------------------------------------------------------------------ standby
+
+    def _is_standby_gone(self) -> bool:
+        if self._standby < 0:
+            return True
+        found, _ = os.waitpid(self._standby, os.WNOHANG)
+        if not found:
+            return False
+        os.close(self._standby_pidfd)
+        self._standby = self._standby_pidfd = -1
+        return True
+
+    def _start_standby(self) -> None:
+        guard = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no room for another process: the next round tries again
+            return
+        if not pid:
+            self._be_standby(guard)
+        self._standby, self._standby_pidfd = pid, os.pidfd_open(pid)
+
+    def _be_standby(self, guard: int) -> NoReturn:
+        """Wait for the lock in this forked process, then guard."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            for connection, _ in self._connections.values():
+                connection.close()
+            self._tree.close()
+            self._journal.close()
+            for fd in (self._lock, self._woken, self._wake):
+                os.close(fd)
+            lock = open_regular(LOCK, os.O_RDWR, self._folder)
+            _watch_guard(self._folder, guard)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _serve_logged(self._folder, self._listener, lock)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _end_standby(self) -> None:
+        """There is nothing left to guard: the standby is not to begin."""
+        if self._standby >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._standby_pidfd, signal.SIGKILL)
+            os.waitpid(self._standby, 0)
+            self._standby = -1
+
+    def _is_removed(self) -> bool:
+        return os.fstat(self._folder).st_nlink == 0
+
+
+def _watch_guard(folder: int, guard: int) -> None:
+    """Kill a guard that is stuck, while this process waits for its lock. It is the parent
+    of this process, so its pid is its own as long as that is so."""
+
+    def look(signum: int, frame: object) -> None:
+        if os.getppid() == guard and is_stuck(folder, boot_ms()):
+            os.kill(guard, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, WATCH_SECONDS, WATCH_SECONDS)
+
+
+def is_stuck(folder: int, now: int) -> bool:
+    """Whether the journal calls for something that a guard would have done long ago."""
+    try:
+        journal = MoveJournal(folder)
+    except OSError:
+        return False
+    try:
+        _, records = journal.read()
+    except (OSError, ValueError):
+        return False
+    finally:
+        journal.close()
+    core = GuardCore(records)
+    if core.phase is GuardPhase.DECIDED:
+        return now > records[-1].at_ms + SLOW_KILL_MS
+    return 0 < core.wakes_at_ms < now - STUCK_MS
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The signal number arrives through the wake-up descriptor."""
+
+
+def main(arguments: list[str]) -> int:
+    """Start the guard of a move in the background; the exit code of the process that was started."""
+    folder = os.open(arguments[0], _DIRECTORY)
+    lock = open_regular(LOCK, os.O_RDWR | os.O_CREAT, folder)
+    if not try_lock(lock):
+        return GUARDED_ALREADY
+    _raise_file_limit()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = f"/proc/self/fd/{folder}/{SOCKET}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(MAX_CONNECTIONS)
+    listener.setblocking(False)
+    if os.fork():
+        return 0
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        _serve_logged(folder, listener, lock)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _serve_logged(folder: int, listener: socket.socket, lock: int) -> None:
+    """Guard; what nobody foresaw is in a file, and the next guard goes on."""
+    try:
+        GuardProcess(folder, listener, lock).serve()
+    except Exception as failure:
+        import traceback
+
+        with contextlib.suppress(OSError):
+            fd = open_regular(FAILURE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder)
+            write_all(fd, "".join(traceback.format_exception(failure)).encode())
+        raise
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536) if hard > 0 else hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

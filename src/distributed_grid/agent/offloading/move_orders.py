@@ -1,0 +1,345 @@
+"""Execution of the control plane's orders about moves whose original is on this machine.
+
+Each move has a directory with a journal, and a guard (`guard_process.py`) that does all that may not be left undone.
+The agent passes orders on, reports what the guard has recorded, lets the files of the original be read, and returns
+files. All of it is safe to repeat, by this agent or the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from distributed_grid.adapters.workdir.manifest import Manifest
+from distributed_grid.agent.files.job_dir import is_safe_name
+from distributed_grid.agent.offloading.guard_client import GuardClient
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.move_journal import (
+    RESULTS,
+    RETURNED,
+    MoveJournal,
+    OriginalProcess,
+    read_journal,
+)
+from distributed_grid.agent.offloading.original_process import (
+    OpenDirectory,
+    identify,
+    is_running,
+    open_working_directory,
+)
+from distributed_grid.agent.outbox import Outbox
+from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, StoreFailed, Unreachable
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.posix.private_files import read_regular, write_private
+from distributed_grid.supervision import start_logged
+from distributed_grid.wire import MAX_MOVES, MAX_SKIPPED, MAX_SKIPPED_CHARS, MoveOrder
+
+CLOSED = ".closed-"
+MAX_RETURNED_BYTES = 1 << 20
+MAX_OPEN = 100
+"""Moves at a time: each has a guard and its standby."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+UNKNOWN = "nothing is known of this move here"
+log = logging.getLogger(__name__)
+
+
+class ResultTrees(Protocol):
+    """Where files that are to be returned come from."""
+
+    async def read_tree(self, digest: str) -> Manifest:
+        """The list of files of this digest."""
+
+    async def lay_out(self, digest: str, target: Path) -> None:
+        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+
+
+class SourceMove:
+    """One move at its source: its journal, its guard, and the directory of its original."""
+
+    def __init__(
+        self, folder: Path, original: OriginalProcess, directory: OpenDirectory | None, report: Callable[..., None]
+    ) -> None:
+        self.folder, self.original, self.directory = folder, original, directory
+        self._report_step = report
+        self.phase = GuardPhase.OPENED
+        self._decided = False
+        self.is_closing = False
+        self.guard = GuardClient(folder, self.heard, self._failed)
+        self.task: asyncio.Task[None] | None = None
+        self.returning: asyncio.Task[None] | None = None
+        self.last: GuardRecord | None = None
+
+    def report_again(self) -> None:
+        """Answer an order that changes nothing: what is known is reported once more."""
+        if self.last is not None:
+            self._report(self.last)
+
+    def heard(self, record: GuardRecord) -> None:
+        """The guard has recorded this; heard again, it changes nothing."""
+        if self.phase in FINAL_PHASES and record.step is not self.phase:
+            return  # what was final stays so
+        if self.last is not None and (record.step, record.at_ms) == (self.last.step, self.last.at_ms):
+            return
+        self.phase, self.last = record.step, record
+        if record.step in FINAL_PHASES:
+            self.directory = None  # nobody reads it any more: its file system may be unmounted
+        self._report(record)
+
+    def _report(self, record: GuardRecord) -> None:
+        step, detail, frozen_ms = str(record.step), record.why, record.frozen_ms
+        if record.step is GuardPhase.FREEZING:
+            return
+        if record.step is GuardPhase.FROZEN:
+            self._report_step(self.original.move_id, step, left_ms=max(record.until_ms - boot_ms(), 0))
+            return
+        if record.step is GuardPhase.DEAD and not self._decided:  # of a guard that went on without this agent
+            self._report_step(self.original.move_id, "decided", frozen_ms=frozen_ms)
+        self._decided = self._decided or record.step is GuardPhase.DECIDED
+        self._report_step(self.original.move_id, step, detail=detail, frozen_ms=frozen_ms)
+
+    def _failed(self, problem: str) -> None:
+        if self.phase is GuardPhase.OPENED:
+            self._report_step(self.original.move_id, "failed", detail=problem)
+
+
+class SourceMoves:
+    """All moves of a machine's originals; `root` is the directory that theirs are in."""
+
+    def __init__(self, root: Path, outbox: Outbox, trees: ResultTrees | None) -> None:
+        self._root = root
+        self._outbox = outbox
+        self._trees = trees
+        self._moves: dict[str, SourceMove] = {}
+        self._damaged: dict[str, str] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Find the moves of the last agent, and go on with them."""
+        for name in sorted(os.listdir(self._root)) if self._root.is_dir() else []:
+            folder = self._root / name
+            if name.startswith(CLOSED):
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            elif is_safe_name(name):
+                self._adopt(name, folder)
+
+    def listed(self, node: str) -> tuple[str, ...]:
+        """The moves of a node that have a journal here; those whose journal is damaged are any node's."""
+        found = [move_id for move_id, move in self._moves.items() if move.original.node == node]
+        return tuple([*found, *self._damaged][:MAX_MOVES])
+
+    def directory(self, move_id: str) -> OpenDirectory | None:
+        """The working directory of an original, while its move is open."""
+        move = self._moves.get(move_id)
+        return None if move is None or move.is_closing else move.directory
+
+    async def stop(self) -> None:
+        """End what is under way here; the guards go on. Safe twice."""
+        tasks = [task for move in self._moves.values() for task in (move.task, move.returning) if task is not None]
+        tasks += self._opening.values()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def carry_out(self, order: MoveOrder) -> None:
+        """Begin to carry an order out; whatever comes of it is reported."""
+        if not is_safe_name(order.move_id):
+            log.warning("not the id of a move: %.100r", order.move_id)
+            return
+        move = self._moves.get(order.move_id)
+        if order.step == "close":
+            self._close(order.move_id)
+        elif move is None and order.step == "open":
+            if order.move_id not in self._opening:
+                self._opening[order.move_id] = start_logged(self._open(order), f"the opening of {order.move_id}")
+        elif move is None:
+            self._answer_unknown(order)
+        elif order.step == "return":
+            self._begin_return(move, order)
+        elif move.phase in FINAL_PHASES or order.step == "open":
+            move.report_again()
+            self._serve_again(order.move_id, move)
+        else:
+            details = {"freeze_ms": order.freeze_ms} if order.step == "freeze" else {}
+            move.guard.order(order.step, **details)
+            self._serve_again(order.move_id, move)
+
+    # ------------------------------------------------------------------ open and close
+
+    async def _open(self, order: MoveOrder) -> None:
+        """Find the original and begin its journal; its guard says the rest."""
+        try:
+            if order.move_id in self._damaged:
+                raise GridError(self._damaged[order.move_id])
+            if len(self._moves) >= MAX_OPEN:
+                raise GridError(f"{MAX_OPEN} moves are open here already")
+            original, directory = await asyncio.to_thread(self._begin_journal, order)
+            folder = self._root / order.move_id
+            self._begin(order.move_id, SourceMove(folder, original, directory, self._report))
+        except NotFound as failure:
+            self._report(order.move_id, "gone", detail=str(failure))
+        except (GridError, OSError) as failure:
+            log.warning("%s could not be opened: %s", order.move_id, failure)
+            self._report(order.move_id, "failed", detail=str(failure))
+        finally:
+            self._opening.pop(order.move_id, None)
+
+    def _begin_journal(self, order: MoveOrder) -> tuple[OriginalProcess, OpenDirectory]:
+        if order.process is None:
+            raise BadInput("the order does not say which process it is about")
+        original, directory = identify(order.move_id, order.node, order.process)
+        folder = self._root / order.move_id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder, _DIRECTORY)
+        try:
+            MoveJournal.create(fd, original)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(fd)
+        return original, directory
+
+    def _adopt(self, move_id: str, folder: Path) -> None:
+        try:
+            original, records = read_journal(folder)
+        except (OSError, ValueError) as failure:
+            if not os.path.lexists(folder / "journal"):  # it was never opened: no order was answered, nothing was done
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            self._damaged[move_id] = f"the journal of {move_id} is damaged: {failure}"
+            log.warning("%s", self._damaged[move_id])
+            return
+        directory = None
+        with contextlib.suppress(GridError):
+            directory = open_working_directory(original)
+        move = SourceMove(folder, original, directory, self._report)
+        for record in records[-1:]:
+            move.heard(record)
+        self._begin(move_id, move)
+
+    def _begin(self, move_id: str, move: SourceMove) -> None:
+        self._moves[move_id] = move
+        move.task = start_logged(self._serve(move_id, move), f"the guard of {move_id}")
+
+    def _serve_again(self, move_id: str, move: SourceMove) -> None:
+        """A guard that could not be reached for good may be reached now."""
+        if move.phase not in FINAL_PHASES and move.task is not None and move.task.done():
+            self._begin(move_id, move)
+
+    async def _serve(self, move_id: str, move: SourceMove) -> None:
+        await move.guard.run()
+        if move.is_closing:
+            await self._remove(move_id, move)
+
+    def _close(self, move_id: str) -> None:
+        """Forget a move. What is frozen goes on; what is decided is ended first."""
+        if self._damaged.pop(move_id, None) is not None:
+            start_logged(asyncio.to_thread(self._remove_folder, self._root / move_id), f"the removal of {move_id}")
+        move = self._moves.get(move_id)
+        if move is None or move.is_closing:
+            return
+        move.is_closing = True
+        if move.task is not None and not move.task.done():
+            move.guard.order("close")
+        else:
+            start_logged(self._remove(move_id, move), f"the removal of {move_id}")
+
+    async def _remove(self, move_id: str, move: SourceMove) -> None:
+        if move.returning is not None:
+            move.returning.cancel()
+            await asyncio.gather(move.returning, return_exceptions=True)
+        await asyncio.to_thread(self._remove_folder, move.folder)
+        if self._moves.get(move_id) is move:
+            del self._moves[move_id]
+        self._outbox.forget_move(move_id)
+
+    def _remove_folder(self, folder: Path) -> None:
+        closed = folder.with_name(f"{CLOSED}{folder.name}")
+        shutil.rmtree(closed, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(closed)
+        shutil.rmtree(closed, ignore_errors=True)
+
+    def _answer_unknown(self, order: MoveOrder) -> None:
+        """There is no journal of this move: whoever guarded it has let its original go on."""
+        if order.step == "return":
+            self._report(order.move_id, "returned", detail=f"the files were not returned: {UNKNOWN}")
+            return
+        who = order.process
+        if who is not None and not is_running(who.pid, who.pid_start, who.boot):
+            self._report(order.move_id, "gone", detail=f"process {who.pid} is not there any more, and {UNKNOWN}")
+        else:
+            self._report(order.move_id, "thawed", detail=UNKNOWN)
+
+    # ------------------------------------------------------------------ return
+
+    def _begin_return(self, move: SourceMove, order: MoveOrder) -> None:
+        if move.returning is None or move.returning.done():
+            move.returning = start_logged(self._return(move, order), f"the return of files of {order.move_id}")
+
+    async def _return(self, move: SourceMove, order: MoveOrder) -> None:
+        """Return the files once; ordered again, what was done is reported again."""
+        try:
+            done = await asyncio.to_thread(_read_returned, move.folder, order.manifest)
+            if done is None:
+                done = await self._fetch_and_return(move, order)
+                await asyncio.to_thread(_write_returned, move.folder, order.manifest, done)
+            self._report(order.move_id, "returned", files=done[0], kept=tuple(done[1]))
+        except (StoreFailed, Unreachable, OSError) as failure:  # a full disk: it is ordered again
+            self._report(order.move_id, "failed", detail=f"the files could not be returned yet: {failure}")
+        except GridError as failure:
+            self._report(order.move_id, "returned", detail=f"the files were not returned: {failure}")
+
+    async def _fetch_and_return(self, move: SourceMove, order: MoveOrder) -> tuple[int, list[str]]:
+        from distributed_grid.agent.offloading.file_return import return_files
+
+        if self._trees is None:
+            raise GridError("this agent has no files of the control plane")
+        directory = await asyncio.to_thread(open_working_directory, move.original)
+        results = await self._trees.read_tree(order.manifest)
+        before = await self._read_before(self._trees, order.shipped)
+        staging = move.folder / RESULTS
+        await asyncio.to_thread(staging.mkdir, 0o700, exist_ok=True)
+        await self._trees.lay_out(order.manifest, staging)
+        staged = OpenDirectory(os.open(staging, _DIRECTORY))
+        done = await asyncio.to_thread(return_files, results, staged.fd, directory.fd, before, order.move_id)
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+        return done.files, list(done.kept)
+
+    async def _read_before(self, trees: ResultTrees, digest: str) -> Manifest:
+        """What was in the directory when the original stood still; where that is lost, all that is there is kept."""
+        try:
+            return await trees.read_tree(digest) if digest else Manifest()
+        except (NotFound, ProtocolError) as failure:
+            log.warning("what was there before cannot be read: %s", failure)
+            return Manifest()
+
+    def _report(self, move_id: str, step: Any, **details: Any) -> None:
+        kept = details.pop("kept", ())
+        if len(kept) > MAX_SKIPPED:
+            kept = (*kept[: MAX_SKIPPED - 1], f"and {len(kept) - MAX_SKIPPED + 1} more")
+        self._outbox.moved(move_id, step, kept=tuple(path[:MAX_SKIPPED_CHARS] for path in kept), **details)
+
+
+def _read_returned(folder: Path, manifest: str) -> tuple[int, list[str]] | None:
+    """What an earlier return of this manifest has done; None where there was none."""
+    try:
+        found = json.loads(read_regular(str(folder / RETURNED), None, MAX_RETURNED_BYTES) or b"null")
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or found.get("manifest") != manifest:
+        return None
+    return int(found["files"]), [str(path) for path in found["kept"]]
+
+
+def _write_returned(folder: Path, manifest: str, done: tuple[int, list[str]]) -> None:
+    text = json.dumps({"manifest": manifest, "files": done[0], "kept": done[1][:MAX_SKIPPED]}).encode()
+    with contextlib.suppress(OSError):  # a full disk: it is done again, and changes nothing
+        write_private(folder / RETURNED, text)

@@ -1,0 +1,347 @@
+"""Process inventory of a machine: the pieces of work of this user that the grid did not start, as facts.
+
+One look reads the process table, then the processes of this user one by one. CPU use is that between two looks, or
+since the start of a process where there was none. A look touches the files that commands name, so it may hang with a
+network file system: make it in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from msgspec import Struct
+
+from distributed_grid.adapters.probes.open_sockets import OpenSockets, read_open_sockets
+from distributed_grid.adapters.probes.procfs import TICK_MS
+from distributed_grid.agent.offloading import proc_entries
+from distributed_grid.agent.offloading.needed_files import NeededFiles, is_below
+from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessGone, ProcRow, ReaderIdentity
+from distributed_grid.agent.offloading.work_roots import WorkForest, is_interactive_shell
+from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.scheduling.offloading.command_secrets import mask_secrets
+
+MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
+MIN_WINDOW_MS = 500
+"""Two looks that are closer than this do not tell a rate."""
+PSS_FROM_BYTES = 32 << 20
+"""Trees that hold less are told by what is resident: walking page tables takes longer than all else."""
+PSS_SECONDS = 0.1
+"""For so long the shares of the largest trees are read, in one look."""
+_SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
+
+
+class Surroundings(Struct, frozen=True):
+    """What the agent knows besides: its own processes, the shims of its attempts by pid, and GPU memory by pid."""
+
+    own_pids: Collection[int] = ()
+    attempts: Mapping[int, str] = {}
+    gpu_memory: Mapping[int, int] = {}
+
+
+NO_SURROUNDINGS = Surroundings()
+
+
+class ProcessInventory:
+    """Looks at this user's processes; remembers CPU times from look to look."""
+
+    def __init__(self, uid: int | None = None) -> None:
+        self._uid = os.getuid() if uid is None else uid
+        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def look(
+        self, surroundings: Surroundings = NO_SURROUNDINGS, *, pid: int = 0, variables: tuple[str, ...] = ()
+    ) -> list[ProcessInfo]:
+        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's."""
+        return _Look(self._uid, surroundings, self._seen).processes(pid, variables)
+
+
+class _Look:
+    """One look: everything that is read once, and the trees that are put together from it."""
+
+    def __init__(self, uid: int, surroundings: Surroundings, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
+        self._uid = uid
+        self._around = surroundings
+        self._seen = seen
+        self._now_ms = boot_ms()
+        self._boot = boot_id()
+        self._reader = ReaderIdentity.read()
+        self._table = proc_entries.read_table()
+        self._details: dict[int, ProcDetails | None] = {}
+        self._needed = NeededFiles()
+        self._parts: dict[int, tuple[bool, bool]] = {}
+        self._jobs = {row.pid: job for row in self._table.values() if (job := self._job_of(row))}
+        self._forest = WorkForest(self._table, uid, self._is_left_out, self._is_typed_at, proc_entries.read_cgroup)
+        self._sockets = OpenSockets()
+        self._pipe_users: dict[str, set[int]] = {}
+        self._memory_users: dict[bytes, set[int]] = {}
+
+    def processes(self, pid: int, variables: tuple[str, ...]) -> list[ProcessInfo]:
+        if pid:
+            row = self._table.get(pid)
+            roots = [row] if row is not None and row.uid == self._uid and not row.is_kernel and not row.is_dead else []
+        else:
+            roots = self._forest.roots()
+        trees = [self._forest.tree(root, whole=bool(pid)) for root in roots]
+        for row in self._table.values():
+            if row.uid == self._uid and not row.is_kernel and not row.is_dead:
+                self._index(row)  # of others, too: for what they share with a tree
+        self._sockets = read_open_sockets()
+        pss = _tree_memory(trees)
+        found = [one for tree in trees if (one := self._describe(tree, pss[tree[0].pid], variables)) is not None]
+        self._remember()
+        return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
+
+    # ------------------------------------------------------------------ who is who
+
+    def _job_of(self, row: ProcRow) -> str:
+        """The attempt of this agent that a process belongs to."""
+        if not self._around.attempts:
+            return ""
+        seen: set[int] = set()
+        at: ProcRow | None = row
+        while at is not None and at.pid not in seen:
+            if at.pid in self._around.attempts:
+                return self._around.attempts[at.pid]
+            seen.add(at.pid)
+            at = self._table.get(at.ppid)
+        return ""
+
+    def _is_left_out(self, row: ProcRow) -> bool:
+        """Jobs of this agent, and the agent with all that it has started."""
+        if row.pid in self._jobs:
+            return True
+        seen: set[int] = set()
+        at: ProcRow | None = row
+        while at is not None and at.pid not in seen:
+            if at.pid in self._around.own_pids:
+                return True
+            seen.add(at.pid)
+            at = self._table.get(at.ppid)
+        return False
+
+    def _is_typed_at(self, row: ProcRow) -> bool:
+        details = self._read(row)
+        return details is not None and is_interactive_shell(row.name, details.argv, _stdin(details))
+
+    def _read(self, row: ProcRow) -> ProcDetails | None:
+        if row.pid not in self._details:
+            try:
+                self._details[row.pid] = proc_entries.read_details(row, self._reader)
+            except (ProcessGone, OSError):
+                self._details[row.pid] = None
+        return self._details[row.pid]
+
+    def _index(self, row: ProcRow) -> None:
+        """Remember which pipes and which shared memory a process uses."""
+        details = self._read(row)
+        if details is None:
+            return
+        for pipe in details.pipes:
+            self._pipe_users.setdefault(pipe, set()).add(row.pid)
+        for mapping in details.mappings:
+            if mapping.is_shared_writable:
+                self._memory_users.setdefault(mapping.file, set()).add(row.pid)
+
+    # ------------------------------------------------------------------ one tree
+
+    def _describe(self, tree: list[ProcRow], pss_bytes: int, variables: tuple[str, ...]) -> ProcessInfo | None:
+        root = tree[0]
+        known = [(row, details) for row in tree if (details := self._read(row)) is not None]
+        if not known or known[0][0] is not root:
+            return None  # it has ended
+        try:
+            environment = proc_entries.read_environment(root, variables) if variables else ()
+        except (ProcessGone, OSError):
+            return None
+        first, members = known[0][1], [details for _, details in known]
+        argv, problem = _bounded(first.argv)
+        argv, has_secret = mask_secrets(argv)
+        if sum(len(value) for _, value in environment) > MAX_ENVIRONMENT_CHARS:
+            environment, problem = (), "the variables that were asked for are too long"
+        age_ms = max(self._now_ms - root.start * TICK_MS, 0)
+        holds_gpu = any(file.path.startswith("/dev/nvidia") for one in members for file in one.files)
+        gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
+        others = [row for row in tree if row.uid != self._uid]
+        line = [root, *self._forest.ancestors(root)]
+        unknown = len(tree) - len(known)
+        return ProcessInfo(
+            root.pid,
+            root.start,
+            self._boot,
+            root.ppid,
+            root.uid,
+            _user_name(root.uid),
+            root.name,
+            argv,
+            cwd=first.cwd,
+            exe=first.exe,
+            age_ms=age_ms,
+            cpu_milli=sum(self._cpu_milli(row) for row in tree),
+            cpu_ms=sum(row.own_ticks + row.waited_ticks for row in tree) * TICK_MS,
+            pss_bytes=pss_bytes,
+            gpu_memory_bytes=max(gpu_bytes, int(holds_gpu)),
+            read_bytes=sum(one.read_bytes for one in members),
+            written_bytes=sum(one.written_bytes for one in members),
+            processes=len(tree),
+            threads=sum(row.threads for row in tree),
+            streams=first.streams,
+            parent=self._forest.waiting_parent(root),
+            job=self._jobs.get(root.pid, ""),
+            has_secret=has_secret,
+            is_grid=any(self._is_part(row)[0] for row in (*line, *tree)),
+            is_ray=any(self._is_part(row)[1] for row in (*line, *tree)),
+            listening=_first(text for one in members for text in self._listening(one)),
+            connections=self._connections(members),
+            locks=_first(f"{file.lock} on {file.path}" for one in members for file in one.files if file.lock),
+            outside_writes=self._outside_writes(root, known),
+            shared_memory=self._shared_memory(known, first.cwd),
+            traced=any(one.is_traced for one in members),
+            setuid=bool(others) or any(one.is_privileged for one in members),
+            foreign_namespace=next((one.foreign for one in members if one.foreign), ""),
+            other_sessions=self._other_sessions(root),
+            unreadable=problem
+            or next((one.problem for one in members if one.problem), "")
+            or (f"{unknown} of its processes ended or could not be read" if unknown else ""),
+            needs=self._needed.find(first, members),
+            environment=environment,
+        )
+
+    def _is_part(self, row: ProcRow) -> tuple[bool, bool]:
+        """Whether a process is a part of the grid, and of Ray."""
+        if row.pid not in self._parts:
+            details = self._read(row) if row.uid == self._uid else None
+            argv, exe = (details.argv, details.exe) if details is not None else ((), "")
+            self._parts[row.pid] = _is_grid(argv, exe), _is_ray(argv, exe)
+        return self._parts[row.pid]
+
+    def _cpu_milli(self, row: ProcRow) -> int:
+        before_ms, ticks = self._seen.get(row.key, (0, 0))
+        if before_ms and self._now_ms - before_ms >= MIN_WINDOW_MS:
+            return max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
+        return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
+
+    def _remember(self) -> None:
+        """Keep this look for the next one, and of processes that were looked at a moment ago the earlier one."""
+        recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
+        own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
+        looked = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
+        self._seen.clear()
+        self._seen.update(looked)
+
+    def _other_sessions(self, root: ProcRow) -> int:
+        return sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session)
+
+    def _listening(self, one: ProcDetails) -> Iterable[str]:
+        return (self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening)
+
+    def _connections(self, members: Sequence[ProcDetails]) -> int:
+        """Connections to somebody outside of the tree; those over Unix sockets within it do not count."""
+        own = frozenset().union(*(one.sockets for one in members))
+        peers = self._sockets.unix_peers
+        return len(own & self._sockets.connected) + sum(1 for one in own if one in peers and peers[one] not in own)
+
+    def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
+        """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
+        only a child has, too. Deleted files, which nobody else can open, are left out."""
+        cwd, first = known[0][1].cwd, known[0][1]
+        terminals = {stream.path for stream in first.streams if stream.kind is StreamKind.TERMINAL}
+        found: dict[str, None] = {}
+        for row, one in known:
+            for file in one.files:
+                is_device = file.path.startswith("/dev/")
+                if file.path in terminals or file.path.startswith(("/dev/nvidia", _SHARED_FOLDER)):
+                    continue
+                if is_device or (file.writes and not is_below(file.path, cwd) and _is_named_file(file.path)):
+                    found[file.path] = None
+            pids = {member.pid for member, _ in known}
+            for stream in one.streams if row is not root else ():
+                is_shared = not self._pipe_users.get(stream.path, set()) <= pids
+                if stream.kind is StreamKind.PIPE and is_shared and stream not in first.streams:
+                    found[f"{stream.path} of process {row.pid}"] = None
+        return _first(found)
+
+    def _shared_memory(self, known: Sequence[tuple[ProcRow, ProcDetails]], cwd: str) -> tuple[str, ...]:
+        """Memory that others can see: that has a name, or that a process outside of the tree has mapped."""
+        pids = {row.pid for row, _ in known}
+        found: dict[str, None] = {}
+        for _, one in known:
+            for mapping in one.mappings:
+                if not mapping.is_shared_writable or mapping.path.startswith("/dev/nvidia"):
+                    continue
+                path = mapping.path
+                is_nameless = path.endswith(proc_entries.DELETED) and not path.startswith(_SYSV)
+                if is_below(path, cwd) and not is_nameless:
+                    continue
+                if not is_nameless or not self._memory_users.get(mapping.file, set()) <= pids:
+                    found[path] = None
+            for file in one.files:
+                if (
+                    file.path.startswith(_SHARED_FOLDER)
+                    and file.writes
+                    and not file.path.endswith(proc_entries.DELETED)
+                ):
+                    found[file.path] = None
+        return _first(found)
+
+
+def _tree_memory(trees: Sequence[Sequence[ProcRow]]) -> dict[int, int]:
+    """What each tree holds, by the pid of its root: the shares of the larger ones, as long as there is time."""
+    resident = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
+    until = time.monotonic() + PSS_SECONDS
+    for tree in sorted(trees, key=lambda tree: -resident[tree[0].pid]):
+        if resident[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() > until:
+            break
+        resident[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
+    return resident
+
+
+def _stdin(details: ProcDetails) -> str:
+    stream = details.streams[0] if details.streams else None
+    return stream.path if stream is not None and stream.kind is StreamKind.TERMINAL else ""
+
+
+def _bounded(argv: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """The command as far as a message carries it, and what is wrong with it if that is not all."""
+    size = sum(map(len, argv))
+    if len(argv) <= MAX_ARGV and size <= MAX_ARGV_CHARS and all(len(word) <= MAX_WORD_CHARS for word in argv):
+        return argv, ""
+    room = MAX_ARGV_CHARS // MAX_ARGV
+    return tuple(word[:room] for word in argv[:MAX_ARGV]), f"its command line is too long ({size} characters)"
+
+
+def _is_named_file(path: str) -> bool:
+    return not path.endswith(proc_entries.DELETED) and not path.startswith(_MEMFD)
+
+
+def _first(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(list(dict.fromkeys(texts))[:MAX_PATHS])
+
+
+def _is_grid(argv: Sequence[str], exe: str) -> bool:
+    """Whether a command is the grid's own: its daemon, agents, shims, guards, or `grid` itself."""
+    if any(word == "-m" and module.startswith("distributed_grid") for word, module in pairwise(argv)):
+        return True
+    script = next((word for word in argv[1:] if not word.startswith("-")), "")
+    return "python" in exe.rpartition("/")[2] and script.rpartition("/")[2] == "grid"
+
+
+def _is_ray(argv: Sequence[str], exe: str) -> bool:
+    if exe.endswith(("/raylet/raylet", "/gcs/gcs_server")) or (argv and argv[0].startswith("ray::")):
+        return True
+    return any(
+        "/ray/_private/" in word or "/ray/dashboard/" in word or "/ray/util/client/" in word for word in argv[:4]
+    )
+
+
+@lru_cache(maxsize=64)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
