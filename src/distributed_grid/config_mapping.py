@@ -12,6 +12,7 @@ from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.providers import SlurmSettings
 from distributed_grid.config.sections import Background
 from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
+from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
@@ -96,6 +97,19 @@ def rebalance_rules(config: ClusterConfig) -> RebalanceRules | None:
         cpu=Watermarks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
         gpu=Watermarks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
         excess_milli=_milli(DEFAULT_EXCESS if marks.excess is None else marks.excess),
+    )
+
+
+def offload_rules(config: ClusterConfig) -> OffloadRules:
+    """When work leaves a node by itself."""
+    auto = config.resource_sharing.auto_offload
+    return OffloadRules(
+        auto.enabled,
+        _milli(auto.cpu_high),
+        _milli(auto.memory_high),
+        _milli(auto.gpu_high),
+        round(1000 * auto.check_interval_seconds),
+        round(1000 * auto.cooldown_seconds),
     )
 
 

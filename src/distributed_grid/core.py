@@ -91,6 +91,7 @@ class GridOrchestrator:
         wait_seconds: float = 300.0,
         timeout: float = 0.0,
         retries: int = 0,
+        restartable: bool = False,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         isolated: bool = False,
@@ -102,8 +103,9 @@ class GridOrchestrator:
 
         Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
         On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory. `target_node` is the node whose work it is, wherever it runs. `placing` says more
-        about where it may run: `strategy="spread"`, `labels=["ssd"]`.
+        back into that directory. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
+        started again from the beginning on another node. `placing` says more about where it may run:
+        `strategy="spread"`, `labels=["ssd"]`.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -131,6 +133,7 @@ class GridOrchestrator:
             wait_seconds=wait_seconds,
             timeout_seconds=timeout,
             retries=retries,
+            restartable=restartable,
             env=variables,
             cwd="" if isolated else here,
         )

@@ -7,10 +7,10 @@ are made on demand.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from distributed_grid.errors import GridError
 
+TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from distributed_grid.errors import NotFound
 
 MIN_PREFIX_LENGTH = 4
-GENERATED = ("job-", "auto-", "worker-")
+GENERATED = ("job-", "auto-", "worker-", "move-")
 """What ids made by the grid begin with; it says nothing about which one is meant."""
 
 

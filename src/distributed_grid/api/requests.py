@@ -241,6 +241,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
+    restartable: bool = False
 
     @property
     def states_needs(self) -> bool:
@@ -601,6 +602,77 @@ class PlanScaling(Message, frozen=True):
 
 class RunScaling(Message, frozen=True):
     """Evaluate scaling now, and act."""
+
+
+# ------------------------------------------------------------------ offloading
+
+
+class ScanOffload(Message, frozen=True):
+    """Work that could run elsewhere: on one node, or on all that are above a mark."""
+
+    node: Name = ""
+
+
+class ExecuteOffload(Message, frozen=True):
+    """Move a process (its pid) or a job (its id) off its node. The caller makes the move's id, so a repeated request
+    moves it once. With `consent` processes of this command shape may be moved from now on, with these variables of
+    their environment. `node` is where the pid is, where that is not the node on which it was typed (`origin`). With
+    `pid_start` only the process that began then is meant, not another one that has its pid by now."""
+
+    move_id: Id
+    subject: Name
+    node: Name = ""
+    target: Name = ""
+    consent: bool = False
+    variables: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    freeze_seconds: Annotated[float, Meta(ge=0.5, le=60)] = 10.0
+    origin: Name = ""
+    pid_start: Annotated[int, Meta(ge=0, le=2**62)] = 0
+
+
+class ListMoves(Message, frozen=True):
+    """The moves that go on, and with `all` those that have ended last."""
+
+    all: bool = False
+
+
+class GetMove(Message, frozen=True):
+    """One move, by its id or a unique prefix; ended ones, too."""
+
+    move_id: Name
+
+
+class CancelMove(Message, frozen=True):
+    """Leave the original as it was; refused once that is too late."""
+
+    move_id: Name
+
+
+class ListConsents(Message, frozen=True):
+    """The command shapes whose processes may be moved."""
+
+
+class WithdrawConsent(Message, frozen=True):
+    """Processes of this command shape may not be moved any more."""
+
+    shape: Text
+
+
+class SetAutoOffload(Message, frozen=True):
+    """Switch automatic offloading on or off whatever the config says, or let the config decide again."""
+
+    action: Literal["enable", "disable", "reset"]
+
+
+class GetAutoOffload(Message, frozen=True):
+    """Whether work moves by itself, why, and what it has done."""
+
+
+class AdviseCommand(Message, frozen=True):
+    """Whether a command that is about to start on the node on which it was typed had better start elsewhere."""
+
+    argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
+    origin: Name = ""
 
 
 # ------------------------------------------------------------------ prediction

@@ -168,7 +168,7 @@ class FileDownload:
 
     def _begin(self, header: dict[str, Any]) -> None:
         self._finish()
-        path = bytes.fromhex(header["file"]).decode("utf-8", "surrogateescape")
+        path = decode_path(header)
         if not self._patterns.matches(path):
             raise ProtocolError(f"{path!r} was not asked for")
         self._receiver.begin(path, int(header["size"]), 0o700 if header["executable"] else 0o600)
@@ -179,3 +179,8 @@ class FileDownload:
         if self._open:
             self._receiver.finish()
             self._open = False
+
+
+def decode_path(header: dict[str, Any]) -> str:
+    """The path in the header of a file that comes back; surrogates stand for bytes that are not UTF-8."""
+    return bytes.fromhex(header["file"]).decode("utf-8", "surrogateescape")

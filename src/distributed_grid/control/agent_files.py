@@ -7,21 +7,29 @@ its streams with Unreachable; the reader goes on from its offset later.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from msgspec import Struct
 
 from distributed_grid.adapters.workdir import file_selection
-from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
+from distributed_grid.adapters.workdir.manifest import (
+    MAX_ENTRIES,
+    ManifestEntry,
+    SkippedFile,
+    decode_listing,
+    decode_tree_page,
+    manifest_of,
+)
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
-from distributed_grid.agent.files.attempt_files import open_file, work_dir
-from distributed_grid.agent.files.job_dir import WORK, is_home
+from distributed_grid.adapters.workdir.tree_digests import TreeDigests
+from distributed_grid.agent.files.attempt_files import list_checkpoint, open_file, work_dir
+from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home
+from distributed_grid.control.agent_streams import AnswerStreams
 from distributed_grid.domain.jobs import Attempt
-from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
+from distributed_grid.errors import GridError, NotFound, ProtocolError
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     STREAM_CREDIT_BYTES,
@@ -106,11 +114,8 @@ class ContentSender:
             ended.source.close()
 
 
-ANSWER_SECONDS = 30.0
-MAX_ANSWERS = 1000
-"""On their way to one reader; more than anybody sends who goes by the credit."""
 MAX_SKIPPED_FILES = 1000
-Answer = FileChunk | FileListing | GridError
+CHECKPOINT_PREFIX = CHECKPOINT_DIR.encode() + b"/"
 
 
 class AttemptOutputFile(Struct, frozen=True):
@@ -124,37 +129,21 @@ class RemoteFiles:
     """The streams on which the control plane reads."""
 
     def __init__(self, agents: Mapping[str, AgentSide]) -> None:
-        self._agents = agents
-        self._numbers = itertools.count(1)
-        self._streams: dict[tuple[AgentSide, int], asyncio.Queue[Answer]] = {}
-
-    def received(self, message: FileChunk | FileListing, via: AgentSide) -> None:
-        """Pass an answer on to whoever asked; what nobody asked for is dropped."""
-        answers = self._streams.get((via, message.stream))
-        if answers is None:
-            return
-        if answers.qsize() < MAX_ANSWERS:
-            answers.put_nowait(message)
-        elif answers.qsize() == MAX_ANSWERS:
-            answers.put_nowait(ProtocolError(f"{', '.join(via.nodes)} sent more than it was asked for"))
-
-    def gone(self, via: AgentSide) -> None:
-        """Break every stream of this connection. Safe twice."""
-        for (agent, _), answers in self._streams.items():
-            if agent is via:
-                answers.put_nowait(Unreachable(f"the connection to {', '.join(via.nodes)} was lost"))
+        self._streams: AnswerStreams[FileChunk | FileListing] = AnswerStreams(agents)
+        self.received = self._streams.received
+        self.gone = self._streams.gone
 
     async def read(
         self, node: str, lease_id: str, name: bytes, offset: int, most: int, *, from_end: bool = False
     ) -> tuple[int, bytes]:
         """Where, and what there is of a file from an offset on, at most so much; empty where there is nothing (yet)."""
-        agent, stream, answers = self._open(node)
+        agent, stream, answers = self._streams.open(node)
         parts: list[bytes] = []
         start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
         agent.send(ReadFile(stream, lease_id, name, offset, credit, from_end))
         try:
             while True:
-                answer = await self._answer(answers, node)
+                answer = await self._streams.next_part(answers, node)
                 if not isinstance(answer, FileChunk):
                     raise ProtocolError(f"{node} sent something else than what was asked for")
                 if answer.problem:
@@ -176,54 +165,62 @@ class RemoteFiles:
 
     async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> AttemptOutputFile:
         """The files of an attempt's working directory that fit the patterns, once all pages of them are here."""
-        agent, stream, answers = self._open(node)
-        agent.send(ListFiles(stream, lease_id, patterns))
+
+        def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
+            return decode_listing(page, limit_files=file_selection.FETCH_LIMIT_FILES - known)
+
+        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, patterns), decode)
+        if len({entry.path for entry in found.entries}) < len(found.entries):
+            raise ProtocolError(f"{node} lists a file twice")
+        return found
+
+    async def find_tree(self, node: str, lease_id: str) -> AttemptOutputFile:
+        """Everything in the directory of an attempt or of a move's original, files with their digests. Links may lead
+        outside; all else is a sound tree."""
+
+        def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
+            return decode_tree_page(page, limit_entries=MAX_ENTRIES - known)
+
+        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, (), tree=True), decode)
+        return AttemptOutputFile(manifest_of(found.entries).entries, found.skipped)
+
+    async def find_checkpoint(self, node: str, lease_id: str) -> AttemptOutputFile:
+        """Everything in the checkpoint directory of an attempt, without digests; nothing of it is checked yet."""
+
+        def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
+            return decode_tree_page(page, limit_entries=MAX_ENTRIES - known)
+
+        return await self._list(node, lambda stream: ListFiles(stream, lease_id, (), checkpoint=True), decode)
+
+    async def _list(
+        self, node: str, order: Callable[[int], ListFiles], decode: Callable[[bytes, int], tuple[ManifestEntry, ...]]
+    ) -> AttemptOutputFile:
+        agent, stream, answers = self._streams.open(node)
+        agent.send(order(stream))
         entries: list[ManifestEntry] = []
         skipped: list[str] = []
         try:
             while True:
-                answer = await self._answer(answers, node)
+                answer = await self._streams.next_part(answers, node)
                 if not isinstance(answer, FileListing):
                     raise ProtocolError(f"{node} sent something else than what was asked for")
                 if answer.problem:
                     raise NotFound(f"{node}: {answer.problem}")
                 if answer.files:
-                    room = file_selection.FETCH_LIMIT_FILES - len(entries)
-                    entries += decode_listing(answer.files, limit_files=room)
+                    entries += decode(answer.files, len(entries))
                 skipped += answer.skipped[: MAX_SKIPPED_FILES - len(skipped)]
                 if not answer.more:
-                    break
-            if len({entry.path for entry in entries}) < len(entries):
-                raise ProtocolError(f"{node} lists a file twice")
-            return AttemptOutputFile(tuple(entries), tuple(skipped))
+                    return AttemptOutputFile(tuple(entries), tuple(skipped))
         finally:
             self._close(agent, stream)
 
-    def _open(self, node: str) -> tuple[AgentSide, int, asyncio.Queue[Answer]]:
-        agent = self._agents.get(node)
-        if agent is None:
-            raise Unreachable(f"{node} is not connected")
-        stream = next(self._numbers)
-        answers: asyncio.Queue[Answer] = asyncio.Queue()
-        self._streams[agent, stream] = answers
-        return agent, stream, answers
-
     def _close(self, agent: AgentSide, stream: int) -> None:
-        del self._streams[agent, stream]
+        self._streams.close(agent, stream)
         agent.send(CloseStream(stream))
-
-    async def _answer(self, answers: asyncio.Queue[Answer], node: str) -> FileChunk | FileListing:
-        try:
-            answer = await asyncio.wait_for(answers.get(), ANSWER_SECONDS)
-        except TimeoutError:
-            raise Unreachable(f"{node} does not answer") from None
-        if isinstance(answer, GridError):
-            raise answer
-        return answer
 
 
 class AttemptFiles:
-    """Reads by attempt and name (`stdout`, `stderr`, `work/…`), by looking or by asking."""
+    """Reads by attempt and name (`stdout`, `stderr`, `work/…`, `checkpoints/…`), by looking or by asking."""
 
     def __init__(self, jobs: Path, remote: RemoteFiles, is_local: Callable[[str], bool]) -> None:
         self._jobs = str(jobs)
@@ -245,7 +242,8 @@ class AttemptFiles:
 
         Unreachable while nobody answers.
         """
-        if not self.is_here(attempt):
+        is_checkpoint = name.startswith(CHECKPOINT_PREFIX)  # which is never brought home
+        if not (self._is_local(attempt.node) if is_checkpoint else self.is_here(attempt)):
             where = (attempt.node, attempt.lease_id, name)
             return await self._remote.read(*where, offset, most, from_end=from_end)
         try:
@@ -261,6 +259,27 @@ class AttemptFiles:
             return start, b""
         return start, await asyncio.to_thread(_read_and_close, fd, most, start)
 
+    async def find_tree(self, attempt: Attempt) -> AttemptOutputFile:
+        """Everything in the directory the attempt ran in, files with their digests."""
+        if not self.is_here(attempt):
+            return await self._remote.find_tree(attempt.node, attempt.lease_id)
+        try:
+            work = work_dir(self._jobs, attempt.lease_id)
+        except OSError:
+            raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
+        found = await asyncio.to_thread(TreeDigests().list_tree, work)
+        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+
+    async def find_checkpoint(self, attempt: Attempt) -> AttemptOutputFile:
+        """Everything in the checkpoint directory of an attempt, without digests."""
+        if not self._is_local(attempt.node):
+            return await self._remote.find_checkpoint(attempt.node, attempt.lease_id)
+        try:
+            found = await asyncio.to_thread(list_checkpoint, self._jobs, attempt.lease_id)
+        except OSError:
+            raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
+        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+
     async def find(self, attempt: Attempt, patterns: tuple[str, ...]) -> AttemptOutputFile:
         """The files that fit the patterns in the directory the attempt ran in."""
         if not self.is_here(attempt):
@@ -270,9 +289,11 @@ class AttemptFiles:
         except OSError:
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
         found = await asyncio.to_thread(file_selection.select_files, work, patterns)
-        return AttemptOutputFile(
-            found.entries, tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped)
-        )
+        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+
+
+def _reasons(skipped: Iterable[SkippedFile]) -> tuple[str, ...]:
+    return tuple(f"{display_path(one.path)}: {one.reason}" for one in skipped)
 
 
 def _read_and_close(fd: int, most: int, start: int) -> bytes:
@@ -285,3 +306,8 @@ def _read_and_close(fd: int, most: int, start: int) -> bytes:
 def in_work(entry: ManifestEntry) -> bytes:
     """The name of a found file, for `read`."""
     return WORK.encode() + b"/" + to_bytes(entry.path)
+
+
+def in_checkpoint(entry: ManifestEntry) -> bytes:
+    """The name of a file of a checkpoint directory, for `read`."""
+    return CHECKPOINT_PREFIX + to_bytes(entry.path)

@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid import __version__
+from distributed_grid.control.move_messages import event_of_move, orders_to, unknown_moves
 from distributed_grid.domain.events import (
     AgentRejected,
     AttemptEnded,
@@ -43,7 +44,7 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import overdue, pending
-from distributed_grid.reactor.effects import Effect, StartAttempt
+from distributed_grid.reactor.effects import Effect, PauseAttempt, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
@@ -63,7 +64,10 @@ from distributed_grid.wire import (
     FromAgent,
     Heartbeat,
     HeartbeatReply,
+    MoveOrder,
+    MoveReport,
     OwnerRules,
+    PauseAttemptOrder,
     RejectAgent,
     StartAttemptOrder,
     StopAttemptOrder,
@@ -83,7 +87,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 Greeting = AgentHello | AttemptsPage
-SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report
+SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report | MoveReport
 
 
 class LedgerOwner(Protocol):
@@ -161,7 +165,9 @@ class AgentSessions:
         registry: NodeRegistry,
         agents: dict[str, AgentSide],
         memory: LentMemoryOrders | None = None,
+        on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
+        self._on_move_report = on_move_report
         self._grid = grid
         self._registry = registry
         self._agents = agents
@@ -196,10 +202,31 @@ class AgentSessions:
             await self._welcome(message, via)
         elif isinstance(message, AttemptsPage):
             await self._add_page(message, via)
+        elif isinstance(message, MoveReport):
+            await self._record_move(message, via)
         else:
             await self._grid.handle_with_retry(event_of(message, via.nodes))
             via.send(AcknowledgeReport(message.seq))
             await self._compare(message, via)
+
+    async def _record_move(self, report: MoveReport, via: AgentSide) -> None:
+        """Take in what became of a move at its source; what is not known any more, or refused, is acknowledged, too."""
+        event = event_of_move(report, self._grid.ledger, via.nodes)
+        try:
+            if event is not None:
+                await self._grid.handle_with_retry(event)
+        except GridError as refusal:
+            log.warning("a report of %s about %s was refused: %s", ", ".join(via.nodes), report.move_id, refusal)
+        via.send(AcknowledgeReport(report.seq))
+        if self._on_move_report is not None:
+            self._on_move_report(report)
+
+    def order_moves(self, orders: Iterable[MoveOrder]) -> None:
+        """Send orders about moves to the agents of their nodes; those of agents that are away are derived again."""
+        for order in orders:
+            agent = self._agents.get(order.node)
+            if agent is not None:
+                agent.send(order)
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -367,6 +394,8 @@ class AgentSessions:
             log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
             self._stop_unwanted(lease_id, found.fence, via)
         self.perform(found.missing)
+        if hello.moves or self._grid.ledger.moves_at.get(hello.node):
+            self.order_moves(await self._grid.read(lambda ledger, now: _move_orders(ledger, hello, via, now)))
 
     def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
         """Have an attempt stopped that the ledger does not have; that is ordered again until its end is reported."""
@@ -401,8 +430,15 @@ class AgentSessions:
             self._resent[node] = (seen.at_ms, sent + MAX_RESENT)
         for lease_id, fence in list(self._unwanted.get(via, {}).items())[:MAX_RESENT]:
             self._stop_unwanted(lease_id, fence, via)
+        if self._grid.ledger.moves_at.get(node):
+            self.order_moves(await self._grid.read(lambda ledger, now: orders_to(ledger, node, now)))
         if self._memory is not None:
             self._memory.resend(node)
+
+
+def _move_orders(ledger: Ledger, hello: AgentHello, via: AgentSide, now: int) -> list[MoveOrder]:
+    """What moves call for from an agent that has just greeted, and the moves that it is to forget."""
+    return [*unknown_moves(ledger, hello, via.nodes), *orders_to(ledger, hello.node, now)]
 
 
 def unlisted_attempts(ledger: Ledger, hello: AgentHello) -> list[Attempt]:
@@ -529,10 +565,14 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
             hold_ms=hold_of(ledger, effect.node),
             beat=seen.beat if seen is not None else 0,
             generation=effect.lease.generation,
+            checkpoint=effect.job.checkpoint,
         )
+    if isinstance(effect, PauseAttempt):
+        return PauseAttemptOrder(attempt.lease_id, attempt.fence, effect.paused, clipped(effect.why))
     stop = effect.job.stop
     assert stop is not None
     ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+    ending = Ending.PREEMPTED if stop.ending is Ending.MOVED else ending  # with the same notice, to mark a checkpoint
     worker = ledger.workers.get(effect.node)
     grace_ms = effect.job.command.grace_ms
     if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
@@ -556,4 +596,6 @@ def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
     started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
-    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, *started)
+    return AttemptEnded(
+        uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint
+    )

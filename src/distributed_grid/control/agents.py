@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from distributed_grid.control.agent_files import ContentSender, RemoteFiles
+from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, Greeting, NodeRegistry, SessionMessage
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
@@ -25,11 +26,15 @@ from distributed_grid.wire import (
     FetchCredit,
     FileChunk,
     FileListing,
+    FilesChecked,
     FromAgent,
     Heartbeat,
     MemoryQuery,
     MemoryReply,
     MemoryReport,
+    MoveOrder,
+    MoveReport,
+    ProcessListing,
     pages,
 )
 
@@ -51,18 +56,25 @@ class AgentGateway:
         self._greeting: set[AgentSide] = set()
         self._content = content or ContentSender(None)
         self.files = RemoteFiles(self._agents)
+        self.questions = AgentQuestions(self._agents)
         self.memory = MemoryGateway(self._agents)
         self._questions: dict[AgentSide, set[asyncio.Task[None]]] = {}
         self._rejections: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._answer_program: AnswerProgram | None = None
 
     def start(
-        self, grid: Grid, registry: NodeRegistry | None = None, *, answer_program: AnswerProgram | None = None
+        self,
+        grid: Grid,
+        registry: NodeRegistry | None = None,
+        *,
+        answer_program: AnswerProgram | None = None,
+        on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
-        """Begin to take in what agents say; without `answer_program` the questions of programs are refused."""
+        """Begin to take in what agents say; without `answer_program` the questions of programs are refused.
+        `on_move_report` hears every report about a move, once it is durable."""
         registry = registry or NodeRegistry()
         self._answer_program = answer_program
-        self._sessions = AgentSessions(grid, registry, self._agents, self.memory)
+        self._sessions = AgentSessions(grid, registry, self._agents, self.memory, on_move_report)
         self.memory.start(grid, registry.memory_certificate, registry.max_connections_per_peer)
 
     async def stop(self) -> None:
@@ -85,6 +97,8 @@ class AgentGateway:
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, FileChunk | FileListing):
             self.files.received(message, via)
+        elif isinstance(message, ProcessListing | FilesChecked):
+            self.questions.received(message, via)
         elif isinstance(message, MemoryQuery):
             self._forward(message, via)
         elif isinstance(message, FetchContent | FetchCredit):
@@ -147,6 +161,7 @@ class AgentGateway:
         if via in self._greeting:  # what it said before the next greeting must not count after it
             self._intakes[via].cancel()
         self.files.gone(via)
+        self.questions.gone(via)
         self.memory.gone(via)
         self._content.gone(via)
 
@@ -159,6 +174,11 @@ class AgentGateway:
         """Send the orders that make the effects happen; before the start there is nobody to order."""
         if self._sessions is not None:
             self._sessions.perform(effects)
+
+    def order_moves(self, orders: Iterable[MoveOrder]) -> None:
+        """Send orders about moves; before the start there is nobody to order."""
+        if self._sessions is not None:
+            self._sessions.order_moves(orders)
 
     async def _process_inbox(self, inbox: AgentInbox, via: AgentSide) -> None:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""

@@ -21,11 +21,13 @@ from distributed_grid.domain.events import (
     JobSubmitted,
     LeaseAsked,
     LeaseExtended,
+    MoveRequested,
     WorkerRequested,
 )
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import Move
 from distributed_grid.domain.rows import VOLATILE, Row, decode_row, encode_row
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import Conflict, GridError, IllegalStep
@@ -33,17 +35,19 @@ from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, LoadedRow
 from distributed_grid.reactor import (
     JobAnswer,
     LeaseAnswer,
+    MoveAnswer,
     Record,
     decide,
     pending_bindings_for,
     pending_for,
     pending_memory_for,
+    pending_moves_for,
     pending_workers_for,
     step,
 )
 from distributed_grid.reactor.decision import Answer, WorkerAnswer
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect, WorkerEffect
+from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect, MoveEffect, WorkerEffect
 
 _json = msgspec.json.Encoder()
 Question = Callable[[Ledger, int], Any]
@@ -52,19 +56,21 @@ Step = Callable[[Ledger, Event, int], StepResult]
 
 class Effects(msgspec.Struct, frozen=True):
     """What has to be done outside: by agents for attempts, by the engine for placement groups, by agents for memory,
-    by providers for workers."""
+    by providers for workers, by agents and the shipping of files for moves."""
 
     attempts: list[Effect] = []
     engine: list[EngineEffect] = []
     memory: list[MemoryEffect] = []
     workers: list[WorkerEffect] = []
+    moves: list[MoveEffect] = []
 
     def each(self) -> list[Effects]:
         """Every effect by itself."""
         attempts = [Effects(attempts=[effect]) for effect in self.attempts]
         engine = [Effects(engine=[effect]) for effect in self.engine]
         workers = [Effects(workers=[effect]) for effect in self.workers]
-        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory), *workers]
+        moves = [Effects(moves=[effect]) for effect in self.moves]
+        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory), *workers, *moves]
 
 
 class EffectSink(Protocol):
@@ -82,11 +88,13 @@ class EffectRouter:
         engine: Callable[[list[EngineEffect]], None] | None = None,
         memory: Callable[[list[MemoryEffect]], None] | None = None,
         workers: Callable[[list[WorkerEffect]], None] | None = None,
+        moves: Callable[[list[MoveEffect]], None] | None = None,
     ) -> None:
         self._attempts = attempts
         self._engine = engine
         self._memory = memory
         self._workers = workers
+        self._moves = moves
 
     def perform(self, effects: Effects) -> None:
         if self._attempts is not None:
@@ -97,6 +105,8 @@ class EffectRouter:
             self._memory(effects.memory)
         if self._workers is not None:
             self._workers(effects.workers)
+        if self._moves is not None:
+            self._moves(effects.moves)
 
 
 class Entry:
@@ -141,6 +151,7 @@ class BatchSettler:
         self.last_seq = 0
         self._ended: dict[str, Lease | Job] = {}
         self._ended_workers: dict[str, Worker] = {}
+        self._ended_moves: dict[str, Move] = {}
 
     def load(self, loaded: LoadedRows, *, keep_volatile: bool = True) -> None:
         """Go on from what is stored; what is never stored is kept, unless this is another process."""
@@ -156,6 +167,7 @@ class BatchSettler:
         batch = DecidedBatch(now)
         self._ended.clear()
         self._ended_workers.clear()
+        self._ended_moves.clear()
         for entry in entries:
             try:
                 self._decide(entry, batch)
@@ -191,6 +203,8 @@ class BatchSettler:
                 self._ended[row.request.id] = row
             elif isinstance(row, Worker) and row.is_over:
                 self._ended_workers[row.id] = row
+            elif isinstance(row, Move) and row.is_over:
+                self._ended_moves[row.id] = row
 
     def observe(self, event: HeartbeatReceived, now: int) -> list[Row]:
         """Apply a heartbeat at once, also while a batch is being committed: the rows it has changed, none of which is
@@ -205,6 +219,8 @@ class BatchSettler:
             self._refuse_block_that_is_over(event.id)
         if isinstance(event, WorkerRequested):
             return self._recall_worker(event.worker.id)
+        if isinstance(event, MoveRequested):
+            return self._recall_move(event.move.id)
         if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self.ledger.by_request:
             return None
         if isinstance(event, LeaseAsked) and event.again:
@@ -230,6 +246,17 @@ class BatchSettler:
             row = decode_row(Worker.kind, found[0].blob) if found else None
             worker = row if isinstance(row, Worker) else None
         return None if worker is None else WorkerAnswer(worker)
+
+    def _recall_move(self, move_id: str) -> MoveAnswer | None:
+        """A move that is over already: its id names no other one."""
+        if move_id in self.ledger.moves:
+            return None
+        move = self._ended_moves.get(move_id)
+        if move is None:
+            found = self._history.ended(Move.kind, request_id=move_id, limit=1)
+            row = decode_row(Move.kind, found[0].blob) if found else None
+            move = row if isinstance(row, Move) else None
+        return None if move is None else MoveAnswer(move)
 
     def _refuse_block_that_is_over(self, block_id: str) -> None:
         """Its copies would have the ids of leases that have ended."""
@@ -257,8 +284,13 @@ class BatchSettler:
         """What a batch that is durable calls for."""
         memory = pending_memory_for(self.ledger, batch.changes) if self.ledger.blocks else []
         workers = pending_workers_for(self.ledger, batch.changes, batch.now) if self.ledger.workers else []
+        moves = pending_moves_for(self.ledger, batch.changes, batch.now)
         return Effects(
-            pending_for(self.ledger, batch.changes), pending_bindings_for(self.ledger, batch.changes), memory, workers
+            pending_for(self.ledger, batch.changes),
+            pending_bindings_for(self.ledger, batch.changes),
+            memory,
+            workers,
+            moves,
         )
 
 
@@ -277,6 +309,7 @@ def batch_of(changes: Iterable[Row], records: Iterable[Record], now: int, last_s
     live = [LiveRow(kind, key, None if row.is_over else encode_row(row)) for (kind, key), row in last.items()]
     ended = [_ended(row) for row in last.values() if row.is_over and isinstance(row, Lease | Job)]
     ended += [_ended_worker(row) for row in last.values() if isinstance(row, Worker) and row.is_over]
+    ended += [_ended_move(row) for row in last.values() if isinstance(row, Move) and row.is_over]
     events = [_event(record, now, seq) for seq, record in enumerate(records, last_seq + 1)]
     return Batch(live, ended, events)
 
@@ -329,6 +362,12 @@ def _ended_worker(row: Worker) -> EndedRow:
     )
 
 
+def _ended_move(row: Move) -> EndedRow:
+    """A move in the history; what it used is counted with its lease and its job."""
+    blob, end = encode_row(row), str(row.end)
+    return EndedRow(row.kind, row.id, row.id, row.user, row.source, row.ended_at_ms, 0, end, 0, 0, 0, blob, row.target)
+
+
 def _event(record: Record, now: int, seq: int) -> EventRow:
     blob = _json.encode(record)
     return EventRow(seq, now, record.type, record.user, record.subject, record.node, "", blob)
@@ -341,6 +380,10 @@ def refusal_record(event: Event, refusal: GridError) -> Record | None:
         return Record("refused", event.request.user, event.request.id, reason=str(refusal), data=data)
     if isinstance(event, LeaseExtended):
         return Record("refused", event.by, event.lease_id, reason=str(refusal), data={"about": "extend"})
+    if isinstance(event, MoveRequested):
+        data = {"about": "move", "from": event.move.source, "to": event.move.target, "way": str(event.move.way)}
+        data |= {"job": event.move.job, "job_id": event.move.job_id} if event.move.job else {}
+        return Record("refused", event.move.user, event.move.id, event.move.source, str(refusal), data)
     if isinstance(event, JobCancelled):
         return Record("refused", event.by, event.uid, reason=str(refusal), data={"about": "cancel"})
     return None

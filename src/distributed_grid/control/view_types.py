@@ -47,6 +47,7 @@ class NodeRow(TypedDict):
     memory_used_gb: float | None
     seconds_since_heard: float | None
     rejected: str | None
+    degraded: str | None
 
 
 class OfferRow(TypedDict):
@@ -222,8 +223,19 @@ class SizingRow(TypedDict):
     overruns: int
 
 
+class CheckpointRow(TypedDict):
+    """What the next attempt of a job finds in its checkpoint directory, and which attempt left it; None where nothing.
+    `awaited_attempt` is the one whose directory is being brought first, `problem` why the last could not be."""
+
+    attempt: int | None
+    files: int
+    bytes: int
+    awaited_attempt: int | None
+    problem: str | None
+
+
 class JobRow(OutcomeRow):
-    """A job, alive or ended; `result` is what a task has reported."""
+    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved."""
 
     job_id: str
     uid: str
@@ -242,7 +254,10 @@ class JobRow(OutcomeRow):
     submitted_at: str | None
     ended_at: str | None
     attempts: list[AttemptRow]
+    checkpoint: CheckpointRow | None
     retries_left: int
+    restartable: bool
+    moved_at: str | None
     result: Any
 
 
@@ -358,7 +373,10 @@ class Explanation(TypedDict):
     stopping: str | None
     refusal: dict[str, Any] | None
     end: dict[str, Any] | None
+    offloading: dict[str, Any] | None
     events: list[EventRecord]
+    moves: NotRequired[list[MoveRow]]
+    move: NotRequired[MoveRow]
 
 
 class LentTotals(TypedDict):
@@ -425,6 +443,129 @@ class WorkerRow(TypedDict):
     reason: str | None
     problem: str | None
     warning: str | None
+
+
+class ProposalRow(TypedDict):
+    """Work on a node, whether and by which way it could run elsewhere, and why. `pid` is None for a job, `job_id` for a
+    process. `movable`: it could be moved now, at most its user's consent is missing. `confidence` is from 0 to 1.
+    `process` is everything that is known of a process (`domain/processes.py`)."""
+
+    node_id: str
+    pid: int | None
+    job_id: str | None
+    command: str
+    process_type: str
+    user: str
+    cpu_cores: float
+    memory_gb: float
+    gpu_memory_gb: float
+    age_seconds: float
+    movable: bool
+    recommended: bool
+    way: str | None
+    target_node: str | None
+    confidence: float
+    reasons: list[str]
+    obstacles: list[str]
+    needs_consent: bool
+    shape: str | None
+    process: dict[str, Any] | None
+
+
+class ProposalList(TypedDict):
+    """Work that could run elsewhere, and the nodes that could not be asked, with the reasons."""
+
+    proposals: list[ProposalRow]
+    problems: list[str]
+
+
+class MoveRow(TypedDict):
+    """A move; `waits_for` says what it is waiting for, `end` how it ended (None while it goes on)."""
+
+    move_id: str
+    user: str
+    source_node: str
+    target_node: str
+    way: str
+    state: str
+    waits_for: str | None
+    reason: str
+    automatic: bool
+    pid: int | None
+    job_id: str | None
+    command: str
+    requested_at: str | None
+    state_since: str | None
+    shipped_bytes: int
+    frozen_seconds: float | None
+    problem: str | None
+    end: str | None
+    ended_at: str | None
+    result: str | None
+    returned_files: int
+    kept_files: list[str]
+
+
+class MoveList(TypedDict):
+    moves: list[MoveRow]
+
+
+class MoveDetail(TypedDict):
+    move: MoveRow
+
+
+class ConsentRow(TypedDict):
+    """A command shape whose processes its user allows to be restarted elsewhere, with these variables of theirs."""
+
+    user: str
+    shape: str
+    variables: list[str]
+    given_at: str | None
+
+
+class ConsentList(TypedDict):
+    consents: list[ConsentRow]
+
+
+class ConsideredJob(TypedDict):
+    """A job that automatic offloading has looked at, and why it was moved or left."""
+
+    job_id: str
+    reason: str
+
+
+class AutoOffloadLook(TypedDict):
+    """What the last look of automatic offloading at a node decided, and why."""
+
+    node_id: str
+    at: str | None
+    reason: str
+    jobs: list[ConsideredJob]
+
+
+class AutoOffloadView(TypedDict):
+    """Whether work moves by itself, by whose word, and what became of it; `stopped` says why it stopped itself."""
+
+    enabled: bool
+    configured: bool
+    set_by: str | None
+    set_at: str | None
+    stopped: str | None
+    failures: int
+    last_move_at: str | None
+    thresholds: dict[str, float]
+    check_interval_seconds: float
+    cooldown_seconds: float
+    degraded: dict[str, str]
+    nodes: list[AutoOffloadLook]
+
+
+class CommandAdvice(TypedDict):
+    """Where a command had better start: `elsewhere` on `target_node`, or here; and why."""
+
+    elsewhere: bool
+    target_node: str | None
+    reason: str
 
 
 class CoreHourBudget(TypedDict):

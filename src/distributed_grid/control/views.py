@@ -102,6 +102,7 @@ class Viewer:
             "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
             "rejected": seen.rejected if seen is not None and seen.is_rejected and not is_alive else None,
+            "degraded": ledger.degraded[node.name].why if node.name in ledger.degraded else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
@@ -242,7 +243,10 @@ class Viewer:
             "submitted_at": self.time(job.submitted_at_ms),
             "ended_at": self.time(job.ended_at_ms),
             "attempts": [self.attempt(attempt) for attempt in job.attempts],
+            "checkpoint": _checkpoint(job),
             "retries_left": job.retries_left,
+            "restartable": job.restartable,
+            "moved_at": self.time(job.moved_at_ms),
             "result": json.loads(job.result) if job.result else None,
             **_outcome(job.outcome),
         }
@@ -284,6 +288,19 @@ def _sizing(job: Job) -> View | None:
         "confidence": estimate.confidence_milli / 1000,
         "samples": estimate.samples,
         "overruns": job.overruns,
+    }
+
+
+def _checkpoint(job: Job) -> View | None:
+    """What is known of a job's checkpoint directory; None where no attempt has left anything."""
+    if not (job.checkpoint or job.checkpoint_from or job.checkpoint_problem):
+        return None
+    return {
+        "attempt": job.checkpoint_attempt or None,
+        "files": job.checkpoint_files,
+        "bytes": job.checkpoint_bytes,
+        "awaited_attempt": job.checkpoint_from or None,
+        "problem": job.checkpoint_problem or None,
     }
 
 

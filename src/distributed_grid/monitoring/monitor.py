@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from distributed_grid.adapters.stores.minute_store import MinuteStore
@@ -180,8 +180,9 @@ class Monitor:
 
         return await self._read(question)
 
-    async def readings(self, ahead_ms: int = 0) -> tuple[PressureReading, ...]:
-        """The pressure on every node, with `ahead_ms` also its forecast; unknown nodes have no numbers."""
+    async def readings(self, ahead_ms: int = 0, *, only: Collection[str] | None = None) -> tuple[PressureReading, ...]:
+        """The pressure on every node, with `ahead_ms` also its forecast, or `only` that of some; unknown nodes have no
+        numbers."""
 
         def question(ledger: Ledger, now: int) -> tuple[int, tuple[PressureReading, ...]]:
             self.poll(ledger, now)
@@ -192,6 +193,9 @@ class Monitor:
             return found
         forecast: list[PressureReading] = []
         for one in found:
+            if only is not None and one.node not in only:
+                forecast.append(one)
+                continue
             forecast.append(self.histories.with_forecasts(one, now, ahead_ms))
             await asyncio.sleep(0)  # a forecast takes its time: others go first
         return tuple(forecast)
@@ -236,9 +240,8 @@ class Monitor:
         await asyncio.to_thread(self._counters.catch_up)
         reading = await self._read(lambda ledger, now: read_ledger(ledger, now, self._alerts.raised()))
         counters, figures = self._counters, await self.scheduling()
-        return await asyncio.to_thread(
-            exposition, reading, dict(counters.events), dict(counters.outcomes), dict(counters.rebalances), figures
-        )
+        counted = (dict(counters.events), dict(counters.outcomes), dict(counters.rebalances))
+        return await asyncio.to_thread(exposition, reading, *counted, figures, dict(counters.moves))
 
 
 def _require_node(ledger: Ledger, node: str) -> None:

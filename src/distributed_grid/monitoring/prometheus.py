@@ -17,9 +17,10 @@ from prometheus_client.registry import Collector
 
 from distributed_grid import __version__
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MoveEnd
 from distributed_grid.domain.nodes import cpu_part, gpu_part, pressure
 from distributed_grid.domain.rebalancing import ACTIONS
-from distributed_grid.domain.states import JobState, LeaseState, NodeState
+from distributed_grid.domain.states import JobState, LeaseState, MoveState, NodeState
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_seconds
 
@@ -55,6 +56,7 @@ class MetricsReading(Struct, frozen=True):
     jobs: Mapping[str, int]
     waiting: int
     alerts: list[tuple[str, str]]
+    moves: Mapping[str, int] = {}
 
 
 def read_ledger(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
@@ -65,6 +67,7 @@ def read_ledger(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()
         Counter(str(job.state) for job in ledger.jobs.values()),
         len(ledger.waiting),
         list(alerts),
+        Counter(str(move.state) for move in ledger.moves.values()),
     )
 
 
@@ -109,10 +112,11 @@ def exposition(
     outcomes: Mapping[str, int],
     rebalances: Mapping[str, int] | None = None,
     figures: SchedulingFigures | None = None,
+    moves: Mapping[str, int] | None = None,
 ) -> bytes:
     """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
     registry = CollectorRegistry()
-    counted = (*_counters(events, outcomes), *_rebalancing(events, rebalances or {}))
+    counted = (*_counters(events, outcomes), *_rebalancing(events, rebalances or {}), _moves(moves or {}))
     registry.register(
         _FixedCollector([*_gauges(reading), *counted, *(_scheduling(figures) if figures is not None else ())])
     )
@@ -148,8 +152,13 @@ def _gauges(reading: MetricsReading) -> Iterable[Metric]:
     for job_state in JobState:
         if job_state is not JobState.ENDED:
             jobs.add_metric([str(job_state)], reading.jobs.get(str(job_state), 0))
+    moves = GaugeMetricFamily("grid_moves", "Moves that go on.", labels=["state"])
+    for move_state in MoveState:
+        if move_state is not MoveState.ENDED:
+            moves.add_metric([str(move_state)], reading.moves.get(str(move_state), 0))
     yield leases
     yield jobs
+    yield moves
     yield GaugeMetricFamily("grid_waiting_requests", "Requests that wait for resources.", value=reading.waiting)
     alerts = GaugeMetricFamily("grid_alert_raised", "Alerts that are not cleared.", labels=["node", "resource"])
     for node, resource in reading.alerts:
@@ -175,6 +184,13 @@ def _rebalancing(events: Mapping[str, int], rebalances: Mapping[str, int]) -> It
     yield done
     advised = events.get("recommended", 0)
     yield CounterMetricFamily("grid_recommendations", "Recommendations to move work.", value=advised)
+
+
+def _moves(ends: Mapping[str, int]) -> Metric:
+    ended = CounterMetricFamily("grid_moves_ended", "Moves that are over, by how they ended.", labels=["end"])
+    for end in MoveEnd:
+        ended.add_metric([str(end)], ends.get(str(end), 0))
+    return ended
 
 
 def _scheduling(figures: SchedulingFigures) -> Iterable[Metric]:

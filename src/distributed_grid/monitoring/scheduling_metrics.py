@@ -29,6 +29,7 @@ BATCH = 1_000
 MAX_BATCHES = 100
 """Per call; where more has happened, the next call goes on from there."""
 GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
+MOVE_ENDED = "move-ended"
 TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
 
 
@@ -190,6 +191,7 @@ class EventCounters:
         self.events: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.rebalances: Counter[str] = Counter()
+        self.moves: Counter[str] = Counter()
 
     def catch_up(self) -> None:
         """Count what has happened since the last call; blocks while it reads."""
@@ -201,6 +203,8 @@ class EventCounters:
                     self.outcomes[str(_data(row).get("ending"))] += 1
                 elif row.type == REBALANCED:
                     self.rebalances[str(_data(row).get("action"))] += 1
+                elif row.type == MOVE_ENDED:
+                    self.moves[str(_data(row).get("end"))] += 1
                 self._seq = row.seq
             if len(rows) < BATCH:
                 return

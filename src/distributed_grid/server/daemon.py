@@ -29,14 +29,16 @@ from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
-from distributed_grid.adapters.workdir.content_store import ContentStore
+from distributed_grid.adapters.workdir.content_store import ContentStore, ContentStores
 from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import (
+    offload_rules,
     rebalance_rules,
     scaling_rules,
     simulated_nodes,
@@ -51,7 +53,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import PULL_HOST, Node
+from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -59,7 +61,7 @@ from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.usage_history import MINUTE
-from distributed_grid.reactor.effects import WorkerEffect
+from distributed_grid.reactor.effects import MoveEffect, WorkerEffect
 from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
@@ -69,9 +71,13 @@ from distributed_grid.server.active_config import (
     select_config,
     should_keep_running,
 )
+from distributed_grid.server.checkpoint_shipping import CheckpointShipper
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.log_output import apply_log_settings
+from distributed_grid.server.offloading.auto_offload import AutoOffloader
+from distributed_grid.server.offloading.reconciler import MoveReconciler
+from distributed_grid.server.offloading.results import ResultCollector
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
@@ -88,6 +94,8 @@ from distributed_grid.server.services.jobs import JobService, trim_content_forev
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.offloading import OffloadingService
+from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.scaling import ScalingService
@@ -148,12 +156,18 @@ class Daemon:
         self._config = config = self._selected.config
         apply_log_settings(config.logging, MaskedLog(CredentialMask.of_providers(config)))
         self._content = ContentStore(state_dir.host_dir / "content")
-        self._agents = AgentGateway(ContentSender(self._content))
+        self._checkpoints = ContentStore(state_dir.host_dir / "checkpoints", durable=True)
+        self._contents = ContentStores(self._content, self._checkpoints)
+        self._agents = AgentGateway(ContentSender(self._contents))
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
         self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
         effects = EffectRouter(
-            self._agents.perform, self._reconciler.perform, self._agents.memory.perform, self._perform_workers
+            self._agents.perform,
+            self._reconciler.perform,
+            self._agents.memory.perform,
+            self._perform_workers,
+            self._perform_moves,
         )
         self._grid = Grid(store, self._clock, effects)
         self._monitor = Monitor(
@@ -202,7 +216,7 @@ class Daemon:
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)
         jobs = JobService(grid, viewer, converter, files, self._sizer)
-        reports = ReportService(grid, viewer, self._monitor)
+        reports = ReportService(grid, viewer, self._monitor, self._agents.is_connected)
         boosts = BoostService(
             grid,
             viewer,
@@ -216,9 +230,17 @@ class Daemon:
             grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
+        offloading = OffloadingService(
+            grid,
+            viewer,
+            self._agents.questions,
+            self._monitor,
+            rules=rebalance_rules(config),
+            is_connected=self._agents.is_connected,
+        )
         self._packages = AgentPackages(self._state_dir.root / "wheels")
         self._listener = RestListener(
-            RestServices(nodes, leases, boosts, jobs, reports, self._packages),
+            RestServices(nodes, leases, boosts, jobs, reports, self._packages, offloading),
             self._state_dir.host_dir,
             config.server,
             configured=[node.name for node in config.nodes],
@@ -240,6 +262,11 @@ class Daemon:
             check_reachable=workers.check_reachable,
             expected=ExpectedLoad(grid, load) if predictive else None,
         )
+        self._moves = MoveReconciler(grid, self._agents, self._content, ResultCollector(self._content, files))
+        self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
+        self._auto_offload = AutoOffloader(
+            grid, self._monitor, rebalance_rules(config), offload_rules(config), alert=self._send_and_record
+        )
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
@@ -257,6 +284,8 @@ class Daemon:
                 admission=self._listener.admission,
                 workers=workers,
                 scaling=ScalingService(grid, self._autoscaler),
+                offloading=offloading,
+                auto_offload=AutoOffloadService(grid, viewer, self._auto_offload),
             ),
             {
                 requests.DrainNode: nodes.drain,
@@ -286,7 +315,9 @@ class Daemon:
             registry = ConfigRegistry(
                 self._config, self._state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
             )
-            self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
+            self._agents.start(
+                self._grid, registry, answer_program=self._node_memory.serve, on_move_report=self._moves.reported
+            )
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
@@ -298,7 +329,7 @@ class Daemon:
             simulated = simulated_nodes(self._config, local)
             records = {name: record_path(self._cluster.grid_id(), name) for name in simulated}
             meter = UsageMeter(probe, gpus, simulated=simulated, node_records=records)
-            agent = self._make_agent(tuple(node.name for node in local), meter)
+            agent = self._make_agent(tuple(node.name for node in local), meter, first_node(local))
             self._agents.memory.attach_local(agent)
             await agent.start()
             self._agents.memory.catch_up("")
@@ -324,6 +355,9 @@ class Daemon:
                 "the file of boosts": self._boost_file.run,
                 "scaling": self._autoscaler.run,
                 "the files of workers that drain": self._outputs.run,
+                "moves": self._moves.run,
+                "the checkpoints of jobs": self._checkpoint_shipper.run,
+                "automatic offloading": self._auto_offload.run,
                 "learning from runs": self._prediction.learn_forever,
                 "training of the predictor": self._prediction.train_forever,
                 "reassessment of workers": partial(
@@ -341,7 +375,7 @@ class Daemon:
         finally:
             await self._shut_down(agent)
 
-    def _make_agent(self, local: tuple[str, ...], meter: UsageMeter) -> Agent:
+    def _make_agent(self, local: tuple[str, ...], meter: UsageMeter, typed_on: str) -> Agent:
         """The agent for these nodes of this machine, connected to the control plane without a network."""
         top, addresses = self._state_dir.host_dir / "memory", partial(_addresses, self._config)
         folders = {"": top, **{name: top / f"node-{name}" for name in local}}
@@ -350,7 +384,9 @@ class Daemon:
             self._state_dir.jobs,
             meter,
             self._agents,
+            workdirs=lambda send: StoredWorkDirs(self._contents),
             grid_locks=(self._state_dir.lock, *(folder / SERVER_LOCK for folder in folders.values())),
+            typed_on=typed_on,
             memory=lambda host, send: LocalMemory(
                 {
                     name: LentMemory(folder, name, meter, host, send, addresses=addresses, has_proxy=False)
@@ -364,6 +400,7 @@ class Daemon:
         for connection in list(self._connections):
             connection.close()
         await self._workers.stop()
+        await self._moves.stop()
         self._autoscaler.close()
         await self._listener.stop()
         await self._packages.close()
@@ -387,6 +424,9 @@ class Daemon:
         """Alert whoever the config names of money that is spent against the will of everybody."""
         self._monitor.send_alert(Alert(about, "budget", True, 1.0, 1.0, self._grid.now_ms(), why))
 
+    def _perform_moves(self, effects: list[MoveEffect]) -> None:
+        self._moves.perform(effects)
+
     def _perform_workers(self, effects: list[WorkerEffect]) -> None:
         self._workers.perform(effects)
 
@@ -402,6 +442,11 @@ class Daemon:
 
     def _on_ray_link_changed(self, link: AgentLinkChanged) -> None:
         self._attachment.nodes.link_changed(link)
+
+    def _send_and_record(self, alert: Alert) -> None:
+        """Deliver an alert that the monitor has not raised, and record it."""
+        self._monitor.send_alert(alert)
+        self._record_alert(alert)
 
     def _record_alert(self, alert: Alert) -> None:
         """Record an alert in the audit trail, without waiting for it."""

@@ -36,6 +36,8 @@ from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.offloading import OffloadingService
+from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.scaling import ScalingService
@@ -186,6 +188,8 @@ def answer_table(
     admission: Admission,
     workers: WorkerService,
     scaling: ScalingService,
+    offloading: OffloadingService,
+    auto_offload: AutoOffloadService,
 ) -> AnswerTable:
     """Which method answers which request."""
     return {
@@ -215,6 +219,9 @@ def answer_table(
         **_memory_table(memory),
         **_task_table(pull_workers, tasks),
         **_worker_table(workers),
+        **_offloading_table(offloading),
+        requests.SetAutoOffload: auto_offload.set,
+        requests.GetAutoOffload: lambda op, caller: auto_offload.status(),
         requests.GetScaling: lambda op, caller: scaling.status(),
         requests.PlanScaling: lambda op, caller: scaling.plan(),
         requests.RunScaling: lambda op, caller: scaling.run(caller),
@@ -239,6 +246,19 @@ def _worker_table(workers: WorkerService) -> AnswerTable:
         requests.GetWorker: lambda op, caller: workers.get(op),
         requests.TerminateWorkers: workers.terminate,
         requests.ListWorkerOffers: lambda op, caller: workers.offers(op),
+    }
+
+
+def _offloading_table(offloading: OffloadingService) -> AnswerTable:
+    return {
+        requests.ScanOffload: lambda op, caller: offloading.scan(op),
+        requests.ExecuteOffload: offloading.execute,
+        requests.ListMoves: lambda op, caller: offloading.list(op),
+        requests.GetMove: lambda op, caller: offloading.get(op),
+        requests.CancelMove: offloading.cancel,
+        requests.ListConsents: lambda op, caller: offloading.consents(),
+        requests.WithdrawConsent: offloading.withdraw,
+        requests.AdviseCommand: offloading.advise,
     }
 
 

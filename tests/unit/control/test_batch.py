@@ -17,17 +17,21 @@ from distributed_grid.domain.events import (
     JobCancelled,
     LeaseReleased,
     MemoryServed,
+    MoveCancelled,
+    MoveRequested,
     NodeDeclared,
     TimePassed,
 )
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MoveEnd
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.errors import Conflict, IllegalStep, NotFound
+from distributed_grid.errors import Conflict, IllegalStep, NotFound, Refused
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
+from tests.unit.reactor.offloading.move_builders import a_process_move
 
 NOW = 1_000_000
 
@@ -154,3 +158,31 @@ def test_a_node_that_gives_way_offers_nothing_from_its_heartbeat_on() -> None:
     assert "here" in settled.settler.ledger.offers
     settled.settler.observe(HeartbeatReceived("here", Usage(), 8, yields=True), NOW)
     assert "here" not in settled.settler.ledger.offers
+
+
+def test_a_move_is_an_effect_at_once_and_is_recalled_when_it_is_over() -> None:
+    settled = Settled()
+    names = ("gpu1", "gpu2")
+    settled.settle(*(NodeDeclared(a_node(name)) for name in names), *(HeartbeatReceived(one, Usage()) for one in names))
+    batch = settled.settler.decide([Entry(MoveRequested(a_process_move()))], NOW)
+    assert [type(one).__name__ for one in settled.settler.effects(batch).moves] == ["OrderMoveStep", "ShipFiles"]
+    assert [len(one.moves) for one in settled.settler.effects(batch).each()] == [1, 1]
+    settled.settle(MoveRequested(a_process_move()), MoveCancelled("move-1", "ada"))
+    (again,) = settled.settle(MoveRequested(a_process_move()))
+    assert (again.answer.move.end, again.answer.move.problem) == (MoveEnd.CANCELLED, "cancelled by ada")
+    (found,) = settled.store.ended("move")
+    assert (found.key, found.user, found.node, found.target, found.reason) == (
+        "move-1",
+        "ada",
+        "gpu1",
+        "gpu2",
+        "cancelled",
+    )
+
+
+def test_a_move_that_is_refused_is_in_the_audit_trail() -> None:
+    settled = Settled()
+    (refused,) = settled.settle(MoveRequested(a_process_move()))
+    assert isinstance(refused.failure, Refused)
+    (record,) = settled.store.events(types=("refused",))
+    assert (record.user, record.subject, record.node) == ("ada", "move-1", "gpu1")

@@ -35,6 +35,7 @@ from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.nodes import NodeService
+from distributed_grid.server.services.offloading import OffloadingService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_restarted
@@ -159,6 +160,7 @@ class RestServices(NamedTuple):
     jobs: JobService
     reports: ReportService
     packages: AgentPackages
+    offloading: OffloadingService
 
 
 class RestListener:

@@ -12,6 +12,7 @@ from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.control import view_types as views
+from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
 from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
@@ -24,6 +25,7 @@ NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The no
 LeaseName = Annotated[str, Path(min_length=1, max_length=128, description="A lease's id, or any unique prefix.")]
 BoostName = Annotated[str, Path(min_length=1, max_length=128, description="A boost's id, or any unique prefix.")]
 JobName = Annotated[str, Path(min_length=1, max_length=128, description="A job's id or uid, or any unique prefix.")]
+MoveName = Annotated[str, Path(min_length=1, max_length=128, description="A move's id, or any unique prefix.")]
 JobState = Literal["queued", "assigned", "running", "paused", "stopping", "ended"]
 Bytes = Annotated[int, Query(ge=0, le=2**62)]
 Minutes = Annotated[int | None, Query(ge=1, le=1440, description="How far back, in minutes.")]
@@ -274,6 +276,50 @@ def _environment(given: object) -> object:
     if not isinstance(given, dict | None):
         return given
     return {**caller_environment({}), **(given or {})}
+
+
+# ------------------------------------------------------------------ moves
+
+
+@router.get("/proposals", response_model=views.ProposalList, tags=["moves"])
+async def proposals(
+    call: Authenticated,
+    node: Annotated[str, Query(max_length=128, description="The work of this node; else of all above a mark.")] = "",
+) -> JsonResponse:
+    """Work that could run elsewhere: by which way, where to, how sure; and why the rest cannot."""
+    return JsonResponse(await call.services.offloading.scan(requests.ScanOffload(node)))
+
+
+@router.get("/moves", response_model=views.MoveList, tags=["moves"])
+async def moves(
+    call: Authenticated, ended: Annotated[bool, Query(alias="all", description="Also those that ended.")] = False
+) -> JsonResponse:
+    """The moves that go on, and with `all` those that have ended last."""
+    return JsonResponse(await call.services.offloading.list(requests.ListMoves(ended)))
+
+
+@router.get("/moves/{name}", response_model=views.MoveDetail, tags=["moves"])
+async def move(call: Authenticated, name: MoveName) -> JsonResponse:
+    """One move, over or not."""
+    return JsonResponse(await call.services.offloading.get(requests.GetMove(name)))
+
+
+@router.post(
+    "/moves", response_model=views.MoveDetail, openapi_extra=takes(requests.ExecuteOffload, "move_id"), tags=["moves"]
+)
+async def execute_move(call: Authenticated, _key: Key = None) -> JsonResponse:
+    """Move a job or a process to another node. The answer never waits: look at the move again. Only the owner of the
+    work or the admin may."""
+    fields = await call.fields_with_id()
+    move_id = f"{MOVE_PREFIX}{fields.pop('request_id')}"
+    op = requests.convert({"move_id": move_id, **fields}, requests.ExecuteOffload)
+    return JsonResponse(await call.services.offloading.execute(op, call.caller))
+
+
+@router.post("/moves/{name}/cancel", response_model=views.MoveDetail, tags=["moves"])
+async def cancel_move(call: Authenticated, name: MoveName) -> JsonResponse:
+    """Leave the original as it was; refused once that is too late. Only the owner of the work or the admin may."""
+    return JsonResponse(await call.services.offloading.cancel(requests.CancelMove(name), call.caller))
 
 
 # ------------------------------------------------------------------ events

@@ -1,4 +1,4 @@
-"""Explanation of a job, a lease or a refused request: why it waits, is placed there, was stopped, and when it starts.
+"""Explanation of a job, lease, move or refused request: why it waits, is placed there, was stopped, and when it starts.
 
 Decisions are shown as they were recorded (`scheduling.placement.explanation.Choice`), not computed again; what waits is
 shown as it is now.
@@ -12,25 +12,32 @@ from typing import TypeVar
 
 from distributed_grid.api.id_prefixes import fits, not_found, prefix_hint
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.move_views import IsConnected, move_view
 from distributed_grid.control.views import View, Viewer, ask_view
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MOVE_PREFIX, Move
+from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
+from distributed_grid.ports import Store
 from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.workers.announced_ends import stop_at_ms
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.scheduling.scaling.demand import why_no_worker
+from distributed_grid.server.services.offload_explanation import explain_node, job_offloading
 from distributed_grid.server.services.records import (
     DecisionRecord,
     choice_in,
     decision_view,
+    ended_move,
     event_view,
     find_job,
     find_lease,
+    find_move,
     grants_of,
     history_of,
 )
@@ -39,22 +46,30 @@ from distributed_grid.server.services.records import decode_record as read_event
 MAX_REFUSALS = 2_000
 """Among so many of the newest refusals a prefix is looked for."""
 MAX_AHEAD = 5
+MAX_MOVES = 200
+"""Among so many of its user's last moves those of a job are looked for."""
 MAX_CLOSED_LISTED = 3
 T = TypeVar("T", Job, Lease)
 
 
-async def explain(grid: Grid, viewer: Viewer, name: str, *, kind: str = "") -> View:
-    """Explain a job, a lease or a refused request; with a `kind` only one of that kind."""
+async def explain(
+    grid: Grid, viewer: Viewer, name: str, *, kind: str = "", is_connected: IsConnected = lambda node: True
+) -> View:
+    """Explain a job, a lease, a node, a move or a refused request; with a `kind` only one of that kind."""
+    if not kind and name.startswith(MOVE_PREFIX):
+        return await _explain_move(grid, viewer, await find_move(grid, name), is_connected)
     found = await _find(grid, name, kind)
     if isinstance(found, Job):
         return await _explain_job(grid, viewer, found)
     if isinstance(found, Lease):
         return await _explain_lease(grid, viewer, found)
+    if isinstance(found, Node):
+        return await explain_node(grid, viewer, found)
     return _explain_refusal(viewer, found)
 
 
-async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[DecisionRecord]:
-    """A job or a lease, what is named exactly before what only begins so; else a refused request."""
+async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | Node | list[DecisionRecord]:
+    """A job, a lease or a node, what is named exactly before what only begins so; else a refused request."""
     job = await _found_or_ambiguous(find_job(grid, name)) if kind != "lease" else None
     lease = await _found_or_ambiguous(find_lease(grid, name)) if kind != "job" else None
     if job is None and isinstance(lease, Ambiguous) and not kind:  # all attempts of one job?
@@ -66,6 +81,9 @@ async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[Decision
     for one in found:
         if name in _names(one):
             return one
+    node = await grid.read(lambda ledger, now: ledger.nodes.get(name)) if not kind else None
+    if node is not None:
+        return node
     fitting = {_names(one)[0] for one in found}
     fitting |= {other for one in (job, lease) if isinstance(one, Ambiguous) for other in one.candidates}
     if isinstance(job, Job):
@@ -132,6 +150,41 @@ async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> View:
         "stopping": job.stop.detail if job.stop is not None else None,
         "refusal": None,
         "end": _end(shown["ended_at"], shown["outcome"], shown["detail"]) if job.is_over else None,
+        "offloading": await job_offloading(grid, viewer, job),
+        "events": [event_view(one.row, viewer) for one in history],
+        "moves": [move_view(viewer, move, lambda node: True) for move in await _moves_of(grid, job)],
+    }
+
+
+async def _moves_of(grid: Grid, job: Job) -> list[Move]:
+    """The moves of a job, the first one first."""
+
+    def ended(store: Store) -> list[Move]:
+        rows = store.ended(Move.kind, user=job.request.user, since_ms=job.submitted_at_ms, limit=MAX_MOVES)
+        return [move for move in map(ended_move, rows) if move.job == job.uid]
+
+    current = await grid.read(lambda ledger, now: ledger.moves.get(ledger.moves_by_job.get(job.uid, "")))
+    found = {move.id: move for move in reversed(await grid.query(ended))}
+    return [*found.values(), *([current] if current is not None and current.id not in found else [])]
+
+
+async def _explain_move(grid: Grid, viewer: Viewer, move: Move, is_connected: IsConnected) -> View:
+    """A move from its request on: each state with the time and the reason, and what it waits for."""
+    history = await history_of(grid, move.id)
+    shown = move_view(viewer, move, is_connected)
+    return {
+        **_head("move", move.id, move.request, shown["requested_at"]),
+        "user": move.user,
+        "job_id": move.job_id or None,
+        "state": str(move.state),
+        "move": shown,
+        "waiting": None,
+        "placements": [],
+        "machine_end": None,
+        "stopping": None,
+        "refusal": None,
+        "end": _end(shown["ended_at"], shown["end"], shown["problem"]) if move.is_over else None,
+        "offloading": None,
         "events": [event_view(one.row, viewer) for one in history],
     }
 
@@ -165,6 +218,7 @@ async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
         "stopping": lease.detail or None if lease.state is LeaseState.RELEASING else None,
         "refusal": None,
         "end": _end(viewer.time(lease.ended_at_ms), shown["reason"], shown["detail"]) if lease.is_over else None,
+        "offloading": None,
         "events": [event_view(one.row, viewer) for one in history],
     }
 
@@ -183,6 +237,7 @@ def _explain_refusal(viewer: Viewer, history: Sequence[DecisionRecord]) -> View:
         "stopping": None,
         "refusal": {"at": viewer.time(last.row.at_ms), "reason": last.reason},
         "end": None,
+        "offloading": None,
         "events": [event_view(one.row, viewer) for one in history],
     }
 

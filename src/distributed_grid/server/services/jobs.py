@@ -196,7 +196,7 @@ class JobService:
         job_id = op.job_id or f"job-{op.request_id[:12]}"
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
         estimate = await self._sizer.estimate(op, caller.user) if self._sizer is not None else None
-        event = JobSubmitted(job_id, command, request, op.retries, estimate)
+        event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer()
@@ -298,7 +298,10 @@ async def trim_content(
 
 
 def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
-    return {job.command.workdir for job in ledger.jobs.values() if job.command.workdir}
+    used = {job.command.workdir for job in ledger.jobs.values()}
+    for move in ledger.moves.values():
+        used |= {move.shipped, move.final, move.results}
+    return used - {""}
 
 
 def _trim(content: ContentStore, manifests: set[str], max_bytes: int, grace_seconds: float) -> int:

@@ -14,11 +14,14 @@ from distributed_grid.domain.events import NodeDrained, NodeResumed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import NotFound, Refused, TimedOut
+from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
 
 POLL_SECONDS = 0.1
 RESUME_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
+CHECKPOINT_SECONDS = 30.0
+"""How long a node that lends nothing more is kept for the checkpoints that are there."""
 Report = Callable[[View], None]
 
 
@@ -111,7 +114,8 @@ async def wait_until_alive(
 async def wait_until_drained(
     grid: Grid, name: str, say: Say, *, seconds: float = DRAIN_SECONDS, meanwhile: str
 ) -> None:
-    """Return when nothing is lent on the node any more, saying how much still is; TimedOut adds `meanwhile`."""
+    """Return when nothing is lent on the node any more, saying how much still is; TimedOut adds `meanwhile`. What its
+    jobs left in their checkpoint directories is brought away first, if it answers."""
     left = said = 0
     try:
         async with asyncio.timeout(seconds):
@@ -122,6 +126,12 @@ async def wait_until_drained(
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise TimedOut(f"{_leases(left)} of {name} not given back within {seconds:g} s; {meanwhile}") from None
+    try:
+        async with asyncio.timeout(CHECKPOINT_SECONDS):
+            while await grid.read(lambda ledger, now: is_still_needed(ledger, name)):
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        say("a checkpoint that is there could not be brought away yet")
 
 
 def stopping_message(command: str) -> str:

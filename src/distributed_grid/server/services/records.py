@@ -18,6 +18,7 @@ from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import Move
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
@@ -27,7 +28,7 @@ from distributed_grid.scheduling.placement.explanation import Choice, reasoning,
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_start
 
-T = TypeVar("T", Job, Lease)
+T = TypeVar("T", Job, Lease, Move)
 EVENTS_PER_PAGE = 500
 MAX_EVENTS = 1_000
 
@@ -73,6 +74,31 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     if not found and is_prefix(name) and not exact:
         found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
     return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
+
+
+async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
+    """The move of this id, over or not; else of this unique prefix, unless it has to be `exact`."""
+
+    def beginning(ledger: Ledger, now: int) -> list[Move]:
+        return [move for move in ledger.moves.values() if fits(move.id, name)]
+
+    def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Move]:
+        return [ended_move(row) for row in store.ended(Move.kind, limit=5, **which)]
+
+    move = await grid.read(lambda ledger, now: ledger.moves.get(name))
+    if move is not None:
+        return move
+    found = await grid.query(lambda store: ended(store, key=name))
+    if not found and is_prefix(name) and not exact:
+        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
+    return _only_match({move.id: move for move in found}, name, "move", lambda move: move.id)
+
+
+def ended_move(row: EndedRow) -> Move:
+    """The move as it ended."""
+    move = decode_row(Move.kind, row.blob)
+    assert isinstance(move, Move)
+    return move
 
 
 def ended_job(row: EndedRow) -> Job:

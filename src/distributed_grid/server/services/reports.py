@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.move_views import IsConnected
 from distributed_grid.control.views import GB, View, Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import claimed_amount
@@ -31,14 +32,22 @@ DAY_MS = 86_400_000
 class ReportService:
     """Answers the read-only requests about what is and what was."""
 
-    def __init__(self, grid: Grid, viewer: Callable[[], Viewer], monitor: Monitor) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        monitor: Monitor,
+        is_connected: IsConnected = lambda node: True,
+    ) -> None:
+        self._is_connected = is_connected
         self._grid = grid
         self._viewer = viewer
         self._monitor = monitor
 
     async def explain(self, op: requests.Explain) -> View:
         """Why it waits, why it is there, why it was stopped, when it will start."""
-        return await explain(self._grid, self._viewer(), op.id, kind=op.kind)
+        viewer, is_connected = self._viewer(), self._is_connected
+        return await explain(self._grid, viewer, op.id, kind=op.kind, is_connected=is_connected)
 
     async def lending(self, op: requests.GetLendingReport) -> View:
         """Who lent whom how much."""

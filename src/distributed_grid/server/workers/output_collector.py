@@ -26,7 +26,7 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
-from distributed_grid.reactor.effects import pending_homecomings
+from distributed_grid.reactor.effects import is_still_needed, pending_homecomings
 from distributed_grid.server.workers.reconciler import wall_ms
 from distributed_grid.supervision import start_logged
 
@@ -101,7 +101,7 @@ class OutputCollector:
 
     def _is_due(self, worker: Worker) -> bool:
         """Whether to look on a worker now: while something runs there, once in a while."""
-        if not self._grid.ledger.leases_on.get(worker.node):
+        if not is_still_needed(self._grid.ledger, worker.node):
             return True
         now = asyncio.get_running_loop().time()
         if now < self._next_look.get(worker.id, 0.0):
@@ -120,7 +120,7 @@ class OutputCollector:
         """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
         now = asyncio.get_running_loop().time()
         since = self._first_tried.setdefault(worker.id, now)
-        is_in_use = bool(self._grid.ledger.leases_on.get(worker.node))  # then there is more to come
+        is_in_use = is_still_needed(self._grid.ledger, worker.node)  # then there is more to come
         try:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:

@@ -28,7 +28,7 @@ importlib.import_module(sys.argv[1])
         "distributed_grid.orchestration.distributed_memory_pool",
         "distributed_grid.cli.commands.memory",
         "distributed_grid.cli.memory_transfer",
-        "distributed_grid.cli.main",
+        "distributed_grid.cli.root_command",
     ],
 )
 def test_it_is_imported_without_anything_heavy(module: str) -> None:

@@ -1,0 +1,131 @@
+"""Views of moves, proposals and consents; of a move also what it waits for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import to_builtins
+
+from distributed_grid.control.view_types import ConsentRow, MoveRow, ProposalRow
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.moves import Move, MoveConsent
+from distributed_grid.domain.states import MoveState
+from distributed_grid.scheduling.offloading.proposals import Proposal
+
+GIB = 1024**3
+MAX_COMMAND_CHARS = 400
+IsConnected = Callable[[str], bool]
+"""Whether the agent of a node can be sent orders now."""
+
+
+def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
+    """A move, over or not."""
+    has_frozen = move.frozen_at_ms > 0 or move.frozen_for_ms > 0
+    return {
+        "move_id": move.id,
+        "user": move.user,
+        "source_node": move.source,
+        "target_node": move.target,
+        "way": str(move.way),
+        "state": str(move.state),
+        "waits_for": waits_for(move, is_connected),
+        "reason": move.reason,
+        "automatic": move.automatic,
+        "pid": move.process.identity.pid if move.process is not None else None,
+        "job_id": move.job_id or None,
+        "command": shown_command(move.command.argv) if move.command is not None else "",
+        "requested_at": viewer.time(move.requested_at_ms),
+        "state_since": viewer.time(move.state_at_ms),
+        "shipped_bytes": move.shipped_bytes + move.final_bytes,
+        "frozen_seconds": move.frozen_for_ms / 1000 if has_frozen else None,
+        "problem": move.problem or None,
+        "end": str(move.end) if move.end is not None else None,
+        "ended_at": viewer.time(move.ended_at_ms),
+        "result": move.result or None,
+        "returned_files": move.returned,
+        "kept_files": [*move.kept],
+    }
+
+
+def shown_command(argv: tuple[str, ...]) -> str:
+    """A command in one line, cut where it is long."""
+    text = " ".join(argv)
+    return text if len(text) <= MAX_COMMAND_CHARS else text[: MAX_COMMAND_CHARS - 1] + "…"
+
+
+def waits_for(move: Move, is_connected: IsConnected) -> str | None:
+    """What a move waits for, in words; None where it is over."""
+    if move.is_over:
+        return None
+    text, node = _process_step(move) if move.process is not None else _job_step(move)
+    return text if not node or is_connected(node) else f"{text}, which is not connected"
+
+
+def _job_step(move: Move) -> tuple[str, str]:
+    """What the move of a job waits for, and the node whose agent that takes."""
+    if move.state is MoveState.PROPOSED:
+        return f"room on {move.target}", ""
+    if move.state in (MoveState.RESERVED, MoveState.DECIDED):
+        return f"the end of its attempt on {move.source}", move.source
+    return f"its start on {move.target}", move.target
+
+
+def _process_step(move: Move) -> tuple[str, str]:
+    """The same of a process."""
+    source, target = move.source, move.target
+    if move.state is MoveState.PROPOSED:
+        return f"room on {target}", ""
+    if move.state is MoveState.RESERVED:
+        return f"the files of {source}", source
+    if move.state is MoveState.SHIPPED:
+        return f"the original to stand still on {source}", source
+    if move.state is MoveState.FROZEN:
+        if not move.commit_asked_at_ms:
+            return f"the files that have changed since on {source}", source
+        return f"the decision of the guard on {source}", source
+    if move.state is MoveState.DECIDED:
+        return f"the recorded death of the original on {source}", source
+    if not move.result:
+        job = move.job_id or "its job"
+        return (f"the end of {job}", "") if move.state is MoveState.RUNNING else (f"the start of {job} on {target}", "")
+    if not move.results:
+        return f"the results on {move.ran_on or target}", move.ran_on or target
+    return f"the return of the results to {source}", source
+
+
+def proposal_view(one: Proposal) -> ProposalRow:
+    """A piece of work on a node, and what could be done with it."""
+    process = one.process
+    gpu_bytes = process.gpu_memory_bytes if process is not None else one.ask.gpu_memory_bytes
+    return {
+        "node_id": one.node,
+        "pid": process.pid if process is not None else None,
+        "job_id": one.job_id or None,
+        "command": one.command,
+        "process_type": str(one.process_type),
+        "user": one.user,
+        "cpu_cores": (process.cpu_milli if process is not None else one.ask.cpu_milli) / 1000,
+        "memory_gb": round((process.pss_bytes if process is not None else one.ask.memory_bytes) / GIB, 3),
+        "gpu_memory_gb": round(gpu_bytes / GIB, 3),
+        "age_seconds": one.age_ms / 1000,
+        "movable": one.movable,
+        "recommended": one.recommended,
+        "way": str(one.way) if one.way is not None else None,
+        "target_node": one.target or None,
+        "confidence": one.confidence / 1000,
+        "reasons": [*one.reasons],
+        "obstacles": [obstacle.text for obstacle in one.obstacles],
+        "needs_consent": one.needs_consent,
+        "shape": one.shape or None,
+        "process": to_builtins(process) if process is not None else None,
+    }
+
+
+def consent_view(viewer: Viewer, consent: MoveConsent) -> ConsentRow:
+    """What a user allows."""
+    return {
+        "user": consent.user,
+        "shape": consent.shape,
+        "variables": [*consent.variables],
+        "given_at": viewer.time(consent.given_at_ms),
+    }

@@ -1,0 +1,209 @@
+"""Shipping of checkpoint directories: what an attempt that is over left there is brought here for the next one.
+
+- Which are to be brought is derived from the ledger, again and again: start-up, repair and a lost answer are the same.
+- The attempt is over, so nothing changes while it is read; a tree is recorded when all of it is in the store, on disk.
+- While the job waits in the queue nobody is held up, and what cannot be had now is tried again. Once its next attempt
+  has a place, a node that is lost or gone is not waited for, and any other only for so long.
+- The store holds what living jobs need, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from distributed_grid.adapters.workdir import manifest
+from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.manifest import Manifest, ManifestEntry, manifest_of
+from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.adapters.workdir.scan import format_bytes
+from distributed_grid.adapters.workdir.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
+from distributed_grid.control.agent_files import AttemptFiles, in_checkpoint
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import CheckpointShipped
+from distributed_grid.domain.jobs import Attempt, Job
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import NodeState
+from distributed_grid.errors import GridError, ProtocolError, StoreFailed
+from distributed_grid.reactor.effects import ShipCheckpoint, pending_checkpoints
+from distributed_grid.supervision import start_logged
+
+AT_ONCE = 4
+POLL_SECONDS = 1.0
+CHUNK_BYTES = 4 * 1024 * 1024
+MAX_FAILURES = 3
+"""What does not pass by itself is tried so often."""
+GIVE_UP_MS = 600_000
+"""How long an attempt that has its place waits for the checkpoint of the last one."""
+RESERVED_BYTES = 256 * 1024 * 1024
+MAX_NAMED = 20
+log = logging.getLogger(__name__)
+
+
+class _Shipment(Struct):
+    """A checkpoint that is being brought: the contents that are here already, and how often it failed for good."""
+
+    contents: set[str] = field(default_factory=set)
+    failures: int = 0
+    problem: str = ""
+
+
+class CheckpointShipper:
+    """Brings checkpoint directories into a store of their own; what is in flight is all it holds."""
+
+    def __init__(self, grid: Grid, files: AttemptFiles, store: ContentStore, *, give_up_ms: int = GIVE_UP_MS) -> None:
+        self._grid = grid
+        self._files = files
+        self._store = store
+        self._give_up_ms = give_up_ms
+        self._shipments: dict[tuple[str, int], _Shipment] = {}
+        self._in_flight: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._writing = asyncio.Lock()  # no content is removed between its arrival and its entry in a shipment
+        self._changed = asyncio.Event()
+        self._has_unused = True
+        grid.follow(self._on_changes)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._changed.clear()
+                self._begin(self._grid.ledger)
+                if self._has_unused:
+                    await self.remove_unused()
+                try:
+                    async with asyncio.timeout(POLL_SECONDS if self._shipments else None):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for task in self._in_flight.values():
+                task.cancel()
+            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+
+    def _on_changes(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if isinstance(row, Job) and (row.checkpoint_from or (row.is_over and row.checkpoint)):
+                self._has_unused = self._has_unused or row.is_over
+                self._changed.set()
+
+    def _begin(self, ledger: Ledger) -> None:
+        """Begin what is called for, a few at a time; forget what is not any more."""
+        wanted = {(effect.job.uid, effect.attempt.number): effect for effect in pending_checkpoints(ledger)}
+        for key in [key for key in self._shipments if key not in wanted and key not in self._in_flight]:
+            del self._shipments[key]
+            self._has_unused = True
+        for key, effect in wanted.items():
+            shipment = self._shipments.setdefault(key, _Shipment())
+            if key not in self._in_flight and len(self._in_flight) < AT_ONCE:
+                work = self._ship(effect, shipment)
+                task = self._in_flight[key] = start_logged(work, f"the checkpoint of {effect.attempt.lease_id}")
+                task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        self._in_flight.pop(key, None)
+        self._changed.set()
+
+    async def _ship(self, effect: ShipCheckpoint, shipment: _Shipment) -> None:
+        """Bring one; what fails for now is tried again with the next poll."""
+        uid, attempt = effect.job.uid, effect.attempt
+        try:
+            done = await self._bring(uid, attempt, shipment)
+        except (GridError, OSError) as failure:
+            shipment.failures += not getattr(failure, "retryable", True)
+            if shipment.problem != str(failure):  # once: it is tried again and again
+                log.warning("the checkpoint of %s cannot be brought yet: %s", attempt.lease_id, failure)
+            shipment.problem = str(failure)
+            is_final = shipment.failures >= MAX_FAILURES or self._is_hopeless(self._grid.ledger, effect)
+            if not is_final:
+                return
+            done = CheckpointShipped(uid, attempt.number, problem=shipment.problem)
+        await self._grid.handle_with_retry(done)
+        self._has_unused = True  # what there was before
+
+    def _is_hopeless(self, ledger: Ledger, effect: ShipCheckpoint) -> bool:
+        """Whether an attempt that has its place is held up by a node that does not come, or not in time."""
+        job, node = ledger.jobs.get(effect.job.uid), ledger.nodes.get(effect.attempt.node)
+        if job is None or job.attempt is None:
+            return False  # it waits in the queue
+        is_late = self._grid.now_ms() - job.attempt.assigned_at_ms > self._give_up_ms
+        return is_late or node is None or node.forgotten or node.state in (NodeState.LOST, NodeState.LEFT)
+
+    async def _bring(self, uid: str, attempt: Attempt, shipment: _Shipment) -> CheckpointShipped:
+        """Read a whole checkpoint directory into the store. Raises Unreachable while its node does not answer."""
+        found = await self._files.find_checkpoint(attempt)
+        tree = manifest_of(found.entries)
+        _check_listing(attempt, tree)
+        self._need_room(tree.total_bytes)
+        entries = [await self._bring_entry(attempt, entry, shipment) for entry in tree.entries]
+        tree = Manifest(tuple(entries))
+        manifest.check(tree, limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
+        digest = ""
+        if tree.entries:
+            async with self._writing:
+                digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
+                shipment.contents.add(digest)
+        size = (tree.total_files, tree.total_bytes)
+        return CheckpointShipped(uid, attempt.number, digest, "", *size, left_out=found.skipped[:MAX_NAMED])
+
+    def _need_room(self, size: int) -> None:
+        """Raise StoreFailed where this much more would leave the ledger, on the same disk, without room."""
+        free = shutil.disk_usage(self._store.root).free
+        if free < size + RESERVED_BYTES:
+            raise StoreFailed(f"there is no room for its {format_bytes(size)} on the control plane's disk")
+
+    async def _bring_entry(self, attempt: Attempt, entry: ManifestEntry, shipment: _Shipment) -> ManifestEntry:
+        """The entry with the digest of its content, which is here then."""
+        if entry.kind != "file":
+            return entry
+        name = in_checkpoint(entry)
+        with self._store.writer(size=entry.size) as writer:
+            got = 0
+            while got < entry.size:
+                _, data = await self._files.read(attempt, name, got, min(CHUNK_BYTES, entry.size - got))
+                if not data:
+                    raise ProtocolError(f"{display_path(entry.path)} became shorter while it was copied")
+                await asyncio.to_thread(writer.write, data)
+                got += len(data)
+            async with self._writing:
+                digest = await asyncio.to_thread(writer.finish)
+                shipment.contents.add(digest)
+        return replace(entry, digest=digest)
+
+    async def remove_unused(self) -> int:
+        """Remove what no living job and no shipment needs; the bytes removed."""
+        self._has_unused = False
+        async with self._writing:
+            manifests = await self._grid.read(_manifests_in_use)
+            fresh = {digest for one in self._shipments.values() for digest in one.contents}
+            return await asyncio.to_thread(_remove_others, self._store, manifests, fresh)
+
+
+def _check_listing(attempt: Attempt, tree: Manifest) -> None:
+    """Raise ProtocolError for more than an agent lists: it is distrusted."""
+    sizes = [entry.size for entry in tree.entries]
+    if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
+        raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
+
+
+def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
+    return {job.checkpoint for job in ledger.jobs.values() if job.checkpoint}
+
+
+def _remove_others(store: ContentStore, manifests: set[str], fresh: set[str]) -> int:
+    keep = manifests | fresh
+    for digest in manifests:
+        try:
+            with store.open(digest) as file:
+                tree = manifest.decode(file.read(), limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
+        except ContentMissing:
+            continue
+        keep |= tree.contents().keys()
+    return store.trim(0, keep=keep, grace_seconds=0)

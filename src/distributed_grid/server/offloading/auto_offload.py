@@ -1,0 +1,111 @@
+"""Automatic offloading in the control plane: looks at the pressure of all nodes at every interval, and alerts.
+
+While it is not enabled, nothing is read and nothing moves; but what was done to degraded nodes is undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import OffloadEvaluated
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MOVE_PREFIX, OffloadRules
+from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
+from distributed_grid.monitoring.alerts import Alert
+from distributed_grid.reactor.offloading.auto_offload import MAX_MOVES_PER_LOOK, is_enabled
+
+FIRST_LOOK_SECONDS = 5.0
+"""The first look is so soon: by then the nodes have reported, and what lasts is counted from it."""
+AHEAD_MS = 300_000
+"""So far ahead the memory of nodes is forecast, where there are blocks that could leave in time."""
+log = logging.getLogger(__name__)
+
+
+class PressureReader(Protocol):
+    """Reads the pressure of all nodes: the monitor."""
+
+    async def readings(
+        self, ahead_ms: int = 0, *, only: Collection[str] | None = None
+    ) -> tuple[PressureReading, ...]: ...
+
+
+class AutoOffloader:
+    """Looks at every interval; `alert` is called when a node is degraded or restored, and when it stops itself."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        monitor: PressureReader,
+        rules: RebalanceRules | None,
+        offload: OffloadRules,
+        *,
+        alert: Callable[[Alert], None],
+    ) -> None:
+        """Without `rules` nothing is shared, so nothing moves."""
+        self.offload = offload
+        self.rules = rules
+        self._grid = grid
+        self._monitor = monitor
+        self._alert = alert
+        self._wanted = asyncio.Event()
+        self._degraded: dict[str, str] | None = None
+        self._stopped: str | None = None
+
+    def look_soon(self) -> None:
+        """Look at once: somebody has switched it on or off."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        pause = min(self.offload.interval_ms / 1000, FIRST_LOOK_SECONDS)
+        while True:
+            try:
+                await asyncio.wait_for(self._wanted.wait(), pause)
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            pause = self.offload.interval_ms / 1000
+            try:
+                await self.look()
+            except Exception:  # the outermost loop: the next look may well succeed
+                log.exception("automatic offloading could not look at the nodes")
+
+    async def look(self) -> None:
+        """One look, and what follows from it; nothing while it is off and nothing has to be undone."""
+        is_on, is_degraded, lenders = await self._grid.read(self._what_is_needed)
+        if is_on or is_degraded:
+            readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
+            ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
+            await self._grid.handle(OffloadEvaluated(readings, self.rules, self.offload, ids))
+        await self._send_alerts()
+
+    def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:
+        """Whether it is on, whether a node is degraded, and the nodes with blocks that could leave in time."""
+        is_on = self.rules is not None and is_enabled(ledger, self.offload)
+        return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)
+
+    async def _send_alerts(self) -> None:
+        """Alert of what is new since the last look; what was so when the control plane started was told before."""
+        now, degraded, stopped = await self._grid.read(
+            lambda ledger, now: (
+                now,
+                {row.node: row.why for row in ledger.degraded.values()},
+                ledger.auto_offload.stopped_why,
+            )
+        )
+        known, self._degraded = self._degraded, degraded
+        before, self._stopped = self._stopped, stopped
+        mark = self.offload.memory_high / 1000
+        for node in degraded.keys() - known.keys() if known is not None else ():
+            self._alert(Alert(node, "degraded", True, 1.0, mark, now, f"{node} is degraded: {degraded[node]}"))
+        for node in known.keys() - degraded.keys() if known is not None else ():
+            self._alert(Alert(node, "degraded", False, 0.0, mark, now, f"{node} is not degraded any more"))
+        if stopped and before is not None and not before:
+            self._alert(Alert("auto_offload", "auto_offload", True, 1.0, 1.0, now, stopped))
+        elif before and not stopped:
+            self._alert(Alert("auto_offload", "auto_offload", False, 0.0, 1.0, now, "automatic offloading goes on"))

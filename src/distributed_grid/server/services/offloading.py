@@ -1,0 +1,405 @@
+"""Requests about moves: what could move, moving it, how moves fare, cancelling them, and consents.
+
+Only the owner of a job or process, or an admin, moves it; everybody sees everything. A process is looked at afresh
+before it is moved: what was found by a scan may have changed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec.structs import replace
+
+from distributed_grid.api import requests
+from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.move_views import IsConnected, consent_view, move_view, proposal_view
+from distributed_grid.control.view_types import CommandAdvice
+from distributed_grid.control.views import View, Viewer
+from distributed_grid.domain.events import (
+    ConsentGiven,
+    ConsentWithdrawn,
+    LeaseAsked,
+    MoveCancelled,
+    MoveRequested,
+)
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent
+from distributed_grid.domain.nodes import first_node
+from distributed_grid.domain.processes import ProcessInfo
+from distributed_grid.domain.rebalancing import (
+    WATCHED_RESOURCES,
+    PressureReading,
+    RebalanceRules,
+    RebalanceSchedule,
+)
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.states import NodeState
+from distributed_grid.errors import BadInput, Conflict, GridError, NotFound, Refused
+from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.ports import Store
+from distributed_grid.reactor import LeaseAnswer
+from distributed_grid.reactor.decision import MoveAnswer
+from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_check, propose
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent, scan_pressure
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
+from distributed_grid.server.services.records import ended_move, find_job, find_move
+
+MAX_ENDED = 100
+"""So many moves that have ended are listed, the last first."""
+FULL_CPU_MILLI = 950
+"""From this level on a node's CPU is full, whatever its marks say."""
+ADVISED_ASK = Amounts(cpu_milli=1000)
+"""What a command is taken to need of which nothing is known."""
+MAX_PID = 2**31
+MAX_CHECKS = 8
+"""Rounds of questions about the files that processes need on their targets."""
+MAX_LOOKS = 5
+"""So often a process is looked at some of whose children ended meanwhile."""
+_MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
+
+
+class OffloadingService:
+    """Answers the requests about moves. Without rules nothing is shared, so nothing moves."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        questions: AgentQuestions,
+        monitor: Monitor,
+        *,
+        rules: RebalanceRules | None,
+        is_connected: IsConnected,
+    ) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._questions = questions
+        self._monitor = monitor
+        self._sharing = rules
+        self._is_connected = is_connected
+
+    # ------------------------------------------------------------------ what could move
+
+    async def scan(self, op: requests.ScanOffload) -> View:
+        """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
+        readings = await self._monitor.readings()
+        rules = self._rules
+        if op.node:
+            await self._check_node(op.node)
+            nodes = [op.node]
+        else:
+            nodes = await self._grid.read(lambda ledger, now: pressed_nodes(_scan(ledger, readings, rules, now)))
+        rows, problems = [], []
+        for node in nodes:
+            try:
+                processes = await self._questions.processes(node)
+            except GridError as failure:
+                processes = []
+                problems.append(f"the processes of {node} are not known: {failure}")
+            rows += await self._propose(node, processes, readings)
+        return {"proposals": [proposal_view(one) for one in rows], "problems": problems}
+
+    async def _propose(
+        self, node: str, processes: Sequence[ProcessInfo], readings: Sequence[PressureReading], target: str = ""
+    ) -> list[Proposal]:
+        """Proposals for a node; what a process needs there is looked for on its target."""
+        rules = self._rules
+        absent: dict[str, Collection[str]] = {}
+
+        def proposals(ledger: Ledger, now: int) -> list[Proposal]:
+            scan = _scan(ledger, readings, rules, now)
+            return propose(scan, node, processes, ledger.consents, target=target, absent=absent)
+
+        found = await self._grid.read(proposals)
+        checked: set[tuple[str, tuple[str, int]]] = set()
+        for _ in range(MAX_CHECKS):  # where one target lacks something another one is proposed, which is asked, too
+            asked = {place: [file for file in files if (place, file) not in checked]
+                     for place, files in files_to_check(found).items()}  # fmt: skip
+            if not any(asked.values()):
+                break
+            for place, files in asked.items():
+                absent[place] = {*absent.get(place, ()), *await self._missing(node, place, files)}
+                checked |= {(place, file) for file in files}
+            found = await self._grid.read(proposals)
+        return found
+
+    async def _missing(self, node: str, place: str, files: Sequence[tuple[str, int]]) -> Collection[str]:
+        """Those of the files that a target lacks; what is not known to be there is taken to be missing."""
+        if not files or await self._is_same_machine(node, place):
+            return ()
+        try:
+            return await self._questions.missing_files(place, files)
+        except GridError:
+            return [path for path, _ in files]
+
+    async def _is_same_machine(self, one: str, other: str) -> bool:
+        def is_here(ledger: Ledger, now: int) -> bool:
+            return all(name in ledger.nodes and ledger.nodes[name].host == "local" for name in (one, other))
+
+        return await self._grid.read(is_here)
+
+    @property
+    def _rules(self) -> RebalanceRules:
+        if self._sharing is None:
+            raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
+        return self._sharing
+
+    async def advise(self, op: requests.AdviseCommand, caller: Caller) -> View:
+        """Whether a command had better start elsewhere, and why."""
+        return {**await self._advice(op, caller)}
+
+    async def _advice(self, op: requests.AdviseCommand, caller: Caller) -> CommandAdvice:
+        """Whether a command had better start elsewhere: only if its node is pressed, and another has room."""
+        rules, origin = self._sharing, await self._origin(op.origin, caller)
+        if rules is None or not origin:
+            return _stay("nothing is shared here" if rules is None else "no node stands for this machine")
+        readings = await self._monitor.readings()
+        scan = await self._grid.read(lambda ledger, now: _scan(ledger, readings, rules, now))
+        why = why_pressed(scan, origin)
+        if not why:
+            return _stay(f"{origin} is not pressed")
+        lenders = tuple(scan.lenders(origin))
+        if not lenders:
+            return _stay(f"{why}, and so is every other node, or none is there")
+        request = Request(f"advice-{secrets.token_hex(8)}", caller.user, ADVISED_ASK, prefer=lenders[:1], wait_ms=0)
+        try:
+            answer = await self._grid.dry_run(LeaseAsked(replace(request, anti_affinity=(origin,))))
+        except GridError:
+            answer = None
+        node = answer.choice.node if isinstance(answer, LeaseAnswer) and answer.choice is not None else ""
+        if node not in lenders:
+            return _stay(f"{why}, and no other node has a core to spare")
+        return {"elsewhere": True, "target_node": node, "reason": f"{why}, and {node} has room"}
+
+    async def _origin(self, named: str, caller: Caller) -> str:
+        """The node on which a request was typed."""
+
+        def find(ledger: Ledger, now: int) -> str:
+            if named in ledger.nodes:
+                return named
+            local = (node for node in ledger.nodes.values() if node.host == "local")
+            return first_node(local) if caller.is_here else ""
+
+        return await self._grid.read(find)
+
+    async def _check_node(self, name: str) -> None:
+        def check(ledger: Ledger, now: int) -> None:
+            if name not in ledger.nodes:
+                raise NotFound(f"no node is called {name!r}")
+
+        await self._grid.read(check)
+
+    # ------------------------------------------------------------------ moving
+
+    async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
+        """Begin to move a job or a process; the same request again is answered with how that move stands."""
+        if not _MOVE_ID.fullmatch(op.move_id):
+            raise BadInput(
+                f"the id of a move is {MOVE_PREFIX} and 1 to 64 letters, digits, - or _, not {op.move_id[:80]!r}"
+            )
+        try:
+            known = await find_move(self._grid, op.move_id, exact=True)
+        except NotFound:
+            pass
+        else:
+            caller.must_own(known.user, f"the move {known.id}")
+            return await self._view(known)
+        if op.target:
+            await self._check_node(op.target)
+        job = await self._job_named(op.subject)
+        move = await self._move_job(op, job, caller) if job is not None else await self._move_process(op, caller)
+        answer = await self._grid.handle(MoveRequested(move))
+        if not isinstance(answer, MoveAnswer):
+            raise Refused(f"{op.subject} could not be moved")
+        return await self._view(await find_move(self._grid, answer.move.id, exact=True))
+
+    async def _job_named(self, subject: str) -> Job | None:
+        """The job of this name; None where it is a pid that no job is called."""
+        try:
+            job = await find_job(self._grid, subject)
+        except NotFound:
+            if not subject.isdecimal():
+                raise NotFound(f"{subject!r} is neither a job nor a pid") from None
+            return None
+        return None if subject.isdecimal() and subject not in (job.id, job.uid) else job
+
+    async def _move_job(self, op: requests.ExecuteOffload, job: Job, caller: Caller) -> Move:
+        caller.must_own(job.request.user, f"the job {job.id}")
+        if job.is_over:
+            raise Refused(f"{job.id} has ended")
+        node = await self._node_of(job)
+        _check_elsewhere(job.id, node, op.target)
+        found = await self._propose(node, (), await self._monitor.readings(), op.target)
+        proposal = next((one for one in found if one.job == job.uid), None)
+        _check_movable(proposal, job.id, op.target)
+        assert proposal is not None
+        return job_move(op.move_id, job, proposal, by=caller.user)
+
+    async def _node_of(self, job: Job) -> str:
+        """Where a job is, or where it was typed or wanted while it waits."""
+        if job.attempt is not None:
+            return job.attempt.node
+        request = job.request
+        named = (*request.prefer, *request.require, request.target, request.origin)
+        return next((name for name in named if name), "")
+
+    async def _move_process(self, op: requests.ExecuteOffload, caller: Caller) -> Move:
+        pid = int(op.subject)
+        if not 1 < pid < MAX_PID:
+            raise BadInput(f"{op.subject} is not the pid of a process that could move")
+        node = op.node or await self._origin(op.origin, caller)
+        if not node:
+            raise BadInput("say on which node the process is: -n NODE")
+        await self._check_node(node)
+        _check_elsewhere(op.subject, node, op.target)
+        process = await self._process(node, pid, op.variables if op.consent else ())
+        if op.pid_start and process.pid_start != op.pid_start:
+            raise Conflict(f"{pid} on {node} is another process by now")
+        caller.must_own(process.user, f"the process {pid}")
+        found = await self._propose(node, [process], await self._monitor.readings(), op.target)
+        proposal = next((one for one in found if one.process is not None and one.process.pid == pid), None)
+        _check_movable(proposal, f"{pid} on {node}", op.target)
+        assert proposal is not None
+        check_input(process)
+        consent = await self._consent(op, process, proposal)
+        if not op.consent and consent.variables:
+            again = await self._process(node, pid, consent.variables)
+            if again.identity != process.identity:
+                raise Conflict(f"{pid} on {node} is another process by now")
+            process = again
+        freeze_ms = round(1000 * op.freeze_seconds)
+        return process_move(op.move_id, process, proposal, consent, freeze_ms=freeze_ms, by=caller.user)
+
+    async def _process(self, node: str, pid: int, variables: Sequence[str]) -> ProcessInfo:
+        """A process as it is now. One whose children come and go is looked at again: it may have been in between."""
+        for _ in range(MAX_LOOKS):
+            found = await self._questions.processes(node, pid, variables)
+            if not found:
+                raise NotFound(f"no process {pid} of the user of {node}'s agent runs there")
+            if not found[0].unreadable:
+                break
+        return found[0]
+
+    async def _consent(self, op: requests.ExecuteOffload, process: ProcessInfo, proposal: Proposal) -> MoveConsent:
+        """The consent of the process's user, given now or remembered; Refused with what to type."""
+        consent = MoveConsent(process.user, proposal.shape, 0, tuple(dict.fromkeys(op.variables)))
+        if op.consent:
+            await self._grid.handle(ConsentGiven(consent))
+            return consent
+        known = await self._grid.read(lambda ledger, now: ledger.consents.get(consent.key))
+        if known is None:
+            where = f" -n {op.node}" if op.node else ""
+            raise Refused(
+                f"moving {op.subject} restarts `{proposal.shape}` from the beginning on {proposal.target}, and a "
+                "restart repeats side effects: what it has sent or written by now happens again; if that may be, "
+                f"type: grid offload execute {op.subject}{where} --consent [--env NAME]"
+            )
+        return known
+
+    # ------------------------------------------------------------------ moves
+
+    async def list(self, op: requests.ListMoves) -> View:
+        """The moves that go on, and with `all` those that have ended last."""
+        living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
+        ended = await self._grid.query(_ended) if op.all else []
+        known = {move.id for move in living}
+        moves = [*living, *(move for move in ended if move.id not in known)]
+        viewer = self._viewer()
+        return {"moves": [move_view(viewer, move, self._is_connected) for move in moves]}
+
+    async def get(self, op: requests.GetMove) -> View:
+        """One move, over or not."""
+        return await self._view(await find_move(self._grid, op.move_id))
+
+    async def cancel(self, op: requests.CancelMove, caller: Caller) -> View:
+        """Leave the original as it was; a move that is over already is left so."""
+        move = await find_move(self._grid, op.move_id)
+        caller.must_own(move.user, f"the move {move.id}")
+        if not move.is_over:
+            try:
+                await self._grid.handle(MoveCancelled(move.id, caller.user))
+            except NotFound:  # it ended a moment ago
+                pass
+            move = await find_move(self._grid, move.id, exact=True)
+        return await self._view(move)
+
+    async def _view(self, move: Move) -> View:
+        return {"move": move_view(self._viewer(), move, self._is_connected)}
+
+    # ------------------------------------------------------------------ consents
+
+    async def consents(self) -> View:
+        """The command shapes whose processes may be moved."""
+        viewer = self._viewer()
+        found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
+        return {"consents": [consent_view(viewer, one) for one in found]}
+
+    async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> View:
+        """Withdraw a consent: one's own, or as an admin anybody's."""
+
+        def holders(ledger: Ledger, now: int) -> list[str]:
+            return [one.user for one in ledger.consents.values() if one.shape == op.shape]
+
+        users = [user for user in await self._grid.read(holders) if caller.admin or user == caller.user]
+        if not users:
+            raise NotFound(f"no consent for {op.shape[:200]!r}; `grid offload consents` lists them")
+        for user in users:
+            await self._grid.handle(ConsentWithdrawn(user, op.shape))
+        return {"withdrawn": op.shape, "users": users}
+
+
+def _scan(ledger: Ledger, readings: Sequence[PressureReading], rules: RebalanceRules, now: int) -> PressureScan:
+    """The pressure of all nodes, and who has headroom, least loaded first."""
+    scan = scan_pressure(ledger, readings, rules, now)
+    free = sorted((scan.reading(name).score or 0, name) for name in ledger.nodes if scan.has_headroom(name))
+    return replace(scan, schedule=RebalanceSchedule((), tuple(name for _, name in free)))
+
+
+def pressed_nodes(scan: PressureScan) -> list[str]:
+    """The nodes above a mark, the hardest pressed first."""
+    above = [name for name in scan.ledger.nodes if any(scan.is_above(name, kind) for kind in WATCHED_RESOURCES)]
+    return sorted(above, key=lambda name: (-(scan.reading(name).score or 0), name))
+
+
+def why_pressed(scan: PressureScan, node: str) -> str:
+    """What a node is short of; empty where it is of nothing."""
+    known = scan.ledger.nodes.get(node)
+    if known is None or known.state is not NodeState.ALIVE:
+        return ""
+    for kind in WATCHED_RESOURCES:
+        level = scan.reading(node).level(kind)
+        if scan.is_above(node, kind) and level is not None:
+            mark = percent(scan.rules.watermarks(kind).high)
+            return f"{kind} of {node} is at {percent(level)}, above the mark of {mark}"
+    cpu = scan.reading(node).cpu
+    return f"the CPU of {node} is full ({percent(cpu)})" if cpu is not None and cpu >= FULL_CPU_MILLI else ""
+
+
+def _check_elsewhere(subject: str, node: str, target: str) -> None:
+    if target == node:
+        raise Refused(f"{subject} is on {node} already; choose another node with -t")
+
+
+def _check_movable(proposal: Proposal | None, subject: str, target: str) -> None:
+    """Refuse what cannot be moved, with every cause."""
+    if proposal is None:
+        raise Refused(f"{subject} is no work of its own that could be moved; see: grid offload scan")
+    if proposal.movable:
+        return
+    causes = [obstacle.text for obstacle in proposal.obstacles]
+    to = f" to {target}" if target else ""
+    raise Refused(f"{subject} cannot be moved{to}: {'; '.join(causes) or 'no way is known'}", causes)
+
+
+def _stay(reason: str) -> CommandAdvice:
+    return {"elsewhere": False, "target_node": None, "reason": reason}
+
+
+def _ended(store: Store) -> list[Move]:
+    return [ended_move(row) for row in store.ended(Move.kind, limit=MAX_ENDED)]
