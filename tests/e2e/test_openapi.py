@@ -35,6 +35,7 @@ OPERATIONS = [
     "GET /v1/boosts", "POST /v1/boosts", "GET /v1/boosts/{name}", "DELETE /v1/boosts/{name}",
     "POST /v1/boosts/{name}/extend",
     "GET /v1/jobs", "POST /v1/jobs", "GET /v1/jobs/{name}", "POST /v1/jobs/{name}/cancel",
+    "GET /v1/proposals", "GET /v1/moves", "POST /v1/moves", "GET /v1/moves/{name}", "POST /v1/moves/{name}/cancel",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/snapshots", "GET /v1/metrics/summary",
     "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/metrics/history/{name}", "GET /metrics",
 ]  # fmt: skip
@@ -42,7 +43,7 @@ OPERATIONS = [
 CAN_BE_WRONG = {
     "POST /v1/join", "POST /v1/agent-package",
     "POST /v1/leases", "POST /v1/leases/{name}/extend", "GET /v1/jobs", "POST /v1/jobs",
-    "GET /v1/boosts", "POST /v1/boosts", "POST /v1/boosts/{name}/extend",
+    "GET /v1/boosts", "POST /v1/boosts", "POST /v1/boosts/{name}/extend", "POST /v1/moves",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/ledger",
 }  # fmt: skip
 
@@ -60,6 +61,7 @@ class Api:
             "jobs": grid.job(grid.detach("echo", "hello"))["uid"],
             "leases": self.lease(url),
             "boosts": "none",  # one node has nobody to lend to it
+            "moves": "none",  # and nothing can leave it
         }
         self.there |= {"history": self.there["nodes"], "trend": self.there["nodes"]}
         self.operations = {f"{one.method.upper()} {one.path}": one for one in found}

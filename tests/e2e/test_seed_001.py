@@ -16,7 +16,9 @@ import yaml
 
 from distributed_grid.config import load_cluster_config
 from distributed_grid.core import SSHManager
+from distributed_grid.orchestration.enhanced_offloading_executor import OffloadingMode
 from distributed_grid.orchestration.intelligent_scheduler import SchedulingRequest
+from distributed_grid.orchestration.offloading_detector import OffloadingDetector, Way
 from tests.e2e.clones import UsedClone
 from tests.e2e.guides import Guide, assert_within, load_config, run_block
 from tests.support.project import PROJECT, set_rebalance_interval
@@ -37,7 +39,9 @@ def test_the_guide_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monkey
         for heading in ("Enable Resource Sharing", "Node-Specific Settings"):
             assert_within(yaml.safe_load(guide.next(heading)), load_config("my-cluster.yaml"))
         asyncio.run(asyncio.wait_for(the_program_borrows_for_the_master(guide.next("Basic Usage")), 60))
-        guide.next("Enhanced Offloading")  # running processes are not moved yet
+        asyncio.run(
+            asyncio.wait_for(the_executor_moves_what_the_detector_found(guide.next("Enhanced Offloading"), clone), 60)
+        )
         pressure_has_the_weights_of_the_guide(clone)
         the_debug_commands_show_the_nodes(guide.next("Debug Commands"), clone)
         the_demo_borrows_because_of_pressure_and_places_by_strategy(clone)
@@ -72,6 +76,28 @@ async def the_program_borrows_for_the_master(program: str) -> None:
     await orchestrator.release_resources(request_id)
     assert await allocations(orchestrator) == []
     await orchestrator.stop()
+
+
+async def the_executor_moves_what_the_detector_found(program: str, clone: UsedClone) -> None:
+    """The block as it stands, but for the import of `OffloadingMode` that it lacks; a job leaves the pressed master."""
+    script = "echo on $GRID_NODE; until [ -e finish ]; do sleep 0.05; done"
+    wanted = ("-j", "walker", "--restartable", "-n", "gpu-master", "-r", "memory", "-a", "2")
+    clone("run-shared", "--detach", *wanted, "sh", "-c", script, check=0)
+    config = load_cluster_config("config/my-cluster-enhanced.yaml")
+    manager = SSHManager(config)
+    detector = OffloadingDetector(manager, config)
+    recommendation = next(one for one in await detector.scan_cluster("gpu-master") if one.job_id == "walker")
+    assert (recommendation.is_movable, recommendation.way) == (True, Way.RESTART)
+    names: dict[str, Any] = {"ssh_manager": manager, "cluster_config": config, "recommendation": recommendation}
+    names["OffloadingMode"] = OffloadingMode
+    await run_block(program, names)
+    executor, task_id = names["executor"], names["task_id"]
+    moved = await executor.wait_for_offloading(task_id, timeout_seconds=30)
+    assert (moved["job_id"], moved["source_node"], moved["problem"]) == ("walker", "gpu-master", None)
+    assert clone.json("offload", "status", task_id)["target_node"] == moved["target_node"] != "gpu-master"
+    (clone.cwd / "finish").touch()
+    clone("jobs", "wait", "walker", check=0)
+    assert clone("jobs", "logs", "walker", check=0).stdout == f"on gpu-master\non {moved['target_node']}\n"
 
 
 async def allocations(orchestrator: Any) -> list[dict[str, Any]]:

@@ -1,125 +1,26 @@
-"""Root of the command line `grid`; errors become exit codes here and nowhere else."""
+"""Entry point of `grid`. A command that `offload wrap` leaves on this machine is started before anything else is
+loaded: that costs hardly more than an interpreter. Every other command line is `root_command.py`'s."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import time
-from collections.abc import Sequence
-from typing import NoReturn
 
-from distributed_grid import __version__
-from distributed_grid.cli.command_line import LazyGroup, NotUnderstood, parse
-from distributed_grid.cli.output import echo
-from distributed_grid.cli.session import CliSession
-from distributed_grid.errors import GridError
+TYPE_CHECKING = False  # without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-COMMANDS = {
-    "run-shared": ("run", "run_shared", "Borrow resources, run a command, give them back."),
-    "status": ("status", "status", "Nodes, pressure, offers, leases and jobs at a glance."),
-    "shared-status": ("status", "shared_status", "Offers and active allocations."),
-    "jobs": ("jobs", "jobs", "List, show, follow, cancel and wait for jobs."),
-    "events": ("ledger", "events", "The event stream, which is also the audit trail."),
-    "explain": ("explain", "explain", "Why it waits, why it is there, why it was stopped, when it will start."),
-    "ledger": ("ledger", "ledger", "Who lent whom how much."),
-    "distribute": ("distribute", "distribute", "Workers as the scheduler sees them; spread probes over them."),
-    "boost": ("boost", "boost", "Lend a node what others can spare, for a while."),
-    "memory": ("memory", "memory", "Keep bytes in the memory of other nodes."),
-    "resource-sharing": ("resource_sharing", "resource_sharing", "Offers and allocations; give an owner a node back."),
-    "cluster": ("cluster", "cluster", "Install, start, stop and show the agents of other machines."),
-    "workers": ("workers", "workers", "Start, list and end the machines of a provider."),
-    "scale": ("scale", "scale", "Start and give back workers as the queue calls for."),
-    "predict": ("predict", "predict", "What work needs, learned from earlier runs."),
-    "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),
-    "daemon": ("daemon", "daemon", "Start, stop and show the control plane."),
-    "agent": ("cluster", "agent", "Serve as a node: the process of a machine without SSH."),
-    "init": ("config", "init", "Write a commented cluster file."),
-    "config": ("config", "config", "Check and show the configuration."),
-}
 COMPLETION_VARIABLE = "_GRID_COMPLETE"
 """Set by the completion of a shell, which click answers."""
 
 
-def _grid() -> None:
-    """Lend out what is idle on your machines, and get it back first.
-
-    \b
-    Exit codes:
-      0    done
-      1    the grid refused or failed (one line says why)
-      2    wrong usage
-      3    no control plane reachable
-      124  waited too long
-    run-shared exits with the command's own code (128+N after signal N, 130 when cancelled).
-    """
-
-
-GRID = LazyGroup("grid", _grid, COMMANDS)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its documented code; never with a traceback."""
-    session = CliSession()
-    try:
-        code = _run(sys.argv[1:] if arguments is None else arguments, session)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        code = 130
-    except GridError as error:
-        _print_error(str(error))
-        code = error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 141
-    except Exception:  # the outermost place: a bug becomes one line and a report
-        _print_error(_report(session))
-        code = 1
-    _exit(code if isinstance(code, int) else 0)
+    """Run a command and exit with its documented code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:2] == ["offload", "wrap"] and COMPLETION_VARIABLE not in os.environ:
+        from distributed_grid.cli.local_start import start_if_local
 
+        start_if_local(words[2:])
+    from distributed_grid.cli.root_command import run_command_line
 
-def _exit(code: int) -> NoReturn:
-    """End the process: at once where there is no thread and no exit handler, which saves a tenth of a warm command."""
-    if sys.modules.keys().isdisjoint(("atexit", "threading")):
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    sys.exit(code)
-
-
-def _run(words: Sequence[str], session: CliSession) -> object:
-    """Run a command line; what the command returned, which may be an exit code."""
-    try:
-        if COMPLETION_VARIABLE in os.environ:
-            raise NotUnderstood
-        command, options, global_options = parse(GRID, words)
-    except NotUnderstood:
-        from distributed_grid.cli.click_commands import run_with_click
-
-        return run_with_click(GRID, words, session)
-    for name, value in global_options.items():
-        if value:
-            setattr(session, name, value)
-    return command.function(session, **options)
-
-
-def _print_error(message: str) -> None:
-    lines = [line for line in message.splitlines() if line.strip()] or ["failed"]
-    echo("grid: " + "\n".join(lines), err=True)
-
-
-def _report(session: CliSession) -> str:
-    """Write a bug report to a file; the message that names it."""
-    import traceback
-
-    reports = session.state_dir.reports
-    path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    command = " ".join(sys.argv[1:3])
-    text = f"grid {__version__}, python {sys.version}\ncommand: grid {command} …\n\n{traceback.format_exc()}"
-    try:
-        reports.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError:
-        return f"this is a bug: {text.strip().splitlines()[-1]}"
-    return f"this is a bug; the report is in {path}"
+    run_command_line(words)

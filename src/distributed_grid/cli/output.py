@@ -220,14 +220,14 @@ class ProgressLine:
     """A line on stderr that is redrawn while a person waits; nothing is written where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
+        self.is_shown = sys.stderr.isatty()
         self._drawn_at = time.monotonic()
         self._drawn = False
 
     def draw(self, text: Callable[[], str]) -> None:
         """Redraw the line, unless it was drawn a moment ago."""
         now = time.monotonic()
-        if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
+        if self.is_shown and now - self._drawn_at >= DRAW_SECONDS:
             self._drawn_at, self._drawn = now, True
             echo(f"\r\x1b[K{text()}", err=True, nl=False)
 

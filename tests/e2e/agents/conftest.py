@@ -116,8 +116,8 @@ class FarGrid(Shell):
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What the audit trail has of one type."""
-        lines = self("events", "--json", "--limit", "1000", check=0).stdout.splitlines()
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        lines = self("events", "--json", "--limit", "1000", "--type", kind, check=0).stdout.splitlines()
+        return [json.loads(line) for line in lines]
 
     def on(self, name: str, *words: str) -> list[str]:
         """Options that insist on a node, and a command."""

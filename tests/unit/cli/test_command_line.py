@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.cli.click_commands import click_command
 from distributed_grid.cli.command_line import CommandSpec, Group, NotUnderstood, Option, parse
-from distributed_grid.cli.main import COMMANDS, GRID
+from distributed_grid.cli.root_command import COMMANDS, GRID
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 

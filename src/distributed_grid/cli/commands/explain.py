@@ -17,16 +17,23 @@ WIDTH = 14
 def explain(session: CliSession, id_: str) -> None:
     """Why a job or a lease waits, why it is where it is, why it was stopped, and when it will start.
 
-    ID is a job, a lease or a request, also one that was refused; any unique prefix will do.
+    ID is a job, a lease, a move or a request, also one that was refused; any unique prefix will do. Of a node it tells
+    what automatic offloading does there, and why.
     """
     found = session.query("explain", id=id_)
     print_answer(session, found, "\n".join(_lines(found)))
 
 
 def _lines(found: View) -> Iterator[str]:
+    if found["kind"] == "move":
+        yield from _move_lines(found["move"], found["events"])
+        return
     yield printable(_summary(found))
     if found["refusal"] is not None:
         yield _row("refused", f"{format_time(found['refusal']['at'])}: {found['refusal']['reason']}")
+        return
+    if found["kind"] == "node":
+        yield from _node(found)
         return
     asked = found["asked"] or "what its boost holds"
     yield _row("asked", f"{asked}, {found['priority']}, by {found['user']} at {format_time(found['requested_at'])}")
@@ -40,16 +47,69 @@ def _lines(found: View) -> Iterator[str]:
         yield from _rows("machine", machine_end_lines(found["machine_end"]))
     if found["stopping"]:
         yield _row("stopping", found["stopping"])
+    if found["offloading"] is not None:
+        yield from _rows("offloading", _offloading_lines(found["offloading"]))
     for place in found["placements"]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
         yield from _placement(place, one_of=len(found["placements"]), show_end=not last)
+    yield from _rows("moves", map(_moved, found.get("moves", ())))
     if found["end"] is not None:
         yield _row(
             "ended", f"{format_time(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}"
         )
 
 
+def _node(found: View) -> Iterator[str]:
+    """What automatic offloading has to say of a node."""
+    seen, events = found["offloading"], found["events"]
+    if seen["degraded"] is not None:
+        yield _row("degraded", f"since {format_time(seen['degraded']['since'])}: {seen['degraded']['why']}")
+    if seen["look"] is None:
+        yield _row("offloading", "nothing moves by itself here: automatic offloading has not looked at it")
+    else:
+        yield _row("offloading", f"{format_time(seen['look']['at'])}: {seen['look']['reason']}")
+        yield from _rows("jobs", (f"{one['job_id']}: {one['reason']}" for one in seen["look"]["jobs"]))
+    lines = (f"{format_time(one['time'])} {one['type']} {one['subject']}: {one['reason']}" for one in events)
+    yield from _rows("events", lines)
+
+
+def _offloading_lines(seen: View) -> Iterator[str]:
+    """Why automatic offloading has moved or left a job, and whether its node is degraded."""
+    if seen["reason"]:
+        yield f"{format_time(seen['at'])}: {seen['reason']}"
+    if seen["degraded"]:
+        yield f"{seen['node_id']} is degraded: {seen['degraded']}"
+
+
+def _move_lines(move: View, events: Iterable[View]) -> Iterator[str]:
+    """A move from its request on."""
+    what = f"job {move['job_id']}" if move["pid"] is None else f"process {move['pid']}"
+    how = move["end"] or move["state"]
+    yield printable(f"{move['move_id']} is {how}: {what} leaves {move['source_node']} for {move['target_node']}")
+    yield _row("asked", f"{move['reason']}, at {format_time(move['requested_at'])}")
+    for event in events:
+        if event["type"] == "move-advanced":
+            yield _row(event["data"]["state"], _told(event))
+        elif event["type"] == "move-ended":
+            yield _row("ended", _told(event))
+    if move["waits_for"]:
+        yield _row("waits for", move["waits_for"])
+
+
+def _told(event: View) -> str:
+    why = f": {event['reason']}" if event["reason"] else ""
+    return f"{format_time(event['time'])}{why}"
+
+
+def _moved(move: View) -> str:
+    how = move["end"] or move["state"]
+    why = f": {move['problem']}" if move["problem"] else ""
+    return f"{move['move_id']}, {move['source_node']} to {move['target_node']}, {how}{why}"
+
+
 def _summary(found: View) -> str:
+    if found["kind"] == "node":
+        return f"{found['id']} is {found['state']}"
     name, state = found["job_id"] or found["id"] if found["kind"] == "request" else found["id"], found["state"]
     if found["refusal"] is not None:
         return f"{name} was refused"

@@ -13,6 +13,7 @@ from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
 from distributed_grid.cli.output import (
     format_amount,
     format_outcome,
+    format_size,
     format_sizing,
     format_span,
     format_time,
@@ -78,6 +79,9 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("submitted", format_time(job["submitted_at"])),
         ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
+        ("checkpoint", _checkpoint(job)),
+        ("restartable", "yes" if job["restartable"] else None),
+        ("moved", format_time(job["moved_at"])),
         ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
@@ -99,6 +103,22 @@ def _lines(job: dict[str, Any]) -> list[str]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
+
+
+def _checkpoint(job: dict[str, Any]) -> str | None:
+    """What the next attempt finds in the checkpoint directory; None where no attempt has left anything."""
+    found = job.get("checkpoint")
+    if found is None:
+        return None
+    parts = []
+    if found["attempt"] is not None:
+        files = f"{found['files']} file{'' if found['files'] == 1 else 's'}"
+        parts.append(f"{files}, {format_size(found['bytes'])}, of attempt {found['attempt']}")
+    if found["awaited_attempt"] is not None:
+        parts.append(f"that of attempt {found['awaited_attempt']} is being brought")
+    if found["problem"] is not None:
+        parts.append(f"not brought: {found['problem']}")
+    return "; ".join(parts)
 
 
 def _expected(job: dict[str, Any]) -> str | None:

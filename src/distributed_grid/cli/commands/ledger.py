@@ -116,6 +116,7 @@ def events(
 
 def _event_line(event: dict[str, Any]) -> str:
     parts = [format_time(event["time"]), event["type"].ljust(TYPE_WIDTH), event["job_id"] or event["subject"]]
+    parts += [event["data"].get("state", "")] if event["type"] == "move-advanced" else []
     parts += [f"on {event['node_id']}"] if event["node_id"] else []
     parts += [f"by {event['user']}"] if event["user"] else []
     parts += [f"({event['reason']})"] if event["reason"] not in (None, "", event["type"], f"by {event['user']}") else []

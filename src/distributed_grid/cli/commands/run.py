@@ -57,6 +57,7 @@ CANCEL_SECONDS = 3.0
         help="Seconds between asking a job to stop and killing it.",
     ),
     Option("--retries", type=IntRange(0, 1000), default=0, help="Run again so many times after a failure."),
+    Option("--restartable", is_flag=True, help="It may be started again from the beginning on another node."),
     Option("--shell", is_flag=True, help="The command is one string for sh -c."),
     Option("--dry-run", is_flag=True, help="Only say what would happen."),
     Argument("command", nargs=-1, required=True),
@@ -98,6 +99,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         "timeout_seconds": options["timeout"],
         "grace_seconds": options["grace"],
         "retries": options["retries"],
+        "restartable": options["restartable"],
         "dry_run": options["dry_run"],
     }
 
@@ -184,12 +186,17 @@ def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> Non
 def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], target: str) -> dict[str, Any]:
     """Download the files that match into a directory; what came, and what could not."""
     download = FileDownload(target, patterns)
+    return {**receive_files(session, job_id, patterns, download), "target": target, "paths": download.paths}
+
+
+def receive_files(session: CliSession, job_id: str, patterns: Sequence[str], download: FileDownload) -> dict[str, Any]:
+    """Pass the files that match on to a download, which is closed; the totals."""
     try:
         with session.client(query_only=True) as client:
             for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
                 done = download.receive(kind, part)
                 if done is not None:
-                    return {**done, "target": target, "paths": download.paths}
+                    return done
     finally:
         download.close()
     raise AssertionError("a stream ends with its sum")
@@ -266,6 +273,8 @@ class JobFollower:
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
         self._output_closed = False
+        self.ended_job: dict[str, Any] | None = None
+        """The job as it ended, once it is known."""
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -316,6 +325,7 @@ class JobFollower:
             write_output(kind, chunk)
 
     def _finish(self, job: dict[str, Any]) -> int:
+        self.ended_job = job
         if self._output_closed:
             return 141
         if job["sizing"] is not None and job["sizing"]["overruns"]:

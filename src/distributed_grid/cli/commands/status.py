@@ -29,6 +29,9 @@ def status(session: CliSession) -> None:
     if rejected:
         lines = (f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in rejected)
         parts.append("\n".join(map(printable, lines)))
+    degraded = [node for node in found["nodes"] if node["degraded"]]
+    if degraded:
+        parts.append("\n".join(printable(f"{node['node_id']} is degraded: {node['degraded']}") for node in degraded))
     running = sum(1 for job in jobs if job["state"] == "running")
     leases = f"{len(found['allocations'])} lease{'' if len(found['allocations']) == 1 else 's'}"
     parts.append(f"{leases}, {running} job{'' if running == 1 else 's'} running, {found['waiting']} waiting")
@@ -54,7 +57,7 @@ def _nodes(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
-            ("cooling down" if node["cooling"] else node["state"]) + (", simulated" if node["simulated"] else ""),
+            _state(node) + (", simulated" if node["simulated"] else ""),
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
             f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
@@ -63,6 +66,12 @@ def _nodes(nodes: list[dict[str, Any]]) -> str:
         for node in nodes
     ]
     return table(("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT"), rows, empty="no nodes")
+
+
+def _state(node: dict[str, Any]) -> str:
+    if node["cooling"]:
+        return "cooling down"
+    return "degraded" if node["degraded"] else str(node["state"])
 
 
 def _jobs(jobs: list[dict[str, Any]]) -> str:

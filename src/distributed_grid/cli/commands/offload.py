@@ -1,0 +1,268 @@
+"""`grid offload`: find work that had better run elsewhere, move it, and see what became of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from distributed_grid.cli.command_line import Argument, FloatRange, Option, group
+from distributed_grid.cli.offload_output import (
+    auto_lines,
+    cancel_text,
+    move_lines,
+    move_text,
+    moves_table,
+    progress_text,
+    scan_parts,
+    subject_of,
+)
+from distributed_grid.cli.output import ProgressLine, echo, format_time, print_answer, printable, table
+from distributed_grid.cli.session import CliSession
+from distributed_grid.client.client import Client
+from distributed_grid.client.job_payload import caller_node
+from distributed_grid.errors import BadInput, Refused
+
+Row = dict[str, Any]
+POLL_SECONDS = 0.2
+FAILED_ENDS = ("failed", "cancelled")
+
+
+@group()
+def offload() -> None:
+    """Find work that had better run elsewhere, and move it: never twice, never lost."""
+
+
+@offload.command(
+    Option("-n", "--node", default="", metavar="NODE", help="Of this node (default: of all that are above a mark)."),
+    Option("-a", "--all", "all_", is_flag=True, help="Also every process that cannot be moved, with the reason."),
+)
+def scan(session: CliSession, node: str, all_: bool) -> None:
+    """Processes and jobs that could run elsewhere: why, by which way, where to and how sure; and why others cannot."""
+    found = session.query("scan_offload", node=node)
+    print_answer(session, found, "\n\n".join(scan_parts(found, node, everything=all_)))
+
+
+@offload.command(
+    Argument("subject", metavar="[PID|JOB]", required=False),
+    Option("--all-recommended", is_flag=True, help="Everything that a scan advises to move."),
+    Option("-n", "--node", default="", metavar="NODE", help="Where the process is (default: this machine's node)."),
+    Option("-t", "--target", default="", metavar="NODE", help="Where to (default: the best node)."),
+    Option("--consent", is_flag=True, help="Allow to restart processes of this command shape; remembered."),
+    Option("-e", "--env", multiple=True, metavar="NAME", help="A variable of the process that travels with --consent."),
+    Option(
+        "--freeze",
+        type=FloatRange(0.5, 60),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="A process stands still for at most so long.",
+    ),
+    Option("--no-wait", is_flag=True, help="Print the id of the move and return."),
+)
+def execute(session: CliSession, /, **options: Any) -> int:
+    """Move a process or a job to another node, and follow the move until the work runs there.
+
+    A restart begins from the beginning: what the work has sent or written by then happens again. Ctrl-C leaves the move
+    going; `grid offload cancel` ends it while the original can still go on.
+    """
+    if bool(options["subject"]) == options["all_recommended"]:
+        raise BadInput("name a pid or a job, or use --all-recommended")
+    if options["env"] and not options["consent"]:
+        raise BadInput("variables travel only with your consent: add --consent to --env")
+    refused = False
+    with session.client() as client:
+        if options["all_recommended"]:
+            rows, refused = _execute_recommended(client, options)
+        else:
+            rows = [_execute(client, options, options["subject"], options["node"])]
+        if not options["no_wait"]:
+            rows = [follow_move(client, row, quiet=session.json) for row in rows]
+    text = "\n".join(row["move_id"] if options["no_wait"] else move_text(row) for row in rows)
+    shown = rows if options["all_recommended"] else rows[0]
+    print_answer(session, shown, text or "nothing is advised to move")
+    return 1 if refused or any(row["end"] in FAILED_ENDS for row in rows) else 0
+
+
+def _execute_recommended(client: Client, options: Row) -> tuple[list[Row], bool]:
+    """Begin to move what a scan advises; what could be begun, and whether anything was refused."""
+    rows, refused = [], False
+    for subject, node, pid_start in _recommended(client, options):
+        try:
+            rows.append(_execute(client, options, subject, node, pid_start))
+        except Refused as refusal:  # the others can be moved all the same
+            refused = True
+            echo(printable(f"grid: {subject}: {refusal}"), err=True)
+    return rows, refused
+
+
+def _recommended(client: Client, options: Row) -> list[tuple[str, str, int]]:
+    """What a scan advises to move, as (pid or job, node, start of the process); the rest of it is named."""
+    found = client.call("scan_offload", node=options["node"])["proposals"]
+    chosen = []
+    for row in found:
+        if not (row["recommended"] and row["movable"]):
+            continue
+        if row["needs_consent"] and not options["consent"]:
+            echo(printable(f"grid: {subject_of(row)} is left: it needs your consent (--consent)"), err=True)
+            continue
+        chosen.append((subject_of(row), row["node_id"], row["process"]["pid_start"] if row["process"] else 0))
+    return chosen
+
+
+def _execute(client: Client, options: Row, subject: str, node: str, pid_start: int = 0) -> Row:
+    move_id = f"move-{os.urandom(6).hex()}"
+    try:
+        found = client.call(
+            "execute_offload",
+            move_id=move_id,
+            subject=subject,
+            node=node,
+            target=options["target"],
+            consent=options["consent"],
+            variables=list(options["env"]),
+            freeze_seconds=options["freeze"],
+            origin=caller_node(),
+            pid_start=pid_start,
+        )
+    except KeyboardInterrupt:
+        echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)
+        raise
+    row: Row = found["move"]
+    return row
+
+
+def follow_move(client: Client, row: Row, *, quiet: bool) -> Row:
+    """Show a move's progress until the work runs on the other node or the move has ended; its last state."""
+    line, shown = ProgressLine(), ""
+    try:
+        while row["end"] is None and row["state"] != "running":
+            text = progress_text(row)
+            line.draw(lambda: progress_text(row))  # noqa: B023, drawn at once
+            if text != shown and not line.is_shown and not quiet:
+                echo(text, err=True)
+            shown = text
+            time.sleep(POLL_SECONDS)
+            row = client.call("get_move", move_id=row["move_id"])["move"]
+    except KeyboardInterrupt:
+        line.clear()
+        move_id = row["move_id"]
+        echo(f"grid: {move_id} goes on; see `grid offload status {move_id}`, end it with `grid offload cancel "
+             f"{move_id}`", err=True)  # fmt: skip
+        raise
+    finally:
+        line.clear()
+    return row
+
+
+@offload.command(
+    Argument("move_id", metavar="[MOVE]", required=False),
+    Option("-a", "--all", "all_", is_flag=True, help="Also those that have ended."),
+)
+def status(session: CliSession, move_id: str | None, all_: bool) -> None:
+    """The moves that go on, or everything about one, by its id or any unique prefix."""
+    if move_id:
+        row = session.query("get_move", move_id=move_id)["move"]
+        print_answer(session, row, "\n".join(move_lines(row)))
+        return
+    found = session.query("list_moves", all=all_)["moves"]
+    print_answer(session, found, moves_table(found))
+
+
+@offload.command(Argument("move_ids", metavar="MOVE", nargs=-1, required=True))
+def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
+    """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
+    with session.client() as client:
+        rows = [client.call("cancel_move", move_id=one)["move"] for one in move_ids]
+    print_answer(session, rows, "\n".join(map(cancel_text, rows)))
+
+
+@offload.command(Option("--withdraw", default="", metavar="SHAPE", help="Do not allow this one any more."))
+def consents(session: CliSession, withdraw: str) -> None:
+    """The command shapes whose processes you have allowed to be restarted elsewhere."""
+    if withdraw:
+        session.call("withdraw_consent", shape=withdraw)
+        print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
+        return
+    found = session.query("list_consents")["consents"]
+    rows = [(one["shape"], ", ".join(one["variables"]), one["user"], format_time(one["given_at"])) for one in found]
+    empty = "no consents; grid offload execute PID --consent gives one"
+    print_answer(session, found, table(("COMMAND SHAPE", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
+
+
+@offload.command(
+    Option("--enable", is_flag=True, help="Move jobs by itself, whatever the config says."),
+    Option("--disable", is_flag=True, help="Move nothing by itself, whatever the config says."),
+    Option("--reset", is_flag=True, help="As the config says again."),
+    Option("--status", is_flag=True, help="Only show how it stands (the default)."),
+)
+def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: bool) -> None:
+    """Automatic offloading: whether jobs leave a pressed node by themselves.
+
+    It moves jobs that mark checkpoints or are declared restartable, and never a process of another kind.
+    """
+    chosen = [name for name, given in (("enable", enable), ("disable", disable), ("reset", reset)) if given]
+    if len(chosen) + status > 1:
+        raise BadInput("use one of --enable, --disable, --reset and --status")
+    if chosen:
+        found = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
+    else:
+        found = session.query("get_auto_offload")["auto_offload"]
+    print_answer(session, found, "\n".join(auto_lines(found)))
+
+
+@offload.command(
+    Option(
+        "--interval",
+        type=FloatRange(0.2, 3600),
+        default=2.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Between two looks.",
+    ),
+    Option("-n", "--node", default="", metavar="NODE", help="Proposals of this node (default: of all above a mark)."),
+)
+def watch(session: CliSession, interval: float, node: str) -> None:
+    """Pressure, proposals and moves as they change, until Ctrl-C; where the output is no terminal, what has changed."""
+    from distributed_grid.cli.offload_view import watch_offload
+
+    watch_offload(session, interval, node)
+
+
+@offload.command(
+    Option("--no-input", is_flag=True, help="It reads no input: a terminal or pipe does not keep it here."),
+    Option("-e", "--env", multiple=True, metavar="K[=V]", help="A variable for it; without =V your own value."),
+    Option("--fetch", multiple=True, metavar="GLOB", help="What may come back (default: every file that it changed)."),
+    Argument("command", nargs=-1, required=True),
+    interspersed=False,
+)
+def wrap(session: CliSession, /, **options: Any) -> int:
+    """Start COMMAND on the best node, which is this one unless it is pressed.
+
+    It starts here where no control plane answers within 200 ms, this node is not pressed, its input is a pipe, a file
+    or a terminal, or this is inside a job. Else it runs as `grid run-shared` would run it: its output is shown as it
+    comes, the files that it changes come back, its exit code is that of this command. Everything from the first word of
+    COMMAND on belongs to the command.
+    """
+    from distributed_grid.cli.wrapped_command import run_wrapped
+
+    return run_wrapped(session, options)
+
+
+@offload.command(
+    Option("--no-input", is_flag=True, help="They read no input: see `grid offload wrap --no-input`."),
+    Argument("names", metavar="[NAME]...", nargs=-1),
+)
+def shell_hook(session: CliSession, no_input: bool, names: tuple[str, ...]) -> None:
+    """Print shell functions (bash, zsh) that start the named commands by `grid offload wrap`.
+
+    Use it as `eval "$(grid offload shell-hook make ffmpeg)"`; without names those in $GRID_OFFLOAD_COMMANDS are meant.
+    `command NAME` starts one here, as before.
+    """
+    from distributed_grid.cli.shell_hook import NAMES_VARIABLE, hook_script, own_path
+
+    chosen = names or tuple(os.environ.get(NAMES_VARIABLE, "").split())
+    if not chosen:
+        raise BadInput(f"name the commands, such as: grid offload shell-hook make ffmpeg; or set {NAMES_VARIABLE}")
+    script = hook_script(chosen, own_path(), no_input=no_input, state_dir=session.state_dir_option)
+    print_answer(session, {"script": script}, script.rstrip("\n"))

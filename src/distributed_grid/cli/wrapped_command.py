@@ -1,0 +1,189 @@
+"""A command of `grid offload wrap` on another node, as a job; and here, if nothing of it was started there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_grid.cli.commands.run import JobFollower, current_directory, parse_variables, receive_files
+from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
+from distributed_grid.cli.output import echo, printable
+from distributed_grid.cli.session import CliSession
+from distributed_grid.client.client import Client
+from distributed_grid.client.job_payload import caller_environment, caller_node, check_command, upload_workdir
+from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
+
+CERTAINTY_SECONDS = 10.0
+"""How long to find out what became of a submission that was not answered."""
+RETRY_SECONDS = 0.2
+NOTHING_RAN = ("never_started", "waited_too_long")
+"""Outcomes of a job of which no process has existed."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
+    """Run the command elsewhere and return its exit code, or become it here."""
+    command = list(options["command"])
+    variables = parse_variables(options["env"])
+    if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
+        node = _advised_node(session, command)
+        if node:
+            code = WrappedRun(session, command, variables, options["fetch"]).run_on(node)
+            if code is not None:
+                return code
+    return exec_here(command, {**os.environ, **variables})
+
+
+def _advised_node(session: CliSession, command: list[str]) -> str:
+    """The node on which it had better start; empty for this one, also where nobody says anything in time."""
+    if not is_advised_elsewhere(command, session.state_dir):
+        return ""
+    try:
+        with session.running_client() as client:
+            advice = client.call("advise_command", argv=command, origin=caller_node())
+    except GridError:
+        return ""
+    return str(advice["target_node"] or "") if advice["elsewhere"] else ""
+
+
+class WrappedRun:
+    """One wrapped command on another node: submitted, followed, and its changed files brought back."""
+
+    def __init__(
+        self, session: CliSession, command: list[str], variables: dict[str, str], patterns: Sequence[str]
+    ) -> None:
+        self._session = session
+        self._command = command
+        self._variables = variables
+        self._patterns = tuple(patterns) or ("**",)
+        self._request_id = os.urandom(16).hex()
+
+    def run_on(self, node: str) -> int | None:
+        """Run it on this node; its exit code, or None where nothing was started there, so that it may start here."""
+        shipped_at_ns = time.time_ns()
+        try:
+            with self._session.running_client() as client:
+                fields = self._prepare(client, node)
+                job = self._submit(client, fields) if fields is not None else None
+            if job is None or fields is None:
+                return None
+            code = self._follow(job)
+            if code is not None:
+                self._bring_back(job["uid"], fields, shipped_at_ns)
+            return code
+        except KeyboardInterrupt:
+            with contextlib.suppress(GridError), self._session.running_client() as client:
+                client.call("cancel_job", job_id=self._request_id)
+            return 130
+
+    def _prepare(self, client: Client, node: str) -> dict[str, Any] | None:
+        """The submission, with the working directory uploaded; None where it cannot be shipped."""
+        try:
+            env = caller_environment(self._variables)
+            check_command(self._command, env, self._variables)
+            cwd, welcome = current_directory(), client.greet()
+            upload = upload_workdir(
+                None,
+                self._session.state_dir,
+                nodes=welcome.get("nodes", ()),
+                far=welcome.get("far_nodes", ()),
+                require=(node,),
+            )
+        except GridError as problem:
+            _say_it_starts_here(str(problem))
+            return None
+        for note in upload.notes:
+            echo(f"grid: {printable(note)}", err=True)
+        return {
+            "request_id": self._request_id,
+            "argv": self._command,
+            "env": env,
+            "given": list(self._variables),
+            "cwd": cwd,
+            "workdir": upload.workdir,
+            "require": [node],
+            "wait_seconds": 0.0,
+            "origin": caller_node(),
+        }
+
+    def _submit(self, client: Client, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """The job; None where the grid has said no, and where it has never heard of it."""
+        try:
+            job: dict[str, Any] = client.call("submit_job", **fields)["job"]
+            return job
+        except (Refused, BadInput, TimedOut) as refusal:
+            _say_it_starts_here(str(refusal))
+            return None
+        except GridError:
+            return self._find()
+
+    def _find(self) -> dict[str, Any] | None:
+        """What became of a submission that was not answered; None where there is no such job. Unreachable where nobody
+        says so in time: it may run there."""
+        deadline = time.monotonic() + CERTAINTY_SECONDS
+        while True:
+            try:
+                with self._session.running_client() as client:
+                    job: dict[str, Any] = client.call("get_job", job_id=self._request_id)["job"]
+                    return job
+            except NotFound:
+                return None
+            except GridError:
+                if time.monotonic() >= deadline:
+                    raise Unreachable(
+                        "nobody can say whether the command was started elsewhere, so it is not started here; "
+                        "see `grid jobs list`"
+                    ) from None
+                time.sleep(RETRY_SECONDS)
+
+    def _follow(self, job: dict[str, Any]) -> int | None:
+        """Show its output until its end; its exit code, or None where no process of it has existed."""
+        follower, handlers = JobFollower(self._session, job["uid"]), [signal.getsignal(one) for one in SIGNALS]
+        try:
+            code = follower.run()
+        except GridError as failure:
+            if not _is_nothing_ran(follower.ended_job):
+                raise
+            echo(f"grid: {printable(str(failure))}", err=True)
+        else:
+            if not _is_nothing_ran(follower.ended_job):
+                return code
+        for number, handler in zip(SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
+        _say_it_starts_here("nothing of it was started there")
+        return None
+
+    def _bring_back(self, uid: str, fields: dict[str, Any], shipped_at_ns: int) -> None:
+        """Write the files that it has changed into the current directory; what cannot be is said."""
+        from distributed_grid.client.changed_files import ChangedFilesDownload, ShippedDirectory
+
+        try:
+            shipped = ShippedDirectory.uploaded(
+                fields["cwd"], fields["workdir"], self._session.state_dir, shipped_at_ns
+            )
+            download = ChangedFilesDownload(shipped, self._patterns)
+            came = receive_files(self._session, uid, self._patterns, download)
+        except GridError as failure:
+            echo(f"grid: its files were not fetched: {printable(str(failure))}; try: grid jobs fetch {uid}", err=True)
+            return
+        for path in download.kept:
+            echo(f"grid: not replaced, because it was changed here meanwhile: {printable(path)}", err=True)
+        for reason in came["skipped"]:
+            echo(f"grid: not fetched: {printable(reason)}", err=True)
+
+
+def _is_nothing_ran(job: dict[str, Any] | None) -> bool:
+    """Whether a job is over and no process of it has existed."""
+    return (
+        job is not None
+        and job["outcome"] in NOTHING_RAN
+        and not any(attempt["started_at"] for attempt in job["attempts"])
+    )
+
+
+def _say_it_starts_here(why: str) -> None:
+    echo(f"grid: starts here: {printable(why)}", err=True)
