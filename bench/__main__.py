@@ -6,6 +6,7 @@ import sys
 
 from bench import (
     agents,
+    auto_offload,
     boosts,
     cloud_orders,
     commands,
@@ -22,12 +23,15 @@ from bench import (
     load_forecast,
     lost_work,
     memory,
+    offload_freeze,
+    offload_wrap,
     openb,
     owner_return,
     placement,
     pool_size,
     prediction,
     preemption,
+    process_scan,
     queue_growth,
     ray_boosts,
     reactor_steps,
@@ -46,10 +50,12 @@ ALL = {
     "queue_growth": queue_growth,
     "placement": placement,
     "preemption": preemption,
+    "process_scan": process_scan,
     "lost_work": lost_work,
     "durable_grants": durable_grants,
     "daemon_restart": daemon_restart,
     "commands": commands,
+    "offload_wrap": offload_wrap,
     "event_followers": event_followers,
     "idle_offers": idle_offers,
     "openb": openb,
@@ -67,6 +73,7 @@ ALL = {
     "sizing": sizing,
     "scaling": scaling,
     "worker_steps": worker_steps,
+    "auto_offload": auto_offload,
     "cloud_orders": cloud_orders,
     "worker_starts": worker_starts,
     "prediction": prediction,
@@ -75,6 +82,7 @@ ALL = {
     "owner_return": owner_return,
     "load_forecast": load_forecast,
     "pool_size": pool_size,
+    "offload_freeze": offload_freeze,
 }
 
 

@@ -43,8 +43,8 @@ class Cluster(Shell):
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What the audit trail has of one type."""
-        lines = self("events", "--json", "--limit", "1000", check=0).stdout.splitlines()
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        lines = self("events", "--json", "--limit", "1000", "--type", kind, check=0).stdout.splitlines()
+        return [json.loads(line) for line in lines]
 
     def close(self) -> None:
         self.lab.mend()
@@ -58,7 +58,8 @@ class Cluster(Shell):
 
 def remains(host: Host) -> tuple[list[str], list[str]]:
     """Our processes and our files on a host."""
-    files = host.run(["find", host.home, "/tmp", "-mindepth", "1", "-path", "*grid*"], user="root").stdout.split()
+    ours = ["(", "-path", f"{host.home}/*grid*", "-o", "-path", "/tmp/*grid*", ")"]
+    files = host.run(["find", host.home, "/tmp", "-mindepth", "1", *ours], user="root").stdout.split()
     return [line for _, line in host.processes() if any(word in line for word in OURS)], files
 
 

@@ -8,6 +8,8 @@ Checked when                    what
                                 an attempt ends once, and as it did on its machine; a job is not run more often than was
                                 asked for
 - a commit, a restart           nothing that was acknowledged is lost; a job ends once; what is stored is the ledger
+- a moved process's job begins   nothing of that process is left, and the job has all that it had written
+- a process is frozen           it goes on, or is ended, when its freeze lease is over
 - a job is cancelled            after the answer it gets no other attempt, it ends as cancelled, and soon after the last
                                 fault nothing of it runs
 - everything is quiet           whatever was submitted is over, or waits for a reason that still holds
@@ -26,6 +28,7 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_thoug
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import Move
 from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.rows import Row
@@ -36,6 +39,7 @@ from distributed_grid.reactor.jobs import DISPLACED
 from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
 from distributed_grid.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
 from distributed_grid.simulation.machine import Machine, SimulatedProcess
+from distributed_grid.simulation.move_laws import MoveLaws
 
 EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
@@ -74,6 +78,7 @@ class InvariantChecker:
         self.stopped: dict[str, tuple[str, Ending]] = {}
         """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin, and
         how they end: one that was being stopped for good already ends as that."""
+        self.moves = MoveLaws(self._hold, self.liars)
         self.steps = 0
         self.held: Tally[str] = Tally()
         """How often each invariant was checked."""
@@ -95,6 +100,7 @@ class InvariantChecker:
             self.ran[lease_id] = run
             self.running[lease_id] = (machine, run)
             return
+        self.moves.began(run)
         self._hold(lease_id not in self.ran, "an attempt runs once", f"{lease_id} runs again, on {name}")
         job = lease_id.rpartition(".")[0]
         for other in self._honest():
@@ -218,6 +224,10 @@ class InvariantChecker:
         self.visited[type(moment.event).__name__] += 1
         self._watch.end(moment, came_of_it)
         self._lost_blocks_are_lost(moment.rows_before, moment.changes)
+        for row in moment.changes:
+            if isinstance(row, Move):
+                self.moves.changed(row)
+        self.moves.check_freezes()
         is_quiet = all(isinstance(row, NodeObservation) for row in moment.changes) and self.steps % EVERY
         for invariant in INVARIANTS:
             if is_quiet and invariant in REBUILDING_INVARIANTS:
@@ -248,7 +258,10 @@ class InvariantChecker:
         numbers = [attempt.number for attempt in job.attempts]
         self._hold(numbers == [*range(1, len(numbers) + 1)], "attempts are numbered", f"{job.uid}: {numbers}")
         self._hold(len(over) >= len(numbers) - 1, "one attempt after the other", f"{job.uid}: {len(numbers)} attempts")
-        counted = sum(1 for one in over if one.outcome is not None and one.outcome.ending not in DISPLACED)
+        spared = {Ending.LOST} if job.restartable or job.moved_at_ms else set()
+        spared |= {Ending.NEVER_STARTED} if job.moved_at_ms else set()
+        free = DISPLACED | spared
+        counted = sum(1 for one in over if one.outcome is not None and one.outcome.ending not in free)
         most = self.allowed_runs.get(job.uid, 1)
         self._hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
 
@@ -301,13 +314,18 @@ class InvariantChecker:
                 return f"{job.uid} is {job.state} on {ledger.leases[job.lease_id].node}"
             if all(map(ledger.nodes_of, request.affinity)) and never_fits(ledger, request) is None:
                 return f"{job.uid} waits: {'; '.join(why_not_now(ledger, request, now))}"
+        moving = self.moves.unsettled(ledger, self.over)
+        if moving is not None:
+            return moving
         for block in ledger.blocks.values():
             return f"{block.id} is not over"
         for name, machine in self.machines.items():
             left = {*machine.memory.in_memory, *machine.memory.on_disk}
             if left:
                 return f"{name} still holds {', '.join(sorted(left))}"
-        held = [lease.id for lease in ledger.leases.values() if lease.holds and not is_automatic(lease.request)]
+        kept = {move.lease_id for move in ledger.moves.values()}
+        counted = [one for one in ledger.leases.values() if one.holds and one.id not in kept]
+        held = [lease.id for lease in counted if not is_automatic(lease.request)]
         return f"still running: {', '.join((*self.running, *held))}" if self.running or held else None
 
     def settled(self, now: int) -> None:

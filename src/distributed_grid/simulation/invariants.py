@@ -21,7 +21,7 @@ from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.domain.states import LeaseEnd
+from distributed_grid.domain.states import JobState, LeaseEnd
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
 from distributed_grid.reactor.decision import Answer
@@ -381,6 +381,15 @@ def a_mark_is_of_its_attempt_and_only_moves_on(watch: LedgerWatch, moment: Obser
                 assert before.marked_at_ms <= attempt.marked_at_ms
 
 
+def an_attempt_starts_when_what_the_last_one_left_is_there(watch: LedgerWatch, moment: ObservedStep) -> None:
+    for row in moment.changes:
+        if isinstance(row, Job):
+            runs = row.state in (JobState.RUNNING, JobState.PAUSED)
+            assert not (runs and row.checkpoint_from), f"{row.id} runs without the checkpoint of its last attempt"
+            left = [one.outcome for one in row.attempts if one.number == row.checkpoint_from]
+            assert left.count(None) == 0, f"{row.id} waits for what an attempt leaves that is not over"
+
+
 def who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times(
     watch: LedgerWatch, moment: ObservedStep
 ) -> None:
@@ -418,6 +427,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     a_node_that_gives_way_or_is_silent_gets_nothing_new,
     whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often,
     a_mark_is_of_its_attempt_and_only_moves_on,
+    an_attempt_starts_when_what_the_last_one_left_is_there,
     who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times,
 )
 

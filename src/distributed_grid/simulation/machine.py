@@ -19,6 +19,7 @@ from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.guarded_process import SimulatedGuard, SimulatedJournal, SimulatedOriginal
 from distributed_grid.simulation.simulated_memory import SimulatedMemory
 from distributed_grid.wire import StartAttemptOrder
 
@@ -108,6 +109,8 @@ class SimulatedHost(Protocol):
 class Machine:
     """One machine of the simulated world."""
 
+    guard_type = SimulatedGuard
+
     def __init__(self, node: Node, queue: EventQueue, random: Random, witness: Witness) -> None:
         self.node = node
         self.queue = queue
@@ -116,6 +119,9 @@ class Machine:
         self.boots = 0
         self.is_on = False
         self.records: dict[str, SimulatedProcess] = {}
+        self.originals: dict[int, SimulatedOriginal] = {}
+        self.journals: dict[str, SimulatedJournal] = {}
+        self.guards: dict[str, SimulatedGuard] = {}
         self.live: dict[str, None] = {}
         self.launching: dict[str, ScheduledEvent] = {}
         self.orphans: list[SimulatedProcess] = []
@@ -180,6 +186,13 @@ class Machine:
     def power_off(self) -> None:
         """Everything that runs is gone at once; of what had not ended, some records are too."""
         self.is_on = False
+        for original in self.originals.values():
+            original.end("with its machine")
+        for guard in self.guards.values():
+            guard.die(for_good=True)
+        self.guards.clear()
+        for journal in self.journals.values():
+            journal.lose_power(self.random)
         self.memory.lose()
         for planned in self.launching.values():
             planned.cancel()
@@ -218,6 +231,7 @@ class Machine:
                 run.orphaned_hold = self.holds_until(run)
                 self.orphans.append(run)
         self.directories += 1
+        self.journals.clear()  # guards have theirs open, and go on
         self.records.clear()
         self.live.clear()
         self.unrecorded.clear()
@@ -232,6 +246,16 @@ class Machine:
             self.unrecorded.clear()  # shims try again until their ends are on the disk
 
     # ------------------------------------------------------------------ running
+
+    def start_original(self, pid: int, run_ms: int) -> None:
+        """A user starts a process by hand, unless the machine is off."""
+        if self.is_on:
+            self.originals[pid] = SimulatedOriginal(self, pid, run_ms)
+
+    def kill_guard(self, move_id: str) -> None:
+        """The guard of a move is killed, if there is one."""
+        if move_id in self.guards:
+            self.guards[move_id].die()
 
     @property
     def running(self) -> list[SimulatedProcess]:

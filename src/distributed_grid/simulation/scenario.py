@@ -27,6 +27,7 @@ from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Prio
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
 from distributed_grid.simulation.faults import Fault, draw_faults
 from distributed_grid.simulation.machine import ScriptedJob
+from distributed_grid.simulation.move_plans import PlannedMove, PlannedOriginal, draw_moves, draw_originals
 
 GB = 1024**3
 ASKS = (
@@ -91,6 +92,8 @@ class Scenario(Struct, frozen=True):
     requests: list[UserRequest]
     faults: list[Fault]
     quiet_ms: int
+    originals: list[PlannedOriginal] = []
+    moves: list[PlannedMove] = []
 
     @property
     def random(self) -> Random:
@@ -110,9 +113,15 @@ def draw_scenario(seed: int) -> Scenario:
     requests = draw_requests(random, names, jobs=jobs, leases=random.randint(0, 12), until_ms=busy_ms)
     faults = draw_faults(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
     requests = [_with_target(Random(f"{seed}/target/{one.uid}"), one, names) for one in requests]
+    requests = [_with_restart(Random(f"{seed}/restart/{one.uid}"), one) for one in requests]
+    jobs_drawn = [one.uid for one in requests if isinstance(one.event, JobSubmitted)]
+    moving = Random(f"{seed}/moves")
+    originals = draw_originals(moving, names, until_ms=busy_ms)
+    moves = draw_moves(moving, names, originals, jobs_drawn, until_ms=busy_ms)
     requests += draw_blocks(Random(f"{seed}/blocks"), names, until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
-    return Scenario(seed, nodes, local, _policy(random), _rules(random), requests, faults, quiet_ms)
+    policy, rules = _policy(random), _rules(random)
+    return Scenario(seed, nodes, local, policy, rules, requests, faults, quiet_ms, originals, moves)
 
 
 def _node(random: Random, name: str, hold_ms: int) -> Node:
@@ -203,6 +212,13 @@ def _with_target(random: Random, request: UserRequest, nodes: tuple[str, ...]) -
         return request
     asked = replace(request.event.request, target=random.choice(nodes))
     return replace(request, event=replace(request.event, request=asked))
+
+
+def _with_restart(random: Random, request: UserRequest) -> UserRequest:
+    """Some jobs may be started again from their beginning."""
+    if not isinstance(request.event, JobSubmitted) or random.random() < 0.7:
+        return request
+    return replace(request, event=replace(request.event, restartable=True))
 
 
 def draw_blocks(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> list[UserRequest]:

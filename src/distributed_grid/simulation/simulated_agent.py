@@ -21,6 +21,7 @@ from distributed_grid.simulation.lies import Liar
 from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
 from distributed_grid.simulation.network import Dialer, SimulatedUplink
 from distributed_grid.simulation.simulated_memory import SimulatedLending
+from distributed_grid.simulation.simulated_moves import SimulatedMoves
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -33,6 +34,8 @@ from distributed_grid.wire import (
     HeartbeatReply,
     MemoryOrder,
     MemoryReclaimReport,
+    MoveOrder,
+    PauseAttemptOrder,
     ReportedCapacity,
     StartAttemptOrder,
     StopAttemptOrder,
@@ -81,7 +84,8 @@ class SimulatedAgent:
             is_alive=lambda: self.alive,
             reaches=lambda name: machine.neighbours[name].is_on,
         )
-        self._waiting: list[StartAttemptOrder | StopAttemptOrder] = []
+        self._moves = SimulatedMoves(machine, self._outbox, lambda: self.alive)
+        self._waiting: list[StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder] = []
         self._is_busy = False
         self._next_observation: ScheduledEvent | None = None
         self._marks_reported: dict[str, int] = {}
@@ -91,6 +95,7 @@ class SimulatedAgent:
         self.machine.host = self
         for lease_id in list(self.machine.live):
             self._adopt(self.machine.records[lease_id])
+        self._moves.start()
         self._uplink.dial()
         self.queue.after(HEARTBEAT_MS, self._beat)
         self.observe_owner_soon()
@@ -122,7 +127,9 @@ class SimulatedAgent:
         machine = self.machine
         attempts, capacity = self._orders.listed(), ReportedCapacity.of(machine.node.capacity)
         seen = (machine.epoch_on_disk, machine.boot, machine.directory)
-        return greeting(AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, *seen))
+        return greeting(
+            AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, *seen, moves=self._moves.listed())
+        )
 
     def said(self, message: FromAgent) -> FromAgent:
         """What it says instead, while it lies: often something else."""
@@ -155,9 +162,15 @@ class SimulatedAgent:
         elif isinstance(message, MemoryOrder):
             self.machine.check_memory_hold()
             self._lending.receive(message)
-        elif isinstance(message, StartAttemptOrder | StopAttemptOrder):
+        elif isinstance(message, MoveOrder):
+            self.queue.after(self.random.randint(0, 3) * self.machine.slowness, lambda: self._order_move(message))
+        elif isinstance(message, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder):
             self._waiting.append(message)
             self._obey_soon()
+
+    def _order_move(self, order: MoveOrder) -> None:
+        if self.alive:
+            self._moves.carry_out(order)
 
     def _obey_soon(self) -> None:
         if self._waiting and not self._is_busy:
@@ -235,7 +248,9 @@ class SimulatedAgent:
         """Report that an attempt runs, or how it ended."""
         if run.outcome is not None:
             self._orders.ended(run.lease_id)
-            self._outbox.ended(run.lease_id, run.fence, run.outcome, self.machine.mark_age_ms(run))
+            mark_age_ms = self.machine.mark_age_ms(run)
+            left = mark_age_ms is not None or bool(run.order.checkpoint)
+            self._outbox.ended(run.lease_id, run.fence, run.outcome, mark_age_ms, has_checkpoint=left)
         elif run.runs:
             self._outbox.started(run.lease_id, run.fence, PID)
 
@@ -273,7 +288,7 @@ class SimulatedAttempts:
         return run is not None and run.runs and run.stop is None
 
     def needs_files(self, order: StartAttemptOrder) -> bool:
-        return bool(order.command.workdir) and not self.knows(order.lease_id)
+        return bool(order.command.workdir or order.checkpoint) and not self.knows(order.lease_id)
 
     async def fetch_files(self, order: StartAttemptOrder) -> None:
         """What is missing comes over the link, so without one it takes until there is one again."""

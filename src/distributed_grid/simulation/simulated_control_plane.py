@@ -18,6 +18,7 @@ from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, G
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.domain.events import (
+    CheckpointShipped,
     ControlPlaneStarted,
     Event,
     HeartbeatReceived,
@@ -32,17 +33,20 @@ from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect
+from distributed_grid.reactor.effects import Effect, ShipCheckpoint, pending_checkpoints
 from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.simulation.network import Network, SimulatedLink
-from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, OwnerRules
+from distributed_grid.simulation.simulated_shipping import SimulatedReconciler, SourceFiles
+from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
 
 TICK_MS = 1_000
 RETRY_MS, MAX_RETRY_MS = 500, 2_000
+MAX_SHIPPING_MS = 3_000
 HANGING_MS = 200
 """How often a commit that hangs looks whether the disk goes on."""
 T = TypeVar("T")
@@ -82,6 +86,7 @@ class SimulatedControlPlane:
         policy: SchedulingPolicy,
         rules: RebalanceRules | None,
         observer: Observer,
+        files: SourceFiles,
     ) -> None:
         self.queue = queue
         self.random = random
@@ -99,10 +104,13 @@ class SimulatedControlPlane:
         self.disk_hangs = False
         self.disk_slowness = 1
         self.gateway = SimulatedGateway(self)
+        self._files = files
+        self._reconciler = SimulatedReconciler(self, files)
         self._inbox: list[_WaitingEntry] = []
         self._batch: tuple[list[_WaitingEntry], DecidedBatch, Batch | None] | None = None
         self._settling: ScheduledEvent | None = None
         self._read_at = 0
+        self._shipping: set[tuple[str, int]] = set()
 
     @property
     def ledger(self) -> Ledger:
@@ -120,6 +128,7 @@ class SimulatedControlPlane:
         self.is_up = True
         self.starts += 1
         self._load(anew=True)
+        self._reconciler = SimulatedReconciler(self, self._files)
         self.handle(ControlPlaneStarted(self.ledger.counters.get("epoch", 0) + 1))
         self.handle(PolicySet(self.policy))
         for node in self.nodes:  # what another machine has, its agent said last time, or will
@@ -137,6 +146,7 @@ class SimulatedControlPlane:
         if self._settling is not None:
             self._settling.cancel()
         self._inbox.clear()
+        self._shipping.clear()
         self.gateway = SimulatedGateway(self)
         self.network.drop_all(silently=with_machine)
         self._load(anew=True)
@@ -150,6 +160,8 @@ class SimulatedControlPlane:
         if not self.is_up or life != self.starts:
             return
         self.handle(TimePassed(), lambda entry: self._tick_later(life, entry.failure))
+        self._reconciler.poll()
+        self._ship_checkpoints()
         if self.rules is not None and self.queue.now >= self._read_at + self.rules.interval_ms:
             self._read_at = self.queue.now
             self.handle(PressureRead(self._readings(), self.rules))
@@ -158,6 +170,26 @@ class SimulatedControlPlane:
         due = self.ledger.next_due_ms()
         wait = TICK_MS if due is None or failure is not None else min(max(due - self.now, 5), TICK_MS)
         self.queue.after(wait, lambda: self._tick(life))
+
+    def _ship_checkpoints(self) -> None:
+        """Begin to bring the checkpoint directories that jobs wait for."""
+        for effect in pending_checkpoints(self.ledger):
+            key = (effect.job.uid, effect.attempt.number)
+            if key not in self._shipping:
+                self._shipping.add(key)
+                self.queue.after(self.random.randint(10, MAX_SHIPPING_MS), partial(self._ship, self.starts, effect))
+
+    def _ship(self, life: int, effect: ShipCheckpoint) -> None:
+        """One is here, or its node is not waited for; else it is tried again."""
+        if not self.is_up or life != self.starts:
+            return
+        uid, attempt = effect.job.uid, effect.attempt
+        self._shipping.discard((uid, attempt.number))
+        job, node = self.ledger.jobs.get(uid), self.ledger.nodes.get(attempt.node)
+        if self.gateway.is_connected(attempt.node):
+            self.handle(CheckpointShipped(uid, attempt.number, f"left by {attempt.lease_id}", "", 1, 1))
+        elif job is not None and job.attempt is not None and (node is None or node.state is NodeState.LOST):
+            self.handle(CheckpointShipped(uid, attempt.number, problem=f"{attempt.node} is lost"))
 
     def _readings(self) -> tuple[PressureReading, ...]:
         """How hard every node works: for its owner, by its last heartbeat, and for those it lends to."""
@@ -257,6 +289,8 @@ class SimulatedControlPlane:
         effects = self.settler.effects(batch)
         self.gateway.perform(effects.attempts)
         self.gateway.memory.perform(effects.memory)
+        self._reconciler.perform(effects.moves)
+        self._ship_checkpoints()
         for entry in entries:
             entry.then(entry)
         for event in batch.later:
@@ -288,6 +322,7 @@ class SimulatedGateway:
     def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control
         agents: dict[str, AgentSide] = {}
+        self._agents = agents
         self.memory = MemoryGateway(agents)
         self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), agents, self.memory)
         self.memory.start(self)
@@ -296,6 +331,13 @@ class SimulatedGateway:
 
     def perform(self, effects: Iterable[Effect]) -> None:
         self._sessions.perform(effects)
+
+    def order_moves(self, orders: Iterable[MoveOrder]) -> None:
+        self._sessions.order_moves(orders)
+
+    def is_connected(self, node: str) -> bool:
+        """Whether the agent of a node answers."""
+        return node in self._agents
 
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
         """Take in what an agent says: answer at once what can be, the rest goes through its inbox."""

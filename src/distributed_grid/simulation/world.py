@@ -9,21 +9,33 @@ import hashlib
 import traceback
 from collections import Counter as Tally
 from collections import deque
+from functools import partial
 from pathlib import PurePath
 
 from msgspec import Struct
 
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES
 from distributed_grid.agent.orders import OrderExecutor
-from distributed_grid.domain.events import BlockAsked, Event, JobCancelled, JobSubmitted, LeaseAsked
+from distributed_grid.domain.events import (
+    BlockAsked,
+    Event,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    MoveCancelled,
+    MoveRequested,
+)
 from distributed_grid.errors import GridError
 from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.faults import Fault, FaultInjector
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
 from distributed_grid.simulation.machine import Machine
+from distributed_grid.simulation.move_plans import PlannedMove, PlannedOriginal, requested_move
 from distributed_grid.simulation.network import Network, SimulatedLink, SimulatedUplink
 from distributed_grid.simulation.scenario import Scenario, UserRequest
 from distributed_grid.simulation.simulated_agent import SimulatedAgent
 from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
+from distributed_grid.simulation.simulated_shipping import SourceFiles
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""
@@ -186,12 +198,13 @@ class World:
             policy=scenario.policy,
             rules=scenario.rules,
             observer=self.checker,
+            files=SourceFiles(self._progress, self._reaches),
         )
         self.users = Users(self.queue, self.control, self.checker, self.note, BEGIN_MS + scenario.quiet_ms)
         self.machines = {node.name: machine(node, self.queue, random, self.checker) for node in scenario.nodes}
         for one in self.machines.values():
             one.neighbours = self.machines
-        self.checker.machines = self.machines
+        self.checker.machines = self.checker.moves.machines = self.machines
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
 
@@ -215,6 +228,10 @@ class World:
         for name in self.machines:
             self.start_agent(name)
         self.users.plan(self.scenario.requests, BEGIN_MS)
+        for original in self.scenario.originals:
+            self._plan_original(original)
+        for move in self.scenario.moves:
+            self.queue.at(BEGIN_MS + move.at_ms, partial(self._request_move, move))
         for fault in self.scenario.faults:
             self._plan(fault)
         quiet = BEGIN_MS + self.scenario.quiet_ms
@@ -237,11 +254,48 @@ class World:
         ledger = self.control.ledger
         left = sum(request.lasts_ms for request in self.scenario.requests if request.uid in ledger.by_request)
         held = [lease.ends_at_ms - self.control.now for lease in ledger.leases.values() if lease.ends_at_ms]
+        left += sum(move.run_ms + 20_000 for move in self.scenario.moves)
         return SETTLE_MS + 3 * max(node.hold_ms for node in self.scenario.nodes) + 2 * left + max([0, *held])
 
     @property
     def _is_settled(self) -> bool:
         return not self.users.waiting and self.checker.unsettled(self.control.now) is None
+
+    # ------------------------------------------------------------------ moves
+
+    def _plan_original(self, planned: PlannedOriginal) -> None:
+        start = partial(self.machines[planned.node].start_original, planned.pid, planned.run_ms)
+        self.queue.at(BEGIN_MS + planned.at_ms, start)
+
+    def _request_move(self, planned: PlannedMove) -> None:
+        """A user asks to move something, as it is now; later they may think again, and its guard may be killed."""
+        node = next((name for name, one in self.machines.items() if planned.pid in one.originals), "")
+        original = self.machines[node].originals[planned.pid] if node else None
+        if planned.pid and (original is None or not original.is_alive):
+            return
+        identity = original.identity if original is not None else None
+        move = requested_move(planned, self.control.ledger, node, identity) if self.control.is_up else None
+        if move is None:
+            return
+        self.users.submit(MoveRequested(move))
+        if planned.cancel_ms:
+            self.queue.after(planned.cancel_ms, lambda: self.users.submit(MoveCancelled(move.id, move.user)))
+        if planned.pid and planned.guard_dies_ms:
+            self.queue.after(planned.guard_dies_ms, lambda: self.machines[node].kill_guard(move.id))
+
+    def _progress(self, node: str, move_id: str) -> int | None:
+        """What can be read of a move's original over the link of its node."""
+        machine = self.machines[node]
+        journal = machine.journals.get(move_id)
+        original = machine.originals.get(journal.identity.pid) if journal is not None else None
+        if journal is None or original is None or original.identity != journal.identity or not self._reaches(node):
+            return None
+        return original.worked_ms if original.is_alive and journal.phase not in FINAL_PHASES else None
+
+    def _reaches(self, node: str) -> bool:
+        """Whether the agent of a node can be asked for files."""
+        agent = self.agents.get(node)
+        return self.network.routes[node].is_open and agent is not None and agent.alive
 
     # ------------------------------------------------------------------ agents and their links
 

@@ -69,6 +69,33 @@ def test_a_job_goes_on_while_its_agent_is_killed_and_comes_back(cluster: Cluster
     assert len(cluster.job(job)["attempts"]) == 1
 
 
+def test_a_checkpoint_reaches_another_host_through_a_pulled_cable_and_a_killed_control_plane(
+    cluster: Cluster, shared_lab: Lab
+) -> None:
+    script = """cd "$GRID_CHECKPOINT_DIR"; [ -e step ] && cat step part && exit 0
+    head -c 1000000 /dev/zero | tr '\\0' x > part; hostname > new; mv new step; exec sleep 600"""
+    job = cluster.detach("-a", "0.1", "-n", "gpu1", "--workdir", "none", "sh", "-c", script)
+    attempt = wait_until(
+        lambda: cluster.job(job)["node_id"] == "gpu1" and cluster.job(job)["attempts"][0]["allocation_id"]
+    )
+    host = shared_lab.host("gpu1")
+    wait_until(lambda: host.run(["find", host.home, "-path", f"*{attempt}/checkpoints/step"]).stdout)
+    shared_lab.slow(host, 2000)  # its checkpoint takes seconds
+    cluster("resource-sharing", "cooldown", "--node", "gpu1", "--wait", "0")
+    wait_until(lambda: (cluster.job(job)["checkpoint"] or {}).get("awaited_attempt") == 1, 30)
+    shared_lab.cut(host)
+    cluster.kill_daemon()
+    assert cluster.job(job)["checkpoint"]["awaited_attempt"] == 1, "it came through before the cable was pulled"
+    assert len([one for one in cluster.job(job)["attempts"] if one["started_at"]]) == 1
+    shared_lab.mend()
+    try:
+        assert cluster("jobs", "wait", job, "--timeout", "60").returncode == 0
+    finally:
+        cluster("resource-sharing", "cooldown", "--node", "gpu1", "--off")
+    assert cluster.job(job)["node_id"] != "gpu1"
+    assert cluster("jobs", "logs", job, check=0).stdout == host.name + "\n" + "x" * 1_000_000
+
+
 def test_the_control_plane_is_killed_during_fifty_jobs_over_three_nodes(cluster: Cluster, shared_lab: Lab) -> None:
     for host in shared_lab:
         host.run(["rm", "-f", f"{host.home}/tally"])
