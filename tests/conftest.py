@@ -42,8 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndL
     return FilesAndLabs(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parallel runs begin with what takes longest."""
+    """Mark what is part of `make test-fast`, before `-m` selects; parallel runs begin with what takes longest."""
+    for item in items:
+        if run_order.is_in_process(item.nodeid) and item.get_closest_marker("slow") is None:
+            item.add_marker("fast")
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: run_order.place_of(item.nodeid))
 

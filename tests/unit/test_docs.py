@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.cli.command_line import Group, Option
-from distributed_grid.cli.main import COMMANDS, GRID
+from distributed_grid.cli.root_command import COMMANDS, GRID
 from distributed_grid.reactor.decision import RECORD_TYPES
 from tests.support.project import PROJECT
 

@@ -17,6 +17,7 @@ from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, Unpacker
 from distributed_grid.client.conversation import encode
 from distributed_grid.domain.jobs import MAX_RUN_MS, Command
 from distributed_grid.domain.nodes import MAX_GPUS
+from distributed_grid.domain.processes import ProcessInfo
 from distributed_grid.domain.resources import MAX_AMOUNT, Claim, GpuShare
 from distributed_grid.errors import BadInput
 from distributed_grid.memory.protocol import control_messages
@@ -44,9 +45,13 @@ CLAIM = Claim(
 )
 
 
+PROCESS = ProcessInfo(2**31 - 1, 2**62 - 1, WIDEST * 256, 1, 1, WIDEST * 256, WIDEST * 256, (WIDEST * 8192,))
+"""An agent ends a page before it is too long: `tests/component/agent/offloading/test_process_queries.py`."""
+
+
 @pytest.mark.parametrize("kind", members(wire.FromAgent), ids=lambda kind: kind.__name__)
 def test_the_control_plane_understands_the_largest_message_of_an_agent(kind: type) -> None:
-    message = largest(kind)
+    message = largest(kind, {ProcessInfo: PROCESS})
     raw = wire.encode(message)
     if kind in (wire.AgentHello, wire.Heartbeat):
         gpus = tuple(wire.ReportedGpu(number, MAX_AMOUNT, WIDEST * 128) for number in range(MAX_GPUS))

@@ -112,7 +112,9 @@ def two_kinds(dice: random.Random) -> int:
     return round(dice.choice((200, 900)) * dice.uniform(0.99, 1.01) * MB)
 
 
-@pytest.mark.parametrize("draw", [gaussian, heavy, two_kinds])
+@pytest.mark.parametrize(
+    "draw", [gaussian, *(pytest.param(draw, marks=pytest.mark.slow) for draw in (heavy, two_kinds))]
+)
 def test_the_confidence_is_the_share_of_new_runs_that_get_enough(draw: Callable[[random.Random], int]) -> None:
     dice = random.Random(7)
     predictor = a_predictor([a_run(i, draw(dice)) for i in range(200)])
