@@ -19,6 +19,21 @@ def test_passes_the_second_time():
     before.touch()
     assert was_there
 """
+SHARED_HISTORY = """
+import pathlib
+
+history = []
+
+def test_comes_first():
+    history.append("x")
+    assert not pathlib.Path("before").exists()
+
+def test_needs_the_first_one():
+    before = pathlib.Path("before")
+    was_there = before.exists()
+    before.touch()
+    assert was_there and history
+"""
 NEVER = """
 import pytest
 
@@ -43,6 +58,12 @@ def test_what_passes_alone_is_listed_and_passes(tmp_path: Path) -> None:
     done = run(tmp_path, SECOND_TIME)
     assert done.returncode == 0, done.stdout
     assert "passed only when run alone:\n  test_it.py::test_passes_the_second_time\n" in done.stdout
+
+
+def test_the_file_is_run_again_and_what_had_passed_may_fail(tmp_path: Path) -> None:
+    done = run(tmp_path, SHARED_HISTORY)
+    assert done.returncode == 0, done.stdout
+    assert "passed only when run alone:\n  test_it.py::test_needs_the_first_one\n" in done.stdout
 
 
 @pytest.mark.parametrize(("count", "runs"), [(12, 24), (13, 13)])
