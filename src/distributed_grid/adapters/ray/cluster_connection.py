@@ -6,6 +6,7 @@ minute before it says "failed to connect", whatever the reason.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import logging
@@ -28,6 +29,8 @@ AUTO = "auto"
 RAY_MISSING = "Ray is not installed here; type: make ray (or pip install 'distributed-grid[ray]')"
 GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 CLIENT_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
+Endpoint = tuple[str, int]
+"""Host and port of Ray's head, or of its client server."""
 
 
 class ProbeResult(Struct, frozen=True):
@@ -96,8 +99,11 @@ class RayConnectError(Exception):
         self.final = final
 
 
-def connect(settings: Connect) -> Connected:
-    """Connect this process with the cluster; blocks. Raises RayConnectError with one line that says why."""
+def connect(settings: Connect) -> tuple[Connected, Endpoint]:
+    """Connect this process with the cluster, and say where that listens; blocks.
+
+    Raises RayConnectError with one line that says why.
+    """
     if importlib.util.find_spec("ray") is None:
         raise RayConnectError(RAY_MISSING, final=True)
     os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
@@ -119,13 +125,30 @@ def connect(settings: Connect) -> Connected:
     except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
         raise _explain(address, failure) from failure
     authenticated = bool(own_token()) if probed.wants_token is None else probed.wants_token
-    return Connected("", ray.__version__, platform.python_version(), authenticated)
+    if address.startswith(CLIENT_SCHEME):
+        endpoint = _host_and_port(address.removeprefix(CLIENT_SCHEME), CLIENT_PORT)
+    else:
+        endpoint = _host_and_port(ray.get_runtime_context().gcs_address, GCS_PORT)
+    return Connected("", ray.__version__, platform.python_version(), authenticated), endpoint
 
 
 def is_connected() -> bool:
     """Whether this process is still connected; Ray's client does not come back by itself when it was away for long."""
     ray: Any = importlib.import_module("ray")
     return bool(ray.is_initialized())
+
+
+async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
+    """Whether nobody listens there any more. A machine that does not answer is no proof of that."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(*endpoint)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 def _usable_address(address: str) -> tuple[str, ProbeResult]:
@@ -171,7 +194,7 @@ def _runs_ray_node() -> bool:
     return any(True for _ in find_raylets())
 
 
-def _host_and_port(place: str, port: int) -> tuple[str, int]:
+def _host_and_port(place: str, port: int) -> Endpoint:
     host, colon, number = place.rpartition(":")
     if not colon:
         return place, port

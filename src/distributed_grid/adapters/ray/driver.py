@@ -22,7 +22,13 @@ from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropA
 from distributed_grid.adapters.node.node_worker import NodeWorker
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.ray import placement_group_actor
-from distributed_grid.adapters.ray.cluster_connection import RayConnectError, connect, is_connected
+from distributed_grid.adapters.ray.cluster_connection import (
+    Endpoint,
+    RayConnectError,
+    connect,
+    is_connected,
+    is_refused,
+)
 from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
     COMMANDS,
@@ -58,7 +64,7 @@ ACTOR_NAME = "grid-placement-groups"
 CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
 FIRST_WAIT_SECONDS, WAIT_SECONDS = 0.2, 2.0
 MAX_CALLS, MAX_OPERATIONS = 64, 16
-WATCH_SECONDS, MAX_MISSES = 1.0, 3
+WATCH_SECONDS, MAX_MISSES, MAX_REFUSALS = 1.0, 3, 2
 BUILD = hashlib.sha256(Path(placement_group_actor.__file__).read_bytes()).hexdigest()[:12]
 log = logging.getLogger(__name__)
 
@@ -74,7 +80,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         return
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            connected = await asyncio.to_thread(connect, first)
+            connected, endpoint = await asyncio.to_thread(connect, first)
             driver = RayDriver(first, report, await asyncio.to_thread(_placement_group_actor, first))
             seen = await driver.observe(full=False)
     except TimeoutError:
@@ -86,7 +92,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     else:
         report(replace(connected, session=seen.session))
         handling = start_logged(_handle_all(reader, driver), "carrying out commands")
-        broken = start_logged(driver.until_broken(), "the watch of the connection with Ray")
+        broken = start_logged(driver.until_broken(endpoint), "the watch of the connection with Ray")
         await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
         if handling.done():
             return
@@ -115,10 +121,15 @@ class RayDriver:
         )
         self._misses = 0
 
-    async def until_broken(self) -> None:
-        """Return when the connection with Ray is gone for good: only another process gets a new one."""
-        while self._misses < MAX_MISSES and is_connected():
+    async def until_broken(self, endpoint: Endpoint) -> None:
+        """Return when the connection with Ray is gone for good: only another process gets a new one.
+
+        A head that refuses connections has ended. Ray itself goes on asking for it, with all of a core.
+        """
+        refusals = 0
+        while self._misses < MAX_MISSES and refusals < MAX_REFUSALS and is_connected():
             await asyncio.sleep(WATCH_SECONDS)
+            refusals = refusals + 1 if await is_refused(endpoint, WATCH_SECONDS) else 0
 
     def handle(self, command: RayCommand) -> None:
         """Begin what a command asks for."""

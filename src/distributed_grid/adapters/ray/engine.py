@@ -8,6 +8,7 @@ desired state for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -81,6 +82,7 @@ class RayEngine:
         self._to_reserve: dict[float, list[GroupSpec]] = {}
         self._to_free: list[str] = []
         self._sending: asyncio.Handle | None = None
+        self._lost = asyncio.Event()
         self.connected: Connected | None = None
         self.problem = ""
         self.is_final = False
@@ -103,6 +105,13 @@ class RayEngine:
         self._settings, self._socket = settings, socket_path
         self.problem, self.is_final = "", False
         self._child.restart(socket_path)
+
+    async def wait_for_loss(self, seconds: float) -> None:
+        """Return when a connection has broken off since the last call, else after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._lost.wait()
+        self._lost.clear()
 
     async def stop(self) -> None:
         """End the child; what it made in Ray stays. Safe to call twice."""
@@ -232,6 +241,7 @@ class RayEngine:
         """Nobody knows what became of the calls that were under way."""
         if self.connected is not None:
             self.connected, self.problem = None, "its process ended; another one is started"
+            self._lost.set()
         self.problem = problem or self.problem
         self._to_reserve, self._to_free = {}, []
         waiting = [*self._reserving.values(), *self._freeing.values()]

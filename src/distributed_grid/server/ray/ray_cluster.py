@@ -50,6 +50,7 @@ class RayCluster:
     ) -> None:
         credentials = RayCredentials(state_dir.host_dir / "ray")
         self._config = config
+        self._engine = engine
         self._ports = RayPorts(config, state_dir.host_dir / "ray" / "ports.json")
         self.desired = DesiredRayCluster(grid, self._ports)
         self.nodes = RayNodes(grid, config, ssh=ssh, target=target, credentials=credentials, ports=self._ports)
@@ -258,7 +259,7 @@ class RayCluster:
     async def _run(self) -> None:
         pause = POLL_SECONDS
         while True:
-            await asyncio.sleep(pause)
+            await self._engine.wait_for_loss(pause)  # its head may have died
             try:
                 async with self._lock:
                     await self._restart_dead()
