@@ -11,6 +11,7 @@ longer is sent in pages, each of which says whether there is `more`; it counts o
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
@@ -632,9 +633,18 @@ class _Greeting(Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _greeting = msgspec.msgpack.Decoder(_Greeting)
+
+
+# Each side needs one of these, and making it takes as long as the start of an interpreter.
+@functools.cache
+def _from_agent() -> msgspec.msgpack.Decoder[FromAgent]:
+    return msgspec.msgpack.Decoder(FromAgent)
+
+
+@functools.cache
+def _to_agent() -> msgspec.msgpack.Decoder[ToAgent]:
+    return msgspec.msgpack.Decoder(ToAgent)
 
 
 def pages(count: int, size: int) -> list[slice]:
@@ -673,7 +683,7 @@ def encode(message: FromAgent | ToAgent) -> bytes:
 
 def decode_from_agent(data: bytes) -> FromAgent:
     """Decode and check a message of an agent; raises ProtocolError for anything else."""
-    message = _decoded(data, _from_agent)
+    message = _decoded(data, _from_agent())
     if isinstance(message, AgentHello | Heartbeat) and message.capacity is not None:
         gpus, custom = message.capacity.gpus, message.capacity.custom
         if len({gpu.index for gpu in gpus}) < len(gpus) or len(dict(custom)) < len(custom):
@@ -683,7 +693,7 @@ def decode_from_agent(data: bytes) -> FromAgent:
 
 def decode_to_agent(data: bytes) -> ToAgent:
     """Decode a message of the control plane; raises ProtocolError for anything else."""
-    message = _decoded(data, _to_agent)
+    message = _decoded(data, _to_agent())
     if isinstance(message, StartAttemptOrder):
         _check_start(message.command, message.claim)
     return message

@@ -6,9 +6,10 @@ request; its `op` on the wire is its name in snake case. What answers it is in `
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -806,13 +807,31 @@ def _concrete(kind: type[Message]) -> Iterator[type[Message]]:
 
 
 REQUEST_TYPES = tuple(_concrete(Message))
-_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Union[REQUEST_TYPES])  # noqa: UP007 - made at run time
+_TYPES_BY_TAG = {str(kind.__struct_config__.tag): kind for kind in REQUEST_TYPES}
+
+
+class _Tag(Struct):
+    """The one field that every request has."""
+
+    op: str
+
+
+_tag_decoder = msgspec.json.Decoder(_Tag)
+
+
+@functools.cache
+def _decoder_of(kind: type[Message]) -> msgspec.json.Decoder[Message]:
+    """The decoder of one type, made when it is first needed: one for all of them would take long at every start."""
+    return msgspec.json.Decoder(kind)
 
 
 def parse(body: bytes) -> Message:
     """The request in these bytes; BadInput says what does not fit."""
     try:
-        op = _decoder.decode(body)
+        tag = _tag_decoder.decode(body).op
+        if (kind := _TYPES_BY_TAG.get(tag)) is None:
+            raise BadInput(f"invalid request: Invalid value {tag[:80]!r} - at `$.op`")
+        op = _decoder_of(kind).decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadInput(f"invalid request: {error}") from None
     return _checked(op)

@@ -7,6 +7,7 @@ that have their defaults, so a default that is changed changes what older rows m
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import msgspec
@@ -90,7 +91,6 @@ _STORED: dict[str, type[Stored]] = {
     )
 }
 _encoder = msgspec.msgpack.Encoder()
-_decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}
 
 
 def encode_row(row: Row) -> bytes:
@@ -100,4 +100,10 @@ def encode_row(row: Row) -> bytes:
 
 def decode_row(kind: str, blob: bytes) -> Row:
     """The row that was stored; unknown fields of a newer build are ignored, missing ones get their defaults."""
-    return _decoders[kind].decode(blob)
+    return _decoder_of(kind).decode(blob)
+
+
+@functools.cache
+def _decoder_of(kind: str) -> msgspec.msgpack.Decoder[Stored]:
+    """The decoder of a kind of rows, made when the first one is read."""
+    return msgspec.msgpack.Decoder(_STORED[kind])
