@@ -174,7 +174,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
 def _local_capacity(config: ClusterConfig, node: NodeConfig, machine: Capacity) -> Capacity:
     """What a node of this machine has; the declaration of a simulated one counts."""
     trusted = node.trust_declared or config.is_simulated(node)
-    return effective_capacity(node.model_copy(update={"trust_declared": trusted}), machine)
+    return effective_capacity(replace(node, trust_declared=trusted), machine)
 
 
 def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ValidationError
+from msgspec import Meta, ValidationError
+from msgspec.structs import force_setattr
 
 from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
 from distributed_grid.config.loader import load_values, machine_node
@@ -40,34 +42,44 @@ from distributed_grid.config.yaml_document import (
 )
 
 
-class ClusterConfig(Section):
+class ClusterConfig(Section, dict=True):
     """A whole cluster; there is always at least one node."""
 
     name: str = setting(TEXT, "grid")
-    nodes: tuple[NodeConfig, ...] = setting(
-        ListOf(NodeConfig.key_table, "nodes"), (), min_length=1, validate_default=True
-    )
+    nodes: tuple[NodeConfig, ...] = setting(ListOf(NodeConfig.key_table, "nodes"), ())
     custom_resources: tuple[str, ...] = setting(ListOf(CUSTOM_NAME, "resource names"), ())
     resource_sharing: ResourceSharing = setting(
-        ResourceSharing, ResourceSharing.defaults(), overridden_at="execution.resource_sharing"
+        ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
     )
-    hold_seconds: float = setting(Seconds(1), 60.0, ge=1, allow_inf_nan=False)
+    hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
     trusted_network: bool = setting(FLAG, False, acts=True)
-    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy.defaults())
-    fairness: Fairness = setting(Fairness, Fairness.defaults())
-    preemption: Preemption = setting(Preemption, Preemption.defaults())
+    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy())
+    fairness: Fairness = setting(Fairness, Fairness())
+    preemption: Preemption = setting(Preemption, Preemption())
     quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
-    alerts: Alerts = setting(Alerts, Alerts.defaults())
-    scaling: Scaling = setting(Scaling, Scaling.defaults())
-    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes.defaults())
-    prediction: Prediction = setting(Prediction, Prediction.defaults())
-    server: ServerConfig = setting(ServerConfig, ServerConfig.defaults())
-    ray: Ray = setting(Ray, Ray.defaults())
-    logging: Logging = setting(Logging, Logging.defaults())
-    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False, acts=True)
+    alerts: Alerts = setting(Alerts, Alerts())
+    scaling: Scaling = setting(Scaling, Scaling())
+    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
+    prediction: Prediction = setting(Prediction, Prediction())
+    server: ServerConfig = setting(ServerConfig, ServerConfig())
+    ray: Ray = setting(Ray, Ray())
+    logging: Logging = setting(Logging, Logging())
+    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, acts=True)
     warnings: tuple[str, ...] = ()
     source: ClassVar[str | None] = None
-    """The file this was read from; not part of the values, so it does not count in comparisons."""
+    """The file this was read from; not part of the values: it does not count in comparisons, and a copy has none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.nodes:
+            raise ValidationError("ClusterConfig.nodes: expected at least one node")
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What is shown of it: everything but the providers, whose settings may have credentials in them."""
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "providers"]
+
+    def __repr__(self) -> str:
+        return f"ClusterConfig({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
@@ -78,7 +90,7 @@ class ClusterConfig(Section):
     def from_content(cls, path: str | Path, content: bytes, env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a file whose bytes were read already."""
         config = cls.from_text(decode_content(content, str(path)), str(path), env)
-        object.__setattr__(config, "source", str(Path(path).absolute()))
+        force_setattr(config, "source", str(Path(path).absolute()))
         return config
 
     @classmethod
@@ -96,18 +108,15 @@ class ClusterConfig(Section):
     @classmethod
     def embedded(cls, hostname: str) -> Self:
         """The grid of one's own machine: no thresholds and no owner policy, because you are the owner."""
-        return cls.model_construct(nodes=(NodeConfig.model_construct(**machine_node(hostname)),))
+        return cls(nodes=(NodeConfig(**machine_node(hostname)),))
 
     @classmethod
     def _from_document(cls, root: YamlNode, file: str, env: Mapping[str, str] | None) -> Self:
         values = load_values(root, file, cls.key_table, env)
         try:
-            return cls.model_validate(values)
+            return cls(**values)
         except ValidationError as error:
-            raise ConfigProblems(
-                ConfigProblem(file, 0, ".".join(map(str, problem["loc"])), "", "", problem["msg"])
-                for problem in error.errors(include_input=False, include_url=False)
-            ) from None
+            raise ConfigProblems([ConfigProblem(file, 0, "", "", "", str(error))]) from None
 
     @property
     def thresholds(self) -> ThresholdConfig:

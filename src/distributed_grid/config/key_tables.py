@@ -1,18 +1,20 @@
 """Key tables: the known keys of a section, with their spellings, fields and value kinds.
 
-A `Section` is a frozen model whose fields are declared once, with `setting`: the field of the normal form, its default,
-the kind of its value and every spelling a user may write (dotted where it is nested). Reading, refusing unknown keys,
-showing and the test of the documentation all use the table made of these fields.
+A `Section` is a frozen struct whose fields are declared once, with `setting`: the field of the normal form, its
+default, the kind of its value and every spelling a user may write (dotted where it is nested). Reading, refusing
+unknown keys, showing and the test of the documentation all use the table made of these fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec.structs import fields, force_setattr, replace
 
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, Unexpanded, ValueKind
 from distributed_grid.config.value_kinds import Seconds
@@ -232,48 +234,74 @@ def _merge(under: Normal, over: Normal) -> None:
             under[name] = value
 
 
-class Section(BaseModel):
-    """A part of the normal form: immutable, without unknown fields, and with the table of the keys that set it.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Declaration of a field of a section: its default, or `...` where there is none, and the keys that set it."""
 
-    Validators are built when they are first used: most sections are validated as parts of the whole only.
-    """
+    default: Any
+    keys: Callable[[str], list[Key]]
+    """The keys, given the name of the field."""
+    acts: bool = False
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+class SectionMeta(msgspec.StructMeta):
+    """Metaclass of sections: makes a frozen struct with the defaults of its settings, and the table of their keys."""
+
+    settings: dict[str, Setting]
+    shorthand: ValueKind | None
+    key_table: KeyTable
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> SectionMeta:
+        settings = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
+        defaults = {field: one.default for field, one in settings.items() if one.default is not ...}
+        others = {field: one for field, one in namespace.items() if field not in settings}
+        options |= {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+        section = super().__new__(cls, name, bases, others | defaults, **options)
+        keys = tuple(key for field, one in settings.items() for key in one.keys(field))
+        required = tuple(field for field in settings if field not in defaults)
+        section.settings, section.key_table = settings, KeyTable(keys, required, section.shorthand)
+        return section
+
+
+class Section(msgspec.Struct, metaclass=SectionMeta):
+    """A part of the normal form: immutable, without unknown fields, and with the table of the keys that set it."""
+
+    settings: ClassVar[dict[str, Setting]]
     shorthand: ClassVar[ValueKind | None] = None
     key_table: ClassVar[KeyTable]
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        keys: list[Key] = []
-        for name, info in cls.model_fields.items():
-            if isinstance(info.json_schema_extra, dict) and "keys" in info.json_schema_extra:
-                declared: Any = info.json_schema_extra["keys"]
-                keys += declared(name)
-        required = tuple(name for name, info in cls.model_fields.items() if info.is_required())
-        cls.key_table = KeyTable(tuple(keys), required, cls.shorthand)
-
-    @classmethod
-    def defaults(cls) -> Self:
-        """The section in which nothing is set; its validator is not built for that."""
-        return cls.model_construct()
+    def __post_init__(self) -> None:
+        """Refuse a value that its field cannot hold; defaults are not checked, so they cost no resolved annotations."""
+        for name, declared in self.settings.items():
+            value, default = getattr(self, name), declared.default
+            if value != default or type(value) is not type(default):
+                try:
+                    force_setattr(self, name, msgspec.convert(value, _field_types(type(self))[name]))
+                except msgspec.ValidationError as wrong:
+                    raise msgspec.ValidationError(f"{type(self).__name__}.{name}: {wrong}") from None
 
     def without_acts(self) -> tuple[Self, list[str]]:
         """This section with everything that acts at its default, and the keys for which that made a difference."""
         changes: dict[str, Any] = {}
         keys: list[str] = []
-        for name, info in type(self).model_fields.items():
+        for name, declared in self.settings.items():
             value = getattr(self, name)
             parts = value if isinstance(value, tuple) else (value,)
-            if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("acts"):
-                if value != info.default:
-                    changes[name] = info.default
+            if declared.acts:
+                if value != declared.default:
+                    changes[name] = declared.default
                     keys.append(name)
             elif any(isinstance(part, Section) for part in parts):
                 inert = [part.without_acts() for part in parts]
                 if any(found for _, found in inert):
                     changes[name] = tuple(part for part, _ in inert) if isinstance(value, tuple) else inert[0][0]
                     keys += dict.fromkeys(f"{name}.{key}" for _, found in inert for key in found)
-        return (self.model_copy(update=changes) if changes else self), keys
+        return (replace(self, **changes) if changes else self), keys
+
+
+@cache
+def _field_types(section: type[Section]) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(section)}
 
 
 def setting(
@@ -282,12 +310,11 @@ def setting(
     *spellings: str,
     overridden_at: str = "",
     acts: bool = False,
-    **bounds: Any,
 ) -> Any:
     """A field that one key sets: under its own name, or only under the spellings given.
 
     What is set at `overridden_at` wins over it, key by key. What `acts` (runs something, opens a port, uses a key,
-    weakens a protection) counts only in a file that somebody named. `bounds` are pydantic's.
+    weakens a protection) counts only in a file that somebody named.
     """
     value_kind = kind if isinstance(kind, ValueKind) else kind.key_table
 
@@ -295,16 +322,12 @@ def setting(
         own = [Key(name, value_kind, spellings or (name,))]
         return own + ([Key(name, value_kind, (overridden_at,), overrides=True)] if overridden_at else [])
 
-    return Field(default, json_schema_extra={"keys": keys, "acts": acts}, **bounds)  # type: ignore[dict-item]
+    return Setting(default, keys, acts)
 
 
 def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS) -> Any:
     """A field in seconds, whose key may be written with or without `_seconds` at its end."""
-
-    def keys(name: str) -> list[Key]:
-        return [Key(name, Seconds(low), (name, name.removesuffix("_seconds")))]
-
-    return Field(default, json_schema_extra={"keys": keys})  # type: ignore[dict-item]
+    return Setting(default, lambda name: [Key(name, Seconds(low), (name, name.removesuffix("_seconds")))])
 
 
 def flattened(section: type[Section], prefix: str) -> Any:
@@ -316,4 +339,4 @@ def flattened(section: type[Section], prefix: str) -> Any:
             for key in section.key_table.keys
         ]
 
-    return Field(section.defaults(), json_schema_extra={"keys": keys})  # type: ignore[dict-item]
+    return Setting(section(), keys)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from msgspec.structs import asdict
+
 from distributed_grid.config.key_tables import KeyTable, known_paths
 from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.providers import PROVIDERS
@@ -166,7 +168,7 @@ def _check_custom(values: dict[str, Any], nodes: list[tuple[str, dict[str, Any]]
 
 
 def _check_pressure(sharing: dict[str, Any], context: ParseContext) -> None:
-    marks, defaults = sharing.get("pressure", {}), PressureMarks.defaults()
+    marks, defaults = sharing.get("pressure", {}), PressureMarks()
     for resource in ("cpu", "memory", "gpu"):
         low = marks.get(f"{resource}_low", getattr(defaults, f"{resource}_low"))
         high = marks.get(f"{resource}_high", getattr(defaults, f"{resource}_high"))
@@ -177,8 +179,8 @@ def _check_pressure(sharing: dict[str, Any], context: ParseContext) -> None:
                 f"the low mark {low} must be below the high mark {high}",
                 expected="a low mark below the high mark",
             )
-    age = sharing.get("check_interval_seconds", ResourceSharing.defaults().check_interval_seconds)
-    expiry = sharing.get("offer_expiry_seconds", ResourceSharing.defaults().offer_expiry_seconds)
+    age = sharing.get("check_interval_seconds", ResourceSharing().check_interval_seconds)
+    expiry = sharing.get("offer_expiry_seconds", ResourceSharing().offer_expiry_seconds)
     if expiry < age:
         context.warn_at(
             "resource_sharing.offer_expiry_seconds",
@@ -190,7 +192,7 @@ def _check_scaling(values: dict[str, Any], context: ParseContext) -> None:
     given = values.get("scaling", {})
 
     def known(name: str) -> float:
-        value: float = given.get(name, getattr(Scaling.defaults(), name))
+        value: float = given.get(name, getattr(Scaling(), name))
         return value
 
     for small, large, meaning in (
@@ -223,7 +225,7 @@ def _check_server(server: dict[str, Any], context: ParseContext) -> None:
 
 def _check_ray(given: dict[str, Any], context: ParseContext) -> None:
     """Every port of Ray is its own, and those of its workers are a range apart from the others."""
-    ray = {name: given.get(name, getattr(Ray.defaults(), name)) for name in Ray.model_fields}
+    ray = asdict(Ray()) | given
     low, high = ray["min_worker_port"], ray["max_worker_port"]
     if low > high:
         blamed = "max_worker_port" if "max_worker_port" in given else "min_worker_port"

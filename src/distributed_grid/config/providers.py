@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pydantic import SecretStr
-
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
 from distributed_grid.config.value_kinds import (
@@ -27,6 +25,7 @@ from distributed_grid.config.value_kinds import (
     MemorySize,
     PlainNumber,
     Seconds,
+    Secret,
     SlurmTime,
     Text,
 )
@@ -101,9 +100,9 @@ class AwsSettings(Section):
     region: str = setting(_EC2_REGION)
     zones: tuple[str, ...] = setting(ListOf(_EC2_ZONE, "availability zones"), ())
     instance_types: dict[str, str | tuple[str, ...]] = setting(_INSTANCE_TYPES, {})
-    access_key_id: SecretStr | None = setting(SECRET, None, "credentials.access_key_id")
-    secret_access_key: SecretStr | None = setting(SECRET, None, "credentials.secret_access_key")
-    session_token: SecretStr | None = setting(SECRET, None, "credentials.session_token")
+    access_key_id: Secret | None = setting(SECRET, None, "credentials.access_key_id")
+    secret_access_key: Secret | None = setting(SECRET, None, "credentials.secret_access_key")
+    session_token: Secret | None = setting(SECRET, None, "credentials.session_token")
     spot_instance_enabled: bool = setting(FLAG, False)
     spot_max_price: dict[str, float] = setting(_PRICES, {})
     image_id: str | None = setting(TEXT, None)
@@ -322,4 +321,4 @@ def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] 
     model = PROVIDERS[name]
     values = read_or_report(model.key_table, from_plain(written[name]), KeyPath(f"providers.{name}", name), context)
     context.raise_problems()
-    return model.model_validate(values)
+    return model(**values)

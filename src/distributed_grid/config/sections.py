@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from distributed_grid.config.key_tables import ListOf, MapOf, Normal, Section, duration, flattened, setting
 from distributed_grid.config.parse_context import KeyPath, ParseContext, ValueKind
@@ -37,6 +39,7 @@ from distributed_grid.config.value_kinds import (
     OneOf,
     PlainNumber,
     Seconds,
+    Secret,
     Text,
 )
 from distributed_grid.config.yaml_document import YamlNode
@@ -51,10 +54,10 @@ from distributed_grid.prediction.tiers import (
     LEAST_SAMPLES_FOR_STATS,
 )
 
-Part = Annotated[float, Field(ge=0, le=1)]
-Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Whole = Annotated[int, Field(ge=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+Part = Annotated[float, Meta(ge=0, le=1)]
+Duration = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Whole = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 COUNTS = MapOf(CUSTOM_NAME, Count(), "resource names to counts, such as tpu: 2")
 MONEY = PlainNumber("an amount of money")
@@ -180,7 +183,7 @@ class Background(Section):
 class NodeConfig(Section):
     """One machine: how to reach it, what it is declared to have, what it lends at most."""
 
-    name: str = setting(NODE_NAME, pattern=NAME_PATTERN)
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)] = setting(NODE_NAME)
     host: str = setting(HOST, "", "host", "hostname")
     port: Port = setting(PORT, 22)
     user: str | None = setting(LOGIN, None)
@@ -201,7 +204,7 @@ class NodeConfig(Section):
     ray_address: str | None = setting(HOST, None)
     trust_declared: bool = setting(FLAG, False)
     simulated: bool | None = setting(FLAG, None)
-    background: Background = setting(Background, Background.defaults())
+    background: Background = setting(Background, Background())
     dedicated: bool = setting(FLAG, False)
     thresholds: ThresholdConfig | None = setting(ThresholdConfig, None)
     owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None)
@@ -209,12 +212,10 @@ class NodeConfig(Section):
     speed_milli: Whole = setting(Amount(1000), 1000, "speed")
     cost_milli: Whole = setting(Amount(1000), 0, "cost_per_hour")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _host_defaults_to_the_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not values.get("host"):
-            return {**values, "host": values.get("name")}
-        return values
+    def __post_init__(self) -> None:
+        if not self.host:
+            force_setattr(self, "host", self.name)
+        super().__post_init__()
 
     @property
     def is_local(self) -> bool:
@@ -266,7 +267,7 @@ class Alerts(Section):
     memory_high: Part | None = setting(RATIO, 0.75, "memory")
     gpu_high: Part | None = setting(RATIO, None, "gpu")
     command: str | None = setting(COMMAND, None, acts=True)
-    webhook: SecretStr | None = setting(WEB_ADDRESS, None, acts=True)
+    webhook: Secret | None = setting(WEB_ADDRESS, None, acts=True)
 
 
 class Scaling(Section):
@@ -311,7 +312,7 @@ class ServerConfig(Section):
     """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
 
     host: str = setting(HOST, "127.0.0.1", acts=True)
-    port: Annotated[int, Field(ge=0, le=65535)] | None = setting(Count(0, 65535, "a port number"), None, acts=True)
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(Count(0, 65535, "a port number"), None, acts=True)
     names: tuple[str, ...] = setting(ListOf(HOST, "host names or addresses"), (), acts=True)
     tls: bool | None = setting(FLAG, None, acts=True)
     certificate: str | None = setting(PATH, None, acts=True)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import SecretStr
-
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
 from distributed_grid.config.yaml_document import YamlNode, plain_scalar
 from distributed_grid.domain.resources import MAX_AMOUNT
@@ -233,13 +231,38 @@ class Text(ValueKind):
         return str(value).replace("${", "$${")
 
 
+class Secret:
+    """A text that can be compared and is never shown; who uses it has to ask for it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return f"Secret('{self}')"
+
+    def __str__(self) -> str:
+        return "**********"
+
+
 @dataclass(frozen=True, slots=True)
 class SecretText(Text):
     """Text that is never shown."""
 
-    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> SecretStr:
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Secret:
         try:
-            return SecretStr(Text.read(self, node, path, context))
+            return Secret(Text.read(self, node, path, context))
         except InvalidValue as invalid:
             found = invalid.found or "a value (not shown)"
             raise InvalidValue(invalid.expected, found=found, hint=invalid.hint) from None
@@ -303,7 +326,7 @@ def is_loopback(host: str) -> bool:
     return name in ("local", "localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", name) is not None
 
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 NODE_NAME = Text(
     "a name of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
     re.compile(NAME_PATTERN),

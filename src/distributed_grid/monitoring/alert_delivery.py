@@ -182,7 +182,7 @@ class AlertDelivery:
     ) -> None:
         """`offset_ms` returns how far the wall clock is ahead of the grid's own time."""
         self._command = split_command(alerts.command) if alerts.command else ()
-        self._webhook = Webhook(alerts.webhook.get_secret_value()) if alerts.webhook is not None else None
+        self._webhook = Webhook(alerts.webhook.reveal()) if alerts.webhook is not None else None
         self._offset_ms = offset_ms
         self._retry_seconds = tuple(retry_seconds)
         self._waiting: deque[Alert] = deque()

@@ -19,8 +19,8 @@ from distributed_grid.posix.environment import take_variables
 from distributed_grid.server.instance_lock import AlreadyRunning, InstanceLock, StartupReport
 from distributed_grid.state_dir import StateDir
 
-IMPORT_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-"""One thread for linear algebra, since the cores are lent to others, and no search for plug-ins of validation."""
+IMPORT_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
+"""One thread for linear algebra, since the cores are lent to others."""
 
 
 def main() -> int:
@@ -43,11 +43,7 @@ def main() -> int:
     try:
         _raise_process_limits()
         with _quick_imports():
-            from distributed_grid.config import ClusterConfig
             from distributed_grid.server.daemon import serve
-
-            if options.config:
-                ClusterConfig.model_rebuild()  # its validator will be needed
         return serve(state_dir, instance_lock, options, startup)
     finally:
         instance_lock.release()
@@ -77,7 +73,8 @@ def _raise_process_limits() -> None:
 def _quick_imports() -> Iterator[None]:
     """Import without collecting garbage, of which there is none, and with `IMPORT_VARIABLES` in the environment.
 
-    What this process starts later does not inherit them.
+    What is imported stays: the collector does not look at it later, either. What this process starts later does not
+    inherit the variables.
     """
     given = dict(os.environ)
     os.environ.update(IMPORT_VARIABLES)
@@ -85,6 +82,7 @@ def _quick_imports() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
         for name in IMPORT_VARIABLES:
             del os.environ[name]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
-from pydantic import ValidationError
+from msgspec import ValidationError
+from msgspec.structs import replace
+from rich.pretty import pretty_repr
 
 from distributed_grid.config import ClusterConfig, ConfigProblems, NodeConfig
-from distributed_grid.config.sections import Background, OwnerPolicy, ThresholdConfig
-from distributed_grid.config.value_kinds import is_loopback
+from distributed_grid.config.sections import Background, OwnerPolicy, ResourceSharing, ThresholdConfig
+from distributed_grid.config.value_kinds import Secret, is_loopback
+from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 
 GIB = 1024**3
@@ -236,7 +241,7 @@ providers:
         TOKEN="hunter3",
         S="hunter4",
     )
-    seen = repr(config) + str(config) + json.dumps(config.as_dict())
+    seen = repr(config) + str(config) + pretty_repr(config) + json.dumps(config.as_dict())
     assert "hunter" not in seen
     assert config.as_dict()["providers"]["aws"]["credentials"]["secret_access_key"] == "${S}"
     assert "hunter" not in repr(config.provider("aws", {"S": "hunter4"}))
@@ -273,10 +278,62 @@ scaling: {provider: aws}
 
 
 def test_the_normal_form_cannot_be_changed():
-    with pytest.raises(ValidationError):
+    with pytest.raises(AttributeError, match="immutable"):
         load("name: a").name = "b"
-    with pytest.raises(ValidationError):
-        NodeConfig(name="../etc")
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "problem"),
+    [
+        (NodeConfig, {"name": "../etc"}, "NodeConfig.name"),
+        (NodeConfig, {"name": "a\n"}, "NodeConfig.name"),
+        (NodeConfig, {"name": None}, "NodeConfig.name"),
+        (NodeConfig, {"name": "a", "port": 0}, "NodeConfig.port: Expected `int` >= 1"),
+        (NodeConfig, {"name": "a", "port": "22"}, "NodeConfig.port: Expected `int`, got `str`"),
+        (NodeConfig, {"name": "a", "role": "boss"}, "NodeConfig.role"),
+        (NodeConfig, {"name": "a", "gpus": [{"memory_bytes": -1}]}, "NodeConfig.gpus"),
+        (NodeConfig, {"name": "a", "background": OwnerPolicy()}, "NodeConfig.background"),
+        (ThresholdConfig, {"cpu_used_max": 1.01}, "ThresholdConfig.cpu_used_max"),
+        (OwnerPolicy, {"throttle": 1}, "OwnerPolicy.throttle"),
+        (OwnerPolicy, {"grace_seconds": float("inf")}, "OwnerPolicy.grace_seconds"),
+        (OwnerPolicy, {"grace_seconds": float("nan")}, "OwnerPolicy.grace_seconds"),
+        (ClusterConfig, {}, "ClusterConfig.nodes"),
+        (ClusterConfig, {"nodes": [{"name": "a"}], "hold_seconds": 0.5}, "ClusterConfig.hold_seconds"),
+    ],
+)
+def test_a_section_made_in_python_holds_only_what_its_fields_can(section, values, problem):
+    with pytest.raises(ValidationError) as refused:
+        section(**values)
+    assert str(refused.value).startswith(problem)
+
+
+def test_a_section_made_in_python_has_no_unknown_fields_and_all_that_are_needed():
+    with pytest.raises(TypeError, match="nmae"):
+        NodeConfig(name="a", nmae="b")
+    with pytest.raises(TypeError, match="name"):
+        NodeConfig()
+
+
+def test_a_section_made_in_python_is_brought_to_the_normal_form():
+    sharing = {"strategy": "spread"}
+    given: dict[str, Any] = {"nodes": [{"name": "a", "tags": ["x"]}], "hold_seconds": 90, "resource_sharing": sharing}
+    config = ClusterConfig(**given)
+    assert config.nodes == (NodeConfig(name="a", host="a", tags=("x",)),)
+    assert isinstance(config.hold_seconds, float)
+    assert config.resource_sharing.strategy is Strategy.SPREAD
+    assert replace(config, hold_seconds=60, resource_sharing=ResourceSharing()) == ClusterConfig(nodes=config.nodes)
+    with pytest.raises(ValidationError, match=r"ClusterConfig\.hold_seconds"):
+        replace(config, hold_seconds=0)
+
+
+def test_a_secret_is_compared_and_never_shown():
+    secret = Secret("hunter2")
+    assert (repr(secret), str(secret), f"{secret}") == ("Secret('**********')", "**********", "**********")
+    assert secret.reveal() == "hunter2"
+    assert {secret, Secret("hunter2")} == {secret}
+    assert secret not in (Secret("hunter3"), "hunter2")
+    with pytest.raises(TypeError):
+        msgspec.json.encode(secret)
 
 
 def test_anchors_merges_json_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.config.sections import Alerts
+from distributed_grid.config.value_kinds import Secret
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.alert_delivery import (
     AlertCommandFailed,
@@ -178,7 +179,7 @@ def test_stopping_does_not_wait_for_a_command(tmp_path: Path) -> None:
 
 
 def test_a_webhook_is_called_with_the_alert(site: Site) -> None:
-    hook = Alerts.model_validate({"webhook": f"http://ana:pa%3Ass@{site.address}/hooks/1?token=hunter2"})
+    hook = Alerts(webhook=Secret(f"http://ana:pa%3Ass@{site.address}/hooks/1?token=hunter2"))
     deliver(hook, lambda: site.heard)
     path, headers, body = site.heard[0]
     assert path == "/hooks/1?token=hunter2"
@@ -193,7 +194,7 @@ def test_a_webhook_that_is_not_there_yet_is_called_again_and_its_secret_never_lo
 ) -> None:
     caplog.set_level(logging.DEBUG)
     site.answers = [503, 429, 200]
-    hook = Alerts.model_validate({"webhook": f"http://ana:pass@{site.address}/hooks/hunter2?token=hunter2"})
+    hook = Alerts(webhook=Secret(f"http://ana:pass@{site.address}/hooks/hunter2?token=hunter2"))
     deliver(hook, lambda: len(site.heard) == 3)
     assert "answered 503" in caplog.text
     assert site.address in caplog.text
@@ -207,7 +208,7 @@ def test_a_webhook_that_says_no_is_given_up(
     site: Site, caplog: pytest.LogCaptureFixture, answers: list[int], calls: int
 ) -> None:
     site.answers = answers
-    deliver(Alerts.model_validate({"webhook": f"http://{site.address}/x"}), lambda: "was not called" in caplog.text)
+    deliver(Alerts(webhook=Secret(f"http://{site.address}/x")), lambda: "was not called" in caplog.text)
     assert len(site.heard) == calls
 
 

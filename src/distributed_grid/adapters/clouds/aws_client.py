@@ -148,4 +148,4 @@ class AwsClient:
             "aws_secret_access_key": self._settings.secret_access_key,
             "aws_session_token": self._settings.session_token,
         }
-        return {name: secret.get_secret_value() for name, secret in given.items() if secret is not None}
+        return {name: secret.reveal() for name, secret in given.items() if secret is not None}

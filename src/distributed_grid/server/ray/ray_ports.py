@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
@@ -22,7 +24,7 @@ from distributed_grid.posix.private_files import write_private
 
 HEAD_PORTS = ("port", "client_port", "dashboard_port")
 MAX_TRIES = 100
-DEFAULTS = Ray.defaults()
+DEFAULTS = Ray()
 
 
 class RayPorts:
@@ -40,7 +42,7 @@ class RayPorts:
         if not self._config.is_simulated(self._config.head):
             return ray
         chosen = {name: port for name, port in self._read().items() if _is_default(ray, name)}
-        return ray.model_copy(update=chosen)
+        return replace(ray, **chosen)
 
     def choose(self) -> bool:
         """Choose the head's ports for a cluster that is about to be started; those that the config names stay.

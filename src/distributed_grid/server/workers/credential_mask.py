@@ -10,12 +10,11 @@ import traceback
 from collections.abc import Iterable
 from typing import TypeVar
 
-from msgspec.structs import replace
-from pydantic import SecretStr
+from msgspec.structs import astuple, replace
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.providers import PROVIDERS, written_secrets
-from distributed_grid.config.value_kinds import MASK
+from distributed_grid.config.value_kinds import MASK, Secret
 from distributed_grid.errors import GridError, NoCapacity, Refused, Unreachable
 from distributed_grid.ports import WorkerInstance, WorkerOffer
 
@@ -29,8 +28,8 @@ def secrets_of(config: ClusterConfig, name: str) -> list[str]:
     found = list(written_secrets(config.providers.get(name)))
     try:
         if name in PROVIDERS:
-            values = dict(config.provider(name)).values()
-            found += [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+            values = astuple(config.provider(name))
+            found += [value.reveal() for value in values if isinstance(value, Secret)]
         else:
             found += written_secrets(config.plugged_in_provider(name))
     except GridError:

@@ -389,7 +389,7 @@ def _from_config(path: str, machine: Machine) -> Candidate:
 
 def _capacity(path: str, node: NodeConfig, machine: Machine) -> Capacity:
     """What a node has by its declaration; this machine's own where it is one of its nodes and does not say."""
-    trusted = node.model_copy(update={"trust_declared": True})
+    trusted = replace(node, trust_declared=True)
     declared = effective_capacity(trusted, machine() if node.is_local and node.cpu_milli is None else NOTHING)
     if not declared.cpu_milli and not declared.gpus:
         raise BadInput(f"{path}: {node.name} does not say what it has: add cpu_count and memory_gb to simulate it")

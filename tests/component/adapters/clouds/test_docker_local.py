@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -30,9 +31,9 @@ SMALL = WorkerResources(cpu_milli=100, memory_bytes=64 << 20)
 GRID_ID = "grid-docker"
 
 
-def settings_for(engine: LocalDockerEngine, **changes: object) -> DockerLocalSettings:
-    known = {"image": SLEEPER, "endpoint_url": engine.url, "network": "none"}
-    return DockerLocalSettings.model_validate({**known, **changes})
+def settings_for(engine: LocalDockerEngine, **changes: Any) -> DockerLocalSettings:
+    known: dict[str, Any] = {"image": SLEEPER, "endpoint_url": engine.url, "network": "none"}
+    return DockerLocalSettings(**known | changes)
 
 
 def order_for(provider: CloudProviderBase, resources: WorkerResources = SMALL) -> WorkerOrder:

@@ -1,4 +1,5 @@
-"""A program on a node uses the memory pool with what is installed there, and a command starts with what it uses."""
+"""A program on a node uses the memory pool with what is installed there; a command and the control plane start with
+what they use."""
 
 from __future__ import annotations
 
@@ -40,3 +41,9 @@ def test_what_is_heavy_would_be_found_out() -> None:
     command = [sys.executable, "-c", WITHOUT, "distributed_grid.memory.client.arrays", *HEAVY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "numpy is not installed here" in done.stderr
+
+
+def test_the_control_plane_starts_without_what_only_rest_needs() -> None:
+    program = "import sys, distributed_grid.server.daemon; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert {"fastapi", "pydantic", "starlette", "uvicorn"}.isdisjoint(done.stdout.split())
