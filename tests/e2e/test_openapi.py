@@ -36,6 +36,7 @@ OPERATIONS = [
     "POST /v1/boosts/{name}/extend",
     "GET /v1/jobs", "POST /v1/jobs", "GET /v1/jobs/{name}", "POST /v1/jobs/{name}/cancel",
     "GET /v1/proposals", "GET /v1/moves", "POST /v1/moves", "GET /v1/moves/{name}", "POST /v1/moves/{name}/cancel",
+    "GET /v1/auto-offload", "POST /v1/auto-offload",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/snapshots", "GET /v1/metrics/summary",
     "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/metrics/history/{name}", "GET /metrics",
 ]  # fmt: skip
@@ -44,6 +45,7 @@ CAN_BE_WRONG = {
     "POST /v1/join", "POST /v1/agent-package",
     "POST /v1/leases", "POST /v1/leases/{name}/extend", "GET /v1/jobs", "POST /v1/jobs",
     "GET /v1/boosts", "POST /v1/boosts", "POST /v1/boosts/{name}/extend", "POST /v1/moves",
+    "POST /v1/auto-offload",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/ledger",
 }  # fmt: skip
 

@@ -136,6 +136,17 @@ def test_everybody_sees_a_job_but_only_its_owner_or_the_admin_ends_it(shared_gri
         wait_until(lambda: owner.get(f"/v1/jobs/{job['uid']}").json()["job"]["outcome"] == "cancelled")
 
 
+def test_automatic_offloading_is_switched_by_the_admin_alone(shared_grid: Shell, owner: httpx.Client) -> None:
+    made = shared_grid.json("daemon", "token", "create", "--user", "ed")
+    with rest(shared_grid, made["token"]) as ed:
+        assert "may not switch" in error(ed.post("/v1/auto-offload", json={"action": "enable"}), 403)["message"]
+        assert ed.get("/v1/auto-offload").json()["auto_offload"]["enabled"] is False
+    assert owner.post("/v1/auto-offload", json={"action": "enable"}).json()["auto_offload"]["enabled"] is True
+    assert shared_grid.json("offload", "auto", "--status") == owner.get("/v1/auto-offload").json()["auto_offload"]
+    assert owner.post("/v1/auto-offload", json={"action": "reset"}).json()["auto_offload"]["enabled"] is False
+    assert error(owner.post("/v1/auto-offload", json={"action": "perhaps"}), 400)
+
+
 @pytest.mark.parametrize("words", [("--user", "a b"), ("--user", ""), ("--user", "x", "--team", "../y")])
 def test_a_token_for_nobody_is_not_made(shared_grid: Shell, words: tuple[str, ...]) -> None:
     shared_grid("daemon", "token", "create", *words, check=2)

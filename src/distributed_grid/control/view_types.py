@@ -560,6 +560,10 @@ class AutoOffloadView(TypedDict):
     nodes: list[AutoOffloadLook]
 
 
+class AutoOffloadStatus(TypedDict):
+    auto_offload: AutoOffloadView
+
+
 class CommandAdvice(TypedDict):
     """Where a command had better start: `elsewhere` on `target_node`, or here; and why."""
 

@@ -238,9 +238,13 @@ class Daemon:
             rules=rebalance_rules(config),
             is_connected=self._agents.is_connected,
         )
+        self._auto_offload = AutoOffloader(
+            grid, self._monitor, rebalance_rules(config), offload_rules(config), alert=self._send_and_record
+        )
+        auto_offload = AutoOffloadService(grid, viewer, self._auto_offload)
         self._packages = AgentPackages(self._state_dir.root / "wheels")
         self._listener = RestListener(
-            RestServices(nodes, leases, boosts, jobs, reports, self._packages, offloading),
+            RestServices(nodes, leases, boosts, jobs, reports, self._packages, offloading, auto_offload),
             self._state_dir.host_dir,
             config.server,
             configured=[node.name for node in config.nodes],
@@ -264,9 +268,6 @@ class Daemon:
         )
         self._moves = MoveReconciler(grid, self._agents, self._content, ResultCollector(self._content, files))
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
-        self._auto_offload = AutoOffloader(
-            grid, self._monitor, rebalance_rules(config), offload_rules(config), alert=self._send_and_record
-        )
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
@@ -285,7 +286,7 @@ class Daemon:
                 workers=workers,
                 scaling=ScalingService(grid, self._autoscaler),
                 offloading=offloading,
-                auto_offload=AutoOffloadService(grid, viewer, self._auto_offload),
+                auto_offload=auto_offload,
             ),
             {
                 requests.DrainNode: nodes.drain,

@@ -36,6 +36,7 @@ from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.offloading import OffloadingService
+from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_restarted
@@ -161,6 +162,7 @@ class RestServices(NamedTuple):
     reports: ReportService
     packages: AgentPackages
     offloading: OffloadingService
+    auto_offload: AutoOffloadService
 
 
 class RestListener:

@@ -322,6 +322,25 @@ async def cancel_move(call: Authenticated, name: MoveName) -> JsonResponse:
     return JsonResponse(await call.services.offloading.cancel(requests.CancelMove(name), call.caller))
 
 
+@router.get("/auto-offload", response_model=views.AutoOffloadStatus, tags=["moves"])
+async def auto_offload(call: Authenticated) -> JsonResponse:
+    """Whether work moves by itself, by whose word, and what the last look decided for each node."""
+    return JsonResponse(await call.services.auto_offload.status())
+
+
+@router.post(
+    "/auto-offload",
+    response_model=views.AutoOffloadStatus,
+    openapi_extra=takes(requests.SetAutoOffload),
+    tags=["moves"],
+)
+async def set_auto_offload(call: Authenticated) -> JsonResponse:
+    """Switch automatic offloading on or off whatever the config says, or let the config decide again. Only the admin
+    may."""
+    op = requests.convert(await call.fields(), requests.SetAutoOffload)
+    return JsonResponse(await call.services.auto_offload.set(op, call.caller))
+
+
 # ------------------------------------------------------------------ events
 
 
