@@ -11,7 +11,6 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import http.client
 import json
 import secrets
 import socket
@@ -168,22 +167,24 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
 
 def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Exchange the token; returns the answer and the certificate of the control plane."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
     host, port = _split(address)
-    connection: http.client.HTTPConnection
+    connection: HTTPConnection
     if fingerprint:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
-        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+        connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
     else:
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+        connection = HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.connect()
         certificate = _verify_certificate(connection.sock, fingerprint, address) if fingerprint else ""
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         found = json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, http.client.HTTPException, ValueError) as lost:
+    except (OSError, HTTPException, ValueError) as lost:
         raise Unreachable(f"{address} cannot be reached: {lost}") from lost
     finally:
         connection.close()

@@ -12,7 +12,6 @@ makes no sense says nothing: it is read again in a moment. They block: call them
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import logging
 import socket
@@ -20,14 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from email.message import Message
-from email.utils import parsedate_to_datetime
-from typing import Protocol
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import BadInput
 from distributed_grid.wire import AnnouncedEnd
+
+if TYPE_CHECKING:
+    from email.message import Message
+    from http.client import HTTPConnection
 
 SOURCE_VARIABLE, METADATA_VARIABLE = "GRID_NOTICE_SOURCE", "GRID_METADATA_URL"
 METADATA_URL = "http://169.254.169.254"
@@ -63,6 +65,8 @@ class MetadataAnswer:
     @property
     def now(self) -> float:
         """Seconds since 1970 by the service's clock, which the times in its answers go by; else by this machine's."""
+        from email.utils import parsedate_to_datetime
+
         try:
             return parsedate_to_datetime(self.headers.get("Date", "")).timestamp()
         except (TypeError, ValueError, OverflowError):
@@ -84,7 +88,9 @@ class MetadataClient:
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> MetadataAnswer:
         """One answer, whatever its status. Raises MetadataFailed."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
+        from http.client import HTTPConnection, HTTPException
+
+        connection = HTTPConnection(self._host, self._port, timeout=self._seconds)
         cut = threading.Timer(self._seconds, _cut, (connection,))  # the timeout is for each piece of an answer
         cut.daemon = True
         try:
@@ -96,14 +102,14 @@ class MetadataClient:
             if len(body) > MAX_ANSWER_BYTES:
                 raise MetadataFailed(f"{method} {path}: the answer is too long")
             return MetadataAnswer(answer.status, body.decode(errors="replace").strip(), answer.headers)
-        except (OSError, http.client.HTTPException, ValueError) as failure:
+        except (OSError, HTTPException, ValueError) as failure:
             raise MetadataFailed(f"{method} {path}: {str(failure) or type(failure).__name__}") from failure
         finally:
             cut.cancel()
             connection.close()
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(connection: HTTPConnection) -> None:
     """End an answer that takes too long."""
     with contextlib.suppress(OSError, AttributeError):
         connection.sock.shutdown(socket.SHUT_RDWR)
@@ -128,19 +134,19 @@ class Ec2Notices:
         """What is there; None where there is nothing (404)."""
         for _ in range(2):
             answer = self._client.request("GET", path, {"X-aws-ec2-metadata-token": self._token or self._new_token()})
-            if answer.status != http.client.UNAUTHORIZED:
+            if answer.status != HTTPStatus.UNAUTHORIZED:
                 break
             self._token = ""  # it has run out
-        if answer.status == http.client.NOT_FOUND:
+        if answer.status == HTTPStatus.NOT_FOUND:
             return None
-        if answer.status != http.client.OK:
+        if answer.status != HTTPStatus.OK:
             raise MetadataFailed(f"GET {path}: status {answer.status}")
         return answer
 
     def _new_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
         answer = self._client.request("PUT", "/latest/api/token", headers)
-        if answer.status != http.client.OK or not answer.text.isascii() or not answer.text.isprintable():
+        if answer.status != HTTPStatus.OK or not answer.text.isascii() or not answer.text.isprintable():
             raise MetadataFailed(f"PUT /latest/api/token: status {answer.status}")
         self._token = answer.text
         return self._token
@@ -182,9 +188,9 @@ class GceNotices:
     def _get(self, name: str) -> str:
         path = f"/computeMetadata/v1/instance/{name}"
         answer = self._client.request("GET", path, {"Metadata-Flavor": "Google"})
-        if answer.status == http.client.NOT_FOUND:
+        if answer.status == HTTPStatus.NOT_FOUND:
             return ""
-        if answer.status != http.client.OK or answer.headers.get("Metadata-Flavor") != "Google":
+        if answer.status != HTTPStatus.OK or answer.headers.get("Metadata-Flavor") != "Google":
             raise MetadataFailed(f"GET {path}: status {answer.status}, or not the metadata service")
         return answer.text
 

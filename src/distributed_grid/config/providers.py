@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
@@ -223,6 +222,8 @@ PLUG_IN_GROUP = "distributed_grid.providers"
 
 def plugged_in_names() -> frozenset[str]:
     """The providers of other packages that are installed here."""
+    from importlib.metadata import entry_points
+
     return frozenset(point.name for point in entry_points(group=PLUG_IN_GROUP)) - PROVIDERS.keys()
 
 

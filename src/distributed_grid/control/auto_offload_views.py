@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.view_types import AutoOffloadLook, AutoOffloadView
+from typing import TYPE_CHECKING
+
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.offload_watch import OffloadWatch
 from distributed_grid.reactor.offloading.auto_offload import is_enabled
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import AutoOffloadLook, AutoOffloadView
 
 NOT_SHARED = "resource_sharing.enabled is false: nothing is lent, so nothing can move"
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from distributed_grid.control.view_types import ConsentRow, MoveRow, ProposalRow
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.moves import Move, MoveConsent
 from distributed_grid.domain.states import MoveState
 from distributed_grid.scheduling.offloading.proposals import Proposal
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import ConsentRow, MoveRow, ProposalRow
 
 GIB = 1024**3
 MAX_COMMAND_CHARS = 400

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from distributed_grid.control.view_types import (
-    ScalingDecisionRow,
-    ScalingDemand,
-    ScalingPlanView,
-    ScalingStatus,
-    WorkerNeeds,
-)
 from distributed_grid.control.worker_views import budget_view, dollars, spending_view
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import ResourceType
@@ -18,6 +12,15 @@ from distributed_grid.domain.scaling import ScalingPlan
 from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import (
+        ScalingDecisionRow,
+        ScalingDemand,
+        ScalingPlanView,
+        ScalingStatus,
+        WorkerNeeds,
+    )
 
 MIB = 1024**2
 

@@ -13,18 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.api import requests
-from distributed_grid.control.view_types import (
-    BatchScaling,
-    ExecutionRecord,
-    PredictionRow,
-    TaskTypeRow,
-    TrainingReport,
-    TrainingRow,
-)
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_predictor import TaskPredictor
@@ -34,6 +26,16 @@ from distributed_grid.prediction.tiers import Tier, TierSettings
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.predictor_pool import PredictorPool, TrainedType, TypeKey
 from distributed_grid.server.services.nodes import Report
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import (
+        BatchScaling,
+        ExecutionRecord,
+        PredictionRow,
+        TaskTypeRow,
+        TrainingReport,
+        TrainingRow,
+    )
 
 MAX_WAITING_RUNS = 20_000
 """Runs that wait to be stored; beyond, the oldest are lost."""

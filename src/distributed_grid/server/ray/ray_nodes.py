@@ -10,7 +10,6 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +197,8 @@ def _own_address_towards(host: str) -> str:
 
 def own_versions() -> Versions:
     """Those of this environment; Refused with what to type where it has no Ray."""
+    from importlib import metadata
+
     try:
         return platform.python_version(), metadata.version("ray")
     except metadata.PackageNotFoundError:

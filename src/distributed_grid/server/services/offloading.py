@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,7 +17,6 @@ from distributed_grid.api import requests
 from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.move_views import IsConnected, consent_view, move_view, proposal_view
-from distributed_grid.control.view_types import CommandAdvice
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import (
     ConsentGiven,
@@ -49,6 +49,9 @@ from distributed_grid.scheduling.rebalancing.pressure import PressureScan, perce
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
 from distributed_grid.server.services.records import ended_move, find_job, find_move
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import CommandAdvice
 
 MAX_ENDED = 100
 """So many moves that have ended are listed, the last first."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.scaling_views import plan_view, status_view
-from distributed_grid.control.view_types import ScalingPlanView, ScalingStatus
 from distributed_grid.control.views import View
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused
@@ -14,6 +15,9 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.workers import must_be_admin
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.reconciler import wall_ms
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import ScalingPlanView, ScalingStatus
 
 
 class ScalingService:

@@ -7,12 +7,11 @@ budget does not allow it, or where the worker could never reach this control pla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api import requests
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.view_types import WorkerRow
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.control.worker_views import budget_view, offer_view, worker_view
 from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
@@ -28,6 +27,9 @@ from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import WorkerRow
 
 GIB = 1024**3
 MAX_ENDED = 200

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-from importlib.metadata import entry_points
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
@@ -75,6 +74,8 @@ class ProviderRegistry:
         return made
 
     def _plugged_in(self, name: str) -> CloudProviderBase:
+        from importlib.metadata import entry_points
+
         (point, *_) = entry_points(group=PLUG_IN_GROUP, name=name)
         try:
             made = point.load()(self._config.plugged_in_provider(name))
