@@ -178,10 +178,24 @@ def read_details(row: ProcRow, reader: ReaderIdentity) -> ProcDetails:
         try:
             return _details(row, folder, reader)
         except PermissionError as error:
+            if has_ended(row):  # what is left of it is nobody's to look into
+                raise ProcessGone(f"process {row.pid} has ended") from error
             argv = _words(_read_short(folder, "cmdline"))
             problem = f"process {row.pid} cannot be looked into: {error.strerror}"
             none: frozenset[str] = frozenset()
             return ProcDetails(argv, "", "", (), frozenset(), none, (), (), False, False, "", 0, 0, problem)
+
+
+def has_ended(row: ProcRow) -> bool:
+    """Whether the process of this row is no more; False also where that cannot be told."""
+    try:
+        with open(f"/proc/{row.pid}/stat", "rb") as file:
+            now = _parse_row(file.read(), 0, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+    return now.start != row.start or now.is_dead
 
 
 def _check_same(folder: int, row: ProcRow) -> None:

@@ -169,7 +169,8 @@ class _Look:
         gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
         others = [row for row in tree if row.uid != self._uid]
         line = [root, *self._forest.ancestors(root)]
-        unknown = len(tree) - len(known)
+        pids = {row.pid for row, _ in known}
+        unknown = sum(row.pid not in pids and not proc_entries.has_ended(row) for row in tree)
         return ProcessInfo(
             root.pid,
             root.start,
@@ -207,7 +208,7 @@ class _Look:
             other_sessions=self._other_sessions(root),
             unreadable=problem
             or next((one.problem for one in members if one.problem), "")
-            or (f"{unknown} of its processes ended or could not be read" if unknown else ""),
+            or (f"{unknown} of its processes could not be read" if unknown else ""),
             needs=self._needed.find(first, members),
             environment=environment,
         )

@@ -332,3 +332,16 @@ def test_processes_that_come_and_go_while_they_are_read_do_no_harm(seen: Seen) -
     finally:
         done.set()
         storm.join()
+
+
+def test_children_that_end_while_they_are_read_are_no_obstacle(tmp_path: Path) -> None:
+    busy = "while :; do sleep 0.002 & sleep 0.002 & wait; done"
+    with subprocess.Popen(["sh", "-c", busy], cwd=tmp_path, stdin=subprocess.DEVNULL, start_new_session=True) as work:
+        try:
+            inventory = ProcessInventory()
+            looks = [one for _ in range(40) for one in inventory.look(pid=work.pid)]
+            assert len(looks) == 40
+            assert max(one.processes for one in looks) > 1
+            assert {one.unreadable for one in looks} == {""}
+        finally:
+            os.killpg(work.pid, signal.SIGKILL)
