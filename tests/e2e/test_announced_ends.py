@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from distributed_grid.cli.output import format_time
-from tests.e2e.test_scaling import ScaledGrid, free_port
+from tests.e2e.test_scaling import ScaledGrid
 from tests.support.clouds.metadata import MetadataStandIn, metadata_service
+from tests.support.ports import free_port
 from tests.support.processes import is_running
 from tests.support.shell import wait_until
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.project import PROJECT
 from tests.support.scripted_provider import CloudFile, plug_in
 from tests.support.shell import Shell, wait_until
@@ -58,13 +58,6 @@ class ScaledGrid(Shell):
     def close(self) -> None:
         super().close()
         self.cloud.close()
-
-
-def free_port() -> int:
-    """A port that a control plane that was killed finds free again: workers come back to the one they know."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

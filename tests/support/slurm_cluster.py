@@ -7,17 +7,16 @@ run has to find only that one, by the folder in its environment.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.support.docker_engines import child_of
+from tests.support.ports import free_ports
 from tests.support.shell import wait_until
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo", "scontrol", "nsenter", "unshare")
@@ -180,12 +179,3 @@ class SlurmCluster:
             return subprocess.Popen(
                 command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]

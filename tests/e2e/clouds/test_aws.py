@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.clouds.ec2 import ACCESS_KEY, SECRET_KEY, Ec2StandIn
 from tests.support.clouds.stand_in import Machine
+from tests.support.ports import free_port
 from tests.support.processes import is_running
 from tests.support.shell import Shell, wait_until
 
@@ -57,13 +57,6 @@ class RentedGrid(Shell):
     def existing(self) -> list[Machine]:
         """The instances that cost money now."""
         return [one for one in self.cloud.machines() if one.ended_at is None]
-
-
-def free_port() -> int:
-    """A port that a control plane that was killed finds free again."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import Engine
 from tests.support.engine_contract import EngineContract
+from tests.support.ports import free_port
 from tests.support.processes import is_running
 from tests.support.shell import Shell, wait_until
 
@@ -76,12 +76,6 @@ print(json.dumps([outside, inside, ray.get(is_in_a_group.remote(), timeout=60), 
 HEAD = "h0"
 ONLY = ("--strategy", "node_specific", "-n")
 STARTED = "This command will now block"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RayHost:

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from tests.e2e.guides import page_blocks
+from tests.support.ports import free_port
 from tests.support.shell import Shell, wait_until
-from tests.support.slurm_cluster import PARTITION, SlurmCluster, free_ports
+from tests.support.slurm_cluster import PARTITION, SlurmCluster
 
 GUIDE = "docs/guide/slurm.md"
 
@@ -45,7 +46,7 @@ class PilotedGrid(Shell):
         config: dict[str, Any] = {
             "name": "piloted",
             "nodes": [{"name": "home", "host": "local", "cpu_count": 1, "memory_gb": 4, "trust_declared": True}],
-            "server": {"host": "0.0.0.0", "port": free_ports(1)[0]},
+            "server": {"host": "0.0.0.0", "port": free_port()},
             "workers": {"consistency_seconds": 1, "call_seconds": 20, "exit_seconds": 60},
             "scaling": {
                 "provider": "slurm",
