@@ -62,7 +62,7 @@ from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.usage_history import MINUTE
 from distributed_grid.reactor.effects import MoveEffect, WorkerEffect
-from distributed_grid.server.access.agent_websocket import AgentSockets
+from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
     ConfigRegistry,

@@ -1,25 +1,18 @@
-"""WebSocket endpoint for agents: over TCP for those that joined, over one private Unix socket for each other node.
+"""WebSocket connection of an agent, at the control plane's end.
 
 Without a web framework, because a thousand agents send a heartbeat every 2 s.
 
 - Who may connect, and as which node, is decided before the upgrade; what an agent says of other nodes does not count.
 - No input crashes or hangs this side: what is not a message of the protocol ends the connection with a reason.
 - An agent that does not read is cut off before its unread orders fill the memory.
-- A Unix socket, to which SSH or the Ray node actor forwards, serves only its own node.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http
 import logging
-import os
-import socket
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from websockets.exceptions import WebSocketException
 from websockets.frames import CloseCode, Frame, Opcode
@@ -27,14 +20,11 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from distributed_grid.control.agents import AgentGateway
 from distributed_grid.errors import ProtocolError
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.server.access.agent_sockets import AgentMessageSink
 from distributed_grid.wire import (
     MAX_MESSAGE_BYTES,
     AgentHello,
-    AgentSide,
-    FromAgent,
     RejectAgent,
     ToAgent,
     check_greeting,
@@ -44,25 +34,9 @@ from distributed_grid.wire import (
 
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
-MAX_CONNECTIONS = 4
-"""Connections of one node: the newest ones stay, since its agent may not know yet that an older one is dead."""
-MAX_STRANGERS = 16
-"""Connections to one node's socket that have not said what they want yet."""
-BACKLOG = 64
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
 """From the path and headers of a request to the node that may speak here, or None."""
-
-
-class AgentMessageSink(Protocol):
-    """Receiver of the messages of agents."""
-
-    def received(self, message: FromAgent, via: AgentSide) -> None: ...
-    def rejected(self, why: str, via: AgentSide) -> None:
-        """It broke the protocol, and is being disconnected."""
-
-    def gone(self, via: AgentSide) -> None:
-        """The connection has ended; a second call changes nothing."""
 
 
 class AgentWebSocket(asyncio.Protocol):
@@ -225,110 +199,3 @@ def _refusal_answer(why: str) -> bytes:
     body = f"{why}\n".encode()
     head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body
-
-
-class AgentConnections:
-    """The connections of agents that were admitted; of each node the newest few."""
-
-    def __init__(self) -> None:
-        self._of_node: dict[str, list[AgentWebSocket]] = {}
-
-    def add(self, websocket: AgentWebSocket) -> None:
-        """One more connection of its node; the oldest one beyond the limit is closed."""
-        (node,) = websocket.nodes
-        connections = self._of_node.setdefault(node, [])
-        connections.append(websocket)
-        if len(connections) > MAX_CONNECTIONS:
-            log.warning("%s has more than %d connections: the oldest is closed", node, MAX_CONNECTIONS)
-            connections[0].close(f"more than {MAX_CONNECTIONS} connections of {node}")
-
-    def discard(self, websocket: AgentWebSocket) -> None:
-        """A connection has ended; harmless for one that was never admitted."""
-        for node in websocket.nodes:
-            left = [one for one in self._of_node.pop(node, ()) if one is not websocket]
-            if left:
-                self._of_node[node] = left
-
-    def close(self, node: str, why: str) -> None:
-        """End the connections of a node."""
-        for websocket in list(self._of_node.get(node, ())):
-            websocket.close(why)
-
-
-class AgentSockets:
-    """The sockets of a daemon's nodes on other machines, below one folder."""
-
-    def __init__(self, folder: Path, agents: AgentGateway) -> None:
-        self._folder = folder
-        self._agents = agents
-        self._servers: dict[str, asyncio.Server] = {}
-        self._websockets: dict[str, set[AgentWebSocket]] = {}
-        self._admitted = AgentConnections()
-
-    def path_of(self, node: str) -> Path:
-        return self._folder / f"{node}.sock"
-
-    async def open(self, nodes: Iterable[str]) -> None:
-        """Listen for each node; what an earlier daemon left is replaced."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.chmod(0o700)
-        for left in self._folder.glob("*.sock"):
-            left.unlink(missing_ok=True)
-        for node in nodes:
-            await self.add(node)
-
-    async def add(self, node: str) -> None:
-        """Listen for one more node; adding one twice changes nothing."""
-        if node not in self._servers:
-            listener = _bind_private(self.path_of(node))
-            self._servers[node] = await asyncio.get_running_loop().create_unix_server(
-                partial(self._accept, node), sock=listener, backlog=BACKLOG
-            )
-
-    def remove(self, node: str) -> None:
-        """Listen for a node no more; removing one that is not there is harmless."""
-        server = self._servers.pop(node, None)
-        if server is not None:
-            server.close()
-            self.path_of(node).unlink(missing_ok=True)
-
-    def _accept(self, node: str) -> AgentWebSocket:
-        here = self._websockets.setdefault(node, set())
-        is_full = len(here) >= MAX_CONNECTIONS + MAX_STRANGERS
-
-        def closed(websocket: AgentWebSocket) -> None:
-            here.discard(websocket)
-            self._admitted.discard(websocket)
-
-        websocket = AgentWebSocket(
-            self._agents,
-            lambda path, headers: node,
-            on_admitted=self._admitted.add,
-            on_close=closed,
-            refusal=f"too many connections to the socket of {node}" if is_full else "",
-        )
-        here.add(websocket)
-        return websocket
-
-    async def close(self) -> None:
-        """Stop listening and close every connection. Safe to call twice."""
-        for server in self._servers.values():
-            server.close()
-        self._servers = {}
-        for websocket in [one for here in self._websockets.values() for one in here]:
-            websocket.close("the control plane is leaving")
-        for left in self._folder.glob("*.sock"):
-            with contextlib.suppress(OSError):
-                left.unlink()
-
-
-def _bind_private(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        with short_path(path) as name:
-            listener.bind(name)
-    finally:
-        os.umask(before)
-    listener.setblocking(False)
-    return listener

@@ -29,7 +29,7 @@ from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.posix.peer_limits import LimitedListener
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
-from distributed_grid.server.access.agent_websocket import AgentConnections, AgentMessageSink, AgentWebSocket
+from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink
 from distributed_grid.server.access.tokens import TokenStore
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.jobs import JobService
@@ -44,6 +44,7 @@ from distributed_grid.supervision import start_restarted
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from distributed_grid.server.access.agent_websocket import AgentWebSocket
     from distributed_grid.server.access.certificates import Certificate
     from distributed_grid.server.rest.app import UvicornServer
 
@@ -291,6 +292,8 @@ class RestListener:
         self._server = server
 
     def _accept_agent(self) -> AgentWebSocket:
+        from distributed_grid.server.access.agent_websocket import AgentWebSocket
+
         listener = self._listener
 
         def admitted(websocket: AgentWebSocket) -> None:

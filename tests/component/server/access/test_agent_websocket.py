@@ -16,13 +16,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from distributed_grid import wire
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.server.access.agent_websocket import (
-    MAX_CONNECTIONS,
-    MAX_STRANGERS,
-    AgentConnections,
-    AgentSockets,
-    AgentWebSocket,
-)
+from distributed_grid.server.access.agent_sockets import MAX_CONNECTIONS, MAX_STRANGERS, AgentConnections, AgentSockets
+from distributed_grid.server.access.agent_websocket import AgentWebSocket
 
 HELLO = wire.AgentHello(wire.PROTOCOL, "0.2.0", "gpu1")
 

@@ -1,0 +1,151 @@
+"""Sockets for agents: one private Unix socket for each node on another machine, and the connections over them.
+
+SSH or the Ray node actor forwards to such a socket, and it serves only its own node. Agents that joined come over TCP
+(`rest/listener.py`). What a connection needs (`agent_websocket.py`) is loaded with the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from distributed_grid.control.agents import AgentGateway
+from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.wire import AgentSide, FromAgent
+
+if TYPE_CHECKING:
+    from distributed_grid.server.access.agent_websocket import AgentWebSocket
+
+MAX_CONNECTIONS = 4
+"""Connections of one node: the newest ones stay, since its agent may not know yet that an older one is dead."""
+MAX_STRANGERS = 16
+"""Connections to one node's socket that have not said what they want yet."""
+BACKLOG = 64
+log = logging.getLogger(__name__)
+
+
+class AgentMessageSink(Protocol):
+    """Receiver of the messages of agents."""
+
+    def received(self, message: FromAgent, via: AgentSide) -> None: ...
+    def rejected(self, why: str, via: AgentSide) -> None:
+        """It broke the protocol, and is being disconnected."""
+
+    def gone(self, via: AgentSide) -> None:
+        """The connection has ended; a second call changes nothing."""
+
+
+class AgentConnections:
+    """The connections of agents that were admitted; of each node the newest few."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, list[AgentWebSocket]] = {}
+
+    def add(self, websocket: AgentWebSocket) -> None:
+        """One more connection of its node; the oldest one beyond the limit is closed."""
+        (node,) = websocket.nodes
+        connections = self._of_node.setdefault(node, [])
+        connections.append(websocket)
+        if len(connections) > MAX_CONNECTIONS:
+            log.warning("%s has more than %d connections: the oldest is closed", node, MAX_CONNECTIONS)
+            connections[0].close(f"more than {MAX_CONNECTIONS} connections of {node}")
+
+    def discard(self, websocket: AgentWebSocket) -> None:
+        """A connection has ended; harmless for one that was never admitted."""
+        for node in websocket.nodes:
+            left = [one for one in self._of_node.pop(node, ()) if one is not websocket]
+            if left:
+                self._of_node[node] = left
+
+    def close(self, node: str, why: str) -> None:
+        """End the connections of a node."""
+        for websocket in list(self._of_node.get(node, ())):
+            websocket.close(why)
+
+
+class AgentSockets:
+    """The sockets of a daemon's nodes on other machines, below one folder."""
+
+    def __init__(self, folder: Path, agents: AgentGateway) -> None:
+        self._folder = folder
+        self._agents = agents
+        self._servers: dict[str, asyncio.Server] = {}
+        self._websockets: dict[str, set[AgentWebSocket]] = {}
+        self._admitted = AgentConnections()
+
+    def path_of(self, node: str) -> Path:
+        return self._folder / f"{node}.sock"
+
+    async def open(self, nodes: Iterable[str]) -> None:
+        """Listen for each node; what an earlier daemon left is replaced."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        for left in self._folder.glob("*.sock"):
+            left.unlink(missing_ok=True)
+        for node in nodes:
+            await self.add(node)
+
+    async def add(self, node: str) -> None:
+        """Listen for one more node; adding one twice changes nothing."""
+        if node not in self._servers:
+            listener = _bind_private(self.path_of(node))
+            self._servers[node] = await asyncio.get_running_loop().create_unix_server(
+                partial(self._accept, node), sock=listener, backlog=BACKLOG
+            )
+
+    def remove(self, node: str) -> None:
+        """Listen for a node no more; removing one that is not there is harmless."""
+        server = self._servers.pop(node, None)
+        if server is not None:
+            server.close()
+            self.path_of(node).unlink(missing_ok=True)
+
+    def _accept(self, node: str) -> AgentWebSocket:
+        from distributed_grid.server.access.agent_websocket import AgentWebSocket
+
+        here = self._websockets.setdefault(node, set())
+        is_full = len(here) >= MAX_CONNECTIONS + MAX_STRANGERS
+
+        def closed(websocket: AgentWebSocket) -> None:
+            here.discard(websocket)
+            self._admitted.discard(websocket)
+
+        websocket = AgentWebSocket(
+            self._agents,
+            lambda path, headers: node,
+            on_admitted=self._admitted.add,
+            on_close=closed,
+            refusal=f"too many connections to the socket of {node}" if is_full else "",
+        )
+        here.add(websocket)
+        return websocket
+
+    async def close(self) -> None:
+        """Stop listening and close every connection. Safe to call twice."""
+        for server in self._servers.values():
+            server.close()
+        self._servers = {}
+        for websocket in [one for here in self._websockets.values() for one in here]:
+            websocket.close("the control plane is leaving")
+        for left in self._folder.glob("*.sock"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _bind_private(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with short_path(path) as name:
+            listener.bind(name)
+    finally:
+        os.umask(before)
+    listener.setblocking(False)
+    return listener
