@@ -2,20 +2,18 @@
 # when it already fits them, that costs a few hundredths of a second.
 
 BIN := .venv/bin
-# Counting branches makes a test twice as slow: only those that cover domain/ are run with it.
+# Counting branches makes a test twice as slow: only these are run with it, which together cover domain/.
 REACTOR_TESTS = $(wildcard tests/unit/reactor/test_*.py tests/unit/reactor/*/test_*.py)
-PROPERTY_TESTS = $(foreach kind,invariants chains laws machine,$(filter %_$(kind).py,$(REACTOR_TESTS)))
-DECISION_TESTS = $(filter-out $(addprefix tests/unit/reactor/workers/,test_announced_ends.py test_queued_workers.py test_scaling.py) \
-	tests/unit/reactor/offloading/test_auto_offload.py $(PROPERTY_TESTS),$(REACTOR_TESTS))
-DOMAIN_TESTS = tests/unit/domain $(DECISION_TESTS)
+DOMAIN_TESTS = tests/unit/domain $(foreach name,blocks checkpoints engine_bindings engine_overuse gangs lease_parts leases, \
+	tests/unit/reactor/test_$(name).py) $(foreach name,lifecycle pull_workers,tests/unit/reactor/workers/test_$(name).py)
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
-	$(wildcard tests/unit/test_*.py) $(filter-out $(DECISION_TESTS),$(REACTOR_TESTS)) tests/contract
+	$(wildcard tests/unit/test_*.py) $(filter-out $(DOMAIN_TESTS),$(REACTOR_TESTS)) tests/contract
 REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component
 SLOW_UNIT_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.slow tests/unit tests/contract)
 ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
+FAST = -p no:schemathesis -m fast
 # In the order of tests/support/run_order.py.
 ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
-FAST = $(ORDERED) -m fast
 PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
 TEST_WORKERS ?= 5
 CHECKED = $(wildcard src tests bench scripts examples)
@@ -51,9 +49,9 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(DOMAIN_TESTS) -n 2 $(FAST) --cov=distributed_grid.domain --cov-branch \
+	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
-	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(ORDERED) -m fast $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests

@@ -53,9 +53,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the collector need not look at it again and again."""
+    """What is loaded by now stays: the collector need not look at it again and again, nor for every few objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)

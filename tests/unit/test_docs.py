@@ -91,13 +91,15 @@ def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
     blocks = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     messages = [line for block in blocks for line in block.splitlines()]
     known = [literal for literal in literals() if len(literal) >= 8]
-    patterns = [re.escape(literal).replace("\0", ".+") for literal in known if "\0" in literal]
+    every = "\n\n".join(known)
+    patterns = [literal.split("\0") for literal in known if "\0" in literal]
 
     def is_documented(line: str) -> bool:
         parts = [part for part in (part.strip(" ();,:") for part in line.split("…")) if part]
-        if all(any(part in literal for literal in known) for part in parts):
+        if all(part in every for part in parts):
             return True
-        return any(re.fullmatch(pattern, line) for pattern in patterns)
+        fitting = (texts for texts in patterns if all(text in line for text in texts))
+        return any(re.fullmatch(".+".join(map(re.escape, texts)), line) for texts in fitting)
 
     assert len(messages) > 25
     assert [line for line in messages if not is_documented(line)] == []

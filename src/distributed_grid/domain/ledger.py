@@ -39,6 +39,8 @@ from distributed_grid.domain.statistics import Account, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
 
 _NO_CLAIMS = NodeClaims()
+_DEFAULTS = (SchedulingPolicy(), RequestShapes(), ScalingRules(), WorkerRules(), AutoOffloadState())
+"""What holds while no row says otherwise."""
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
 L = TypeVar("L", str, tuple[str, str])
 C = TypeVar("C")
@@ -54,12 +56,10 @@ class Ledger:
         self.leases: dict[str, Lease] = {}
         self.jobs: dict[str, Job] = {}
         self.counters: dict[str, int] = {}
-        self.policy = SchedulingPolicy()
-        self.request_shapes = RequestShapes()
+        self.policy, self.request_shapes, self.scaling, self.worker_rules, self.auto_offload = _DEFAULTS
         self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
         self.rebalance_states: dict[str, RebalanceState] = {}
-        self.scaling = ScalingRules()
         self.utilization = UtilizationWindow()
         self.engines: dict[str, EngineRow] = {}
         self.engine_capacities: dict[str, EngineCapacity] = {}
@@ -68,14 +68,12 @@ class Ledger:
         self.blocks: dict[str, Block] = {}
         self.memory_servers: dict[str, MemoryServerRow] = {}
         self.workers: dict[str, Worker] = {}
-        self.worker_rules = WorkerRules()
         self.spending: dict[str, Spending] = {}
         self.offer_closures: dict[str, OfferClosure] = {}
         self.moves: dict[str, Move] = {}
         self.moves_by_job: dict[str, str] = {}
         self.moves_at: dict[str, dict[str, None]] = {}
         self.consents: dict[str, MoveConsent] = {}
-        self.auto_offload = AutoOffloadState()
         self.offload_watches: dict[str, OffloadWatch] = {}
         self.degraded: dict[str, DegradedNode] = {}
         self.block_names: dict[tuple[str, str], str] = {}
@@ -517,26 +515,18 @@ class Ledger:
         """Every living row; the ledger can be rebuilt from them."""
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
-        found += [row for row in (self.policy, self.request_shapes) if row not in (SchedulingPolicy(), RequestShapes())]
+        found += [row for row in (self.policy, self.request_shapes) if row not in _DEFAULTS]
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
         found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
         found += self.offer_closures.values()
         found += [*self.moves.values(), *self.consents.values(), *self.degraded.values()]
-        found += [self.auto_offload] if self.auto_offload != AutoOffloadState() else []
-        if self.worker_rules != WorkerRules():
-            found.append(self.worker_rules)
-        found += [self.scaling] if self.scaling != ScalingRules() else []
-        if not durable_only:
-            found += [
-                *self.observations.values(),
-                *self.offers.values(),
-                *self.rebalance_states.values(),
-                *self.offload_watches.values(),
-                *([self.utilization] if self.utilization.samples else []),
-                *self.engine_capacities.values(),
-            ]
-            found += self.memory_servers.values()
-        return [row for row in found if not (durable_only and row.kind in VOLATILE)]
+        found += [row for row in (self.auto_offload, self.worker_rules, self.scaling) if row not in _DEFAULTS]
+        if durable_only:
+            return [row for row in found if row.kind not in VOLATILE]
+        found += [*self.observations.values(), *self.offers.values(), *self.rebalance_states.values()]
+        found += self.offload_watches.values()
+        found += [self.utilization] if self.utilization.samples else []
+        return [*found, *self.engine_capacities.values(), *self.memory_servers.values()]
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken or an index differs from the rows."""

@@ -46,6 +46,8 @@ EVERY = 16
 RECONNECT_MS = 45_000
 """Within this time after the last disturbance an agent has a link again, and its first heartbeat is answered."""
 STOPPED = "a stop that was acknowledged is carried out"
+_INVARIANTS = [(invariant.__name__.replace("_", " "), invariant) for invariant in INVARIANTS]
+_QUIET_INVARIANTS = [(name, invariant) for name, invariant in _INVARIANTS if invariant not in REBUILDING_INVARIANTS]
 Note = Callable[[str, str], None]
 """Takes down what happened where."""
 
@@ -229,10 +231,7 @@ class InvariantChecker:
                 self.moves.changed(row)
         self.moves.check_freezes()
         is_quiet = all(isinstance(row, NodeObservation) for row in moment.changes) and self.steps % EVERY
-        for invariant in INVARIANTS:
-            if is_quiet and invariant in REBUILDING_INVARIANTS:
-                continue
-            name = invariant.__name__.replace("_", " ")
+        for name, invariant in _QUIET_INVARIANTS if is_quiet else _INVARIANTS:
             self.held[name] += 1
             try:
                 invariant(self._watch, moment)

@@ -204,9 +204,9 @@ def test_a_link_that_breaks_breaks_its_streams() -> None:
 
 def test_a_listing_of_any_length_arrives_in_pages(tmp_path: Path) -> None:
     work = tmp_path / "a.1" / "work"
-    folder = work / ("d" * 200) / ("e" * 200)
+    folder = work.joinpath(*(letter * 200 for letter in "abcdefghijklmno"))
     folder.mkdir(parents=True)
-    names = {f"{number:05}-{'x' * 200}" for number in range(3000)}
+    names = {f"{number:05}-{'x' * 200}" for number in range(2 * wire.MAX_LISTING_BYTES // 3000)}
     for name in names:
         (folder / name).touch()
     for number in range(250):

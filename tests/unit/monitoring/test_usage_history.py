@@ -24,6 +24,7 @@ from tests.support.builders import GB, a_capacity
 
 BEGIN = 1_000_000 * MINUTE_MS
 DAY_OF_BEATS = range(BEGIN, BEGIN + 25 * 60 * MINUTE_MS, 2_000)
+LAST_HOUR = DAY_OF_BEATS[-FULL_RATE_ROWS:]
 
 
 def used(cpu: int = 0, memory: int = 0, gpus: tuple[GpuUsage, ...] = ()) -> Usage:
@@ -37,12 +38,14 @@ def test_a_node_takes_less_than_200_kb_however_long_it_is_watched() -> None:
         before, _ = tracemalloc.get_traced_memory()
         history = NodeHistory()
         usage = used(500, 2**36, (GpuUsage(0, 700, 2**33), GpuUsage(1, 300, 2**33)))
-        for at_ms in DAY_OF_BEATS:
+        for at_ms in (*range(BEGIN, LAST_HOUR.start, 20_000), *LAST_HOUR):
             history.add(usage, at_ms)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+    assert len(history.samples.since(0)) == FULL_RATE_ROWS
+    assert len(history.minute_rows(0)) == MINUTE_ROWS + 1
     assert history.size_bytes < after - before < 200_000
 
 

@@ -94,10 +94,11 @@ def test_forecasts_are_finite_and_never_negative(steps: list[tuple[int, float]],
 def test_wild_loads_over_weeks_keep_forecasts_finite() -> None:
     dice = random.Random(3)
     forecaster = LoadForecaster()
-    for slot in range(3 * KEPT_SLOTS):
+    for slot in range(2 * KEPT_SLOTS + 200):
         forecaster.observe(slot, dice.choice([0.0, 0.0, 1.0, dice.paretovariate(0.5), 1e12]))
-        assert math.isfinite(forecaster.forecast()[0])
-        assert forecaster.forecast()[0] >= 0
+        (load,) = forecaster.forecast()
+        assert math.isfinite(load)
+        assert load >= 0
 
 
 def test_the_same_loads_give_the_same_forecasts() -> None:
@@ -139,9 +140,12 @@ def test_an_empty_forecaster_can_be_saved() -> None:
 
 def test_the_state_stops_growing_after_eight_days() -> None:
     dice = random.Random(1)
-    loads = [dice.uniform(1, 9) for _ in range(2 * KEPT_SLOTS + 200)]
-    eight_days = len(taught(loads[:KEPT_SLOTS]).save().history.rows)
-    assert len(taught(loads).save().history.rows) == eight_days
+    forecaster = taught(dice.uniform(1, 9) for _ in range(KEPT_SLOTS))
+    eight_days = len(forecaster.save().history.rows)
+    for slot in range(KEPT_SLOTS, 2 * KEPT_SLOTS + 200):
+        forecaster.observe(slot, dice.uniform(1, 9))
+        if slot % 200 == 0:
+            assert len(forecaster.save().history.rows) == eight_days
 
 
 def test_a_gap_keeps_the_time_of_day() -> None:

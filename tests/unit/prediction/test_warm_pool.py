@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from distributed_grid.prediction.warm_pool import AHEAD_SLOTS, SLOT_MS, LoadSlot, WarmPool
@@ -21,35 +22,45 @@ def learned(days: float, *, workers: int = 0) -> WarmPool:
     return pool
 
 
+@functools.cache
+def a_noon() -> WarmPool:
+    """Noon of the fifth day; do not write to it."""
+    return learned(4.5)
+
+
 def size(pool: WarmPool, workers: int = 0, *, in_use: int = 0, own: int = 0, limit: int = 100) -> int:
     return pool.size(workers, in_use, own_milli=own, target_milli=700, limit=limit)
 
 
 def test_nothing_is_forecast_before_a_day_is_known() -> None:
-    assert learned(0.9).expected_milli() is None
-    assert size(learned(0.9)) == 0
+    pool = learned(0.9)
+    assert pool.expected_milli() is None
+    assert size(pool) == 0
 
 
 def test_workers_are_wanted_before_the_load_of_the_day_comes() -> None:
     days = 4
-    for slot in range(0, DAY_SLOTS, 24):
-        pool = learned(days + slot / DAY_SLOTS)
-        coming = max(a_day_load(slot + ahead) for ahead in range(AHEAD_SLOTS))
-        expected = pool.expected_milli()
-        assert expected is not None
-        assert abs(expected - coming) < 400, slot
-    morning = learned(days + 0.25)
-    assert size(morning) >= math.ceil(a_day_load(round(0.25 * DAY_SLOTS)) / 700)
+    morning = round(0.25 * DAY_SLOTS)
+    pool = learned(days)
+    for slot in range(DAY_SLOTS):
+        if slot % 24 == 0:
+            coming = max(a_day_load(slot + ahead) for ahead in range(AHEAD_SLOTS))
+            expected = pool.expected_milli()
+            assert expected is not None
+            assert abs(expected - coming) < 400, slot
+        if slot == morning:
+            assert size(pool) >= math.ceil(a_day_load(morning) / 700)
+        pool.learn(LoadSlot(days * DAY_SLOTS + slot, 30 * a_day_load(slot), 30, 0))
 
 
 def test_what_the_grid_has_itself_needs_no_workers() -> None:
-    noon = learned(4.5)
+    noon = a_noon()
     assert size(noon) == size(noon, own=4000) + 4
     assert size(noon, own=100_000) == 0
 
 
 def test_never_more_than_the_limit_and_never_fewer_than_are_in_use() -> None:
-    noon = learned(4.5)
+    noon = a_noon()
     assert size(noon, limit=3) == 3
     assert size(WarmPool(), 5, in_use=4) == 4
 

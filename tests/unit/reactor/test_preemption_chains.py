@@ -66,7 +66,7 @@ class Contest:
         self.agents_work()
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(arrivals)
 def test_no_two_requests_displace_each_other_in_turn_and_nobody_is_displaced_beyond_the_cap(coming):
     contest = Contest()

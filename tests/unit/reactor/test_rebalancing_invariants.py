@@ -28,7 +28,7 @@ from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, a_request, thresholds
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World
-from tests.unit.reactor.test_invariants import ACTIONS, action, begin, kinds
+from tests.unit.reactor.test_invariants import CALLS, action, begin, kinds
 
 TYPES = [(policy, str(mode)) for policy in SHARING_POLICIES for mode in SharingMode]
 QUICK = TYPES[:: len(SharingMode) + 1]
@@ -253,7 +253,7 @@ PRESS = action(
     st.sampled_from([str(mode) for mode in SharingMode]),
     st.sampled_from([0, 1, 2, 5]),
 )
-ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*ACTIONS]).flatmap(lambda name: action(name, *ACTIONS[name])))
+ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*CALLS]).flatmap(CALLS.__getitem__))
 
 
 @settings(max_examples=60)

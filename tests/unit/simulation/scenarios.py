@@ -26,7 +26,7 @@ def a_scenario(
         Node(name, capacity=Capacity(4000, 16 * GB), host="far", hold_ms=round(1000 * hold_s), wanted=True)
         for name in ("ash", "birch")
     )
-    quiet = max([100_000, *(fault.at_ms + fault.lasts_ms for fault in faults)])
+    quiet = max([80_000, *(fault.at_ms + fault.lasts_ms for fault in faults)])
     return Scenario(seed, nodes, "", SchedulingPolicy(), None, list(requests), list(faults), quiet)
 
 

@@ -29,27 +29,8 @@ from distributed_grid.simulation.world import RunReport, World
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
-FEW = 36
-"""Wishes: these seeds are over in a moment."""
-
-
-RARE = (117, 6)
-"""Seeds in which somebody is preempted, and paused."""
-
-
-def some_seeds() -> list[int]:
-    """A dozen small seeds, and more where those do not have every kind of fault."""
-    small = [seed for seed in range(200) if seed in RARE or len(draw_scenario(seed).requests) <= FEW]
-    chosen, seen = list[int](), set[FaultKind]()
-    for seed in small:
-        kinds = {fault.kind for fault in draw_scenario(seed).faults}
-        if len(chosen) < 12 or kinds - seen or seed in RARE:
-            chosen.append(seed)
-            seen |= kinds
-    return chosen
-
-
-SOME = some_seeds()
+SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 117)
+"""Small seeds, which together have every kind of fault; in 117 somebody is preempted, and in 6 paused."""
 QUICK = SOME[:5]
 """The others are among the slow tests."""
 once = functools.cache(run_seed)
@@ -146,7 +127,7 @@ def test_other_seeds_are_other_stories() -> None:
 
 
 def test_the_same_seed_is_the_same_story_twice_in_one_process() -> None:
-    assert once(SOME[0]) == run_seed(SOME[0])
+    assert once(SOME[3]) == run_seed(SOME[3])
 
 
 # ------------------------------------------------------------------ the invariants notice
@@ -276,8 +257,8 @@ class GoesOnPreparing(OrderExecutor[SimulatedTask]):
 
 def test_an_agent_that_starts_what_was_given_up_while_it_was_prepared_is_caught() -> None:
     cut = a_fault(FaultKind.CUT, 10.1, 100)
-    story = [a_scenario([a_job(10, 300, workdir=True)], [cut], seed=seed) for seed in range(3)]
-    violated = {caught(scenario, orders=GoesOnPreparing).violated for scenario in story}
+    stories = (a_scenario([a_job(10, 300, workdir=True)], [cut], seed=seed) for seed in (2, 0, 1))
+    violated = (caught(scenario, orders=GoesOnPreparing).violated for scenario in stories)
     assert "what runs is held in the ledger" in violated
 
 
@@ -290,9 +271,9 @@ class ForgetsRefusals(OrderExecutor[SimulatedTask]):
 
 def test_an_agent_that_obeys_an_order_it_has_refused_is_caught() -> None:
     control_dies = a_fault(FaultKind.CONTROL_DIES, 10.1, 18.5, node="")
-    story = [a_scenario([a_job(10, 300, workdir=True)], [control_dies], seed=seed) for seed in range(17, 20)]
-    violated = {caught(scenario, orders=ForgetsRefusals).violated for scenario in story}
-    assert violated & {"what runs is held in the ledger", "a job runs once at a time"}
+    stories = (a_scenario([a_job(10, 300, workdir=True)], [control_dies], seed=seed) for seed in range(17, 20))
+    violated = (caught(scenario, orders=ForgetsRefusals).violated for scenario in stories)
+    assert any(one in ("what runs is held in the ledger", "a job runs once at a time") for one in violated)
 
 
 class KnowsNoFence(OrderExecutor[SimulatedTask]):

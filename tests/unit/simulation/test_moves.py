@@ -15,7 +15,7 @@ from distributed_grid.simulation.scenario import Scenario
 from distributed_grid.simulation.world import World
 from tests.unit.simulation.scenarios import a_fault, a_job, a_scenario
 
-ORIGINAL = PlannedOriginal(1_000, "ash", 1001, 300_000)
+ORIGINAL = PlannedOriginal(1_000, "ash", 1001, 120_000)
 MOVE = PlannedMove(20_000, 1, "birch", pid=1001, freeze_ms=10_000)
 
 

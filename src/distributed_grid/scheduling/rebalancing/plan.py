@@ -184,11 +184,11 @@ def track_nodes(scan: PressureScan) -> list[RebalanceState]:
 
 def _track_resource(scan: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> PressureWatch:
     above = below = None
+    is_below = scan.is_below(node, resource)
     if scan.is_above(node, resource):
         above = scan.now if old.above_since_ms is None else old.above_since_ms
-    elif scan.held[node, resource] and scan.is_below(node, resource):
+    elif scan.held[node, resource] and is_below:
         below = scan.now if old.below_since_ms is None else old.below_since_ms
-    is_below = scan.is_below(node, resource)
     return PressureWatch(
         above,
         below,
@@ -243,13 +243,16 @@ def schedule_round(scan: PressureScan, tracked: Iterable[RebalanceState]) -> Reb
     above = {name for name, state in states.items() if _is_tracked_above(state)}
     holding = dict.fromkeys(lease.request.target for lease in scan.leases)
     pressed = sorted((-(scan.reading(name).score or 0), name) for name in above)
+    others = tuple(name for name in holding if name not in above)
+    if not pressed:
+        return RebalanceSchedule((QUEUE_ENTRY, *others))
     with_headroom = sorted(
         (scan.reading(name).score or 0, name) for name in scan.ledger.nodes if scan.has_headroom(name)
     )
     return RebalanceSchedule(
-        (QUEUE_ENTRY, *(name for name in holding if name not in above), *(name for _, name in pressed)),
-        tuple(name for _, name in with_headroom) if pressed else (),
-        _contested_resources(scan) if pressed else frozenset(),
+        (QUEUE_ENTRY, *others, *(name for _, name in pressed)),
+        tuple(name for _, name in with_headroom),
+        _contested_resources(scan),
     )
 
 

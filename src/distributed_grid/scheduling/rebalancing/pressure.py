@@ -66,13 +66,15 @@ def scan_pressure(
     for lease in leases:
         resource = resource_of(lease.request.ask)
         held[lease.request.target, resource] += claimed_amount(lease, resource)
-    known = {reading.node: reading for reading in readings}
+    nodes = ledger.nodes
+    known = {reading.node: reading for reading in readings if _can_share(nodes.get(reading.node))}
     return PressureScan(ledger, known, rules, now, leases, held, schedule or RebalanceSchedule(()), {})
 
 
 class PressureScan(Struct, frozen=True):
     """All nodes at one moment: readings, rules, schedule, and the automatic leases with what they hold for whom.
 
+    Of a node that is not alive any more, or has no agent, nothing is known.
     `max_surplus` is the most that any node can spare of a resource, once all were compared.
     """
 
@@ -86,10 +88,6 @@ class PressureScan(Struct, frozen=True):
     max_surplus: dict[str, int]
 
     def reading(self, node: str) -> PressureReading:
-        """What was read of a node; nothing where it is not alive any more."""
-        known = self.ledger.nodes.get(node)
-        if known is None or known.state is not NodeState.ALIVE or known.is_pull:  # it neither lends nor borrows
-            return _UNKNOWN
         return self.readings.get(node, _UNKNOWN)
 
     def state(self, node: str) -> RebalanceState:
@@ -162,6 +160,11 @@ class PressureScan(Struct, frozen=True):
         nodes = self.ledger.nodes
         own = machine_of(nodes[node])
         return own == node or node == first_node(one for one in nodes.values() if machine_of(one) == own)
+
+
+def _can_share(node: Node | None) -> bool:
+    """Whether a node may lend and borrow: it is alive, and has an agent."""
+    return node is not None and node.state is NodeState.ALIVE and not node.is_pull
 
 
 def machine_of(node: Node) -> str:

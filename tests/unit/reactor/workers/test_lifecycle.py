@@ -36,15 +36,15 @@ def a_model(*faults: str, **rules: Any) -> tuple[WorkerModel, str]:
     return model, worker_id
 
 
-def run_for(model: WorkerModel, ms: int, *, joins: bool = False) -> None:
-    """What the control plane does in so long."""
+def run_for(model: WorkerModel, ms: int, *, joins: bool = False, every: int = 5_000) -> None:
+    """What the control plane does in so long, with a list of the cloud `every` so often."""
     end = model.now + ms
     while model.now < end:
         model.perform()
         model.compare()
         if joins:
             model.join()
-        model.pass_time(min(5_000, end - model.now))
+        model.pass_time(min(every, end - model.now))
 
 
 def records(model: WorkerModel, kind: str) -> list[str]:
@@ -155,7 +155,7 @@ def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
     model, worker_id = a_model()
     model.terminate(worker_id)
     model.cloud.faults.waiting["terminate"] = ["fail"] * 10_000
-    run_for(model, 2 * HOUR_MS)
+    run_for(model, 2 * HOUR_MS, every=MINUTE)
     worker = model.ledger.workers[worker_id]
     assert "cannot be terminated" in worker.problem
     assert budget_state(model.ledger, model.now, model.wall_ms).rate_micro == 100_000
@@ -210,7 +210,7 @@ def test_lists_prove_nothing_while_the_termination_was_not_accepted() -> None:
 def test_a_new_day_has_cost_what_was_spent_since_midnight() -> None:
     model = WorkerModel(WorkerRules(budget_per_day_micro=10**9))
     model.want()
-    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True)
+    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True, every=MINUTE)
     assert budget_state(model.ledger, model.now, model.wall_ms).spent_micro == pytest.approx(50_000, abs=500)
 
 
@@ -240,9 +240,9 @@ def test_workers_that_run_past_midnight_end_before_the_money_of_the_new_day_is_s
     model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
     for _ in range(3):
         model.want()
-    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True)
+    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True, every=MINUTE)
     assert len(model.ledger.workers) == 3
-    run_for(model, 8 * HOUR_MS, joins=True)
+    run_for(model, 8 * HOUR_MS, joins=True, every=MINUTE)
     state = budget_state(model.ledger, model.now, model.wall_ms)
     assert not model.cloud.existing()
     assert 900_000 < state.spent_micro <= 1_000_000
@@ -255,9 +255,9 @@ def test_an_overrun_by_a_termination_without_an_answer_raises_an_alarm_once() ->
     model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
     for _ in range(3):
         model.want()
-    run_for(model, 2 * HOUR_MS, joins=True)
+    run_for(model, 2 * HOUR_MS, joins=True, every=MINUTE)
     model.cloud.faults.waiting["terminate"] = ["fail"] * 10_000
-    run_for(model, 9 * HOUR_MS)
+    run_for(model, 9 * HOUR_MS, every=MINUTE)
     assert len(records(model, "budget-exceeded")) == 1
 
 

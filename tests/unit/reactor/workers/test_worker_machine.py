@@ -101,7 +101,7 @@ class WorkerMachine(RuleBasedStateMachine):
             self.model.compare()
             if self.joins:
                 self.model.join()
-            self.model.pass_time(min(max(ms // 12, 1000), 60_000, end - self.model.now))
+            self.model.pass_time(min(max(ms // 12, 1000), 120_000, end - self.model.now))
             self.count_cost()
             self.every_machine_has_its_row()
 
@@ -153,7 +153,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
 
 WorkerMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_no_sequence_exceeds_a_budget_or_leaves_a_machine_behind = WorkerMachine.TestCase
 
