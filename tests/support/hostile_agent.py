@@ -36,7 +36,7 @@ class HostileAgent:
         self._beats = itertools.count(10**9)
 
     def all_lies(self) -> Iterator[tuple[type, str, bytes]]:
-        """Every lie about every field of every type of message."""
+        """Every lie about every field of every type of message, once."""
         strings = {
             "node": self._node,
             "boot": "liar",
@@ -56,8 +56,11 @@ class HostileAgent:
                 honest = replace(honest, protocol=wire.PROTOCOL, epoch=0)
             if hasattr(honest, "fence"):
                 honest = replace(honest, fence=self._fence)
+            told: set[bytes] = set()
             for field, lie in lies(honest, self._victims):
-                yield kind, field, lie
+                if lie not in told:
+                    told.add(lie)
+                    yield kind, field, lie
 
     async def tell_all(self) -> None:
         """Say all of it."""
