@@ -12,6 +12,9 @@ from pathlib import Path
 # What pytest compiles of the tests and of Hypothesis is kept, also where Python is told to keep nothing: every worker
 # and every session would do it again, for some seconds each.
 sys.dont_write_bytecode = False
+# What a test starts by a name such as python3 is the Python under ours, not a shim of pyenv in front of it, which takes
+# longer than Python itself.
+os.environ["PATH"] = f"{Path(os.path.realpath(sys.executable)).parent}:{os.environ['PATH']}"
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402

@@ -71,7 +71,7 @@ class TakenGrid(ScaledGrid):
         return job
 
     def worker(self, worker_id: str) -> dict[str, Any]:
-        found = [one for one in self.json("workers", "list", "--all")["workers"] if one["worker_id"] == worker_id]
+        found = [one for one in self.observe("workers", "list", "--all")["workers"] if one["worker_id"] == worker_id]
         return found[0]
 
 

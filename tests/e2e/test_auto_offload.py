@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -41,7 +40,7 @@ def begin(grid: Shell, *, birch: int = 0, enabled: bool = True) -> None:
     text = CONFIG.replace("BIRCH", str(birch)).replace("ENABLED", str(enabled).lower())
     (grid.cwd / "pressed.yaml").write_text(text)
     grid("status", "--config", "pressed.yaml", check=0)
-    wait_until(lambda: all(node["state"] == "alive" for node in grid.json("status")["nodes"]))
+    wait_until(lambda: all(node["state"] == "alive" for node in grid.observe("status")["nodes"]))
 
 
 def start_work(grid: Shell, name: str, tmp_path: Path, *options: str) -> Path:
@@ -54,12 +53,7 @@ def start_work(grid: Shell, name: str, tmp_path: Path, *options: str) -> Path:
 
 
 def node(grid: Shell, name: str) -> dict[str, Any]:
-    return next(one for one in grid.json("status")["nodes"] if one["node_id"] == name)
-
-
-def events_of(grid: Shell, *kinds: str) -> list[dict[str, Any]]:
-    options = [word for kind in kinds for word in ("--type", kind)]
-    return [json.loads(line) for line in grid("events", *options, "--json", check=0).stdout.splitlines()]
+    return next(one for one in grid.observe("status")["nodes"] if one["node_id"] == name)
 
 
 def test_a_pressed_nodes_job_moves_by_itself_and_its_pressure_falls(grid: Shell, tmp_path: Path) -> None:
@@ -71,7 +65,7 @@ def test_a_pressed_nodes_job_moves_by_itself_and_its_pressure_falls(grid: Shell,
     grid("offload", "auto", "--enable", check=0)
     wait_until(lambda: told.read_text().split() == ["ash", "birch"], seconds=40)
     wait_until(lambda: (node(grid, "ash")["memory_used_gb"] or 1) < 0.7)
-    (ended,) = wait_until(lambda: events_of(grid, "move-ended"))
+    (ended,) = wait_until(lambda: grid.events("move-ended"))
     assert (ended["data"]["automatic"], ended["data"]["end"]) == (True, "done")
     shown = grid.json("offload", "auto", "--status")
     assert (shown["enabled"], shown["configured"], shown["failures"]) == (True, False, 0)
@@ -102,8 +96,8 @@ def test_where_nothing_can_leave_the_node_is_degraded_and_low_work_waits(grid: S
     wait_until(lambda: not node(grid, "ash")["degraded"], seconds=40)
     wait_until(lambda: grid.job("low")["state"] == "running")
     wait_until(lambda: grid.job("next")["state"] == "ended")
-    kinds = [one["type"] for one in events_of(grid, "node-degraded", "node-restored") if one["node_id"] == "ash"]
+    kinds = [one["type"] for one in grid.events("node-degraded", "node-restored") if one["node_id"] == "ash"]
     assert kinds[:2] == ["node-degraded", "node-restored"]
-    raised = [one for one in events_of(grid, "alert-raised") if one["node_id"] == "ash"]
+    raised = [one for one in grid.events("alert-raised") if one["node_id"] == "ash"]
     assert any("ash is degraded" in one["reason"] for one in raised)
     grid("jobs", "cancel", "low", check=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.e2e
 OWN = "thresholds: {cpu_percent_max: 100, memory_percent_max: 100, cpu_min_cores: 0, memory_min_gb: 0, dwell: 0}"
 CONFIG = f"""
 nodes:
-- {{name: small, host: local, role: head, memory_gb: 1, simulated: false, trust_declared: true, {OWN}}}
+- {{name: small, host: local, role: head, memory_gb: 0.5, simulated: false, trust_declared: true, {OWN}}}
 - {{name: large, host: local, memory_gb: 4000, simulated: false, trust_declared: true, {OWN}}}
 resource_sharing:
   mode: share_and_offload
@@ -22,16 +21,16 @@ resource_sharing:
   rebalance_interval: 2
   thresholds: {{cpu_pressure_high: 1.0, gpu_pressure_high: 1.0}}
 """
-"""Any machine uses more than the one GB that `small` is said to have."""
+"""Any machine uses more than the half GB that `small` is said to have."""
 
 
 def automatic(grid: Shell) -> list[dict[str, Any]]:
-    boosts: list[dict[str, Any]] = grid.json("boost", "status", "--node", "small")["boosts"]
-    return [boost for boost in boosts if boost["automatic"] and boost["is_active"]]
+    boosts: list[dict[str, Any]] = grid.observe("boost", "status")["boosts"]
+    return [one for one in boosts if one["automatic"] and one["is_active"] and one["target_node"] == "small"]
 
 
 def held_by_the_grid(grid: Shell) -> float:
-    rows = grid.json("ledger", "--by", "user")["rows"]
+    rows = grid.query("get_lending_report", by="user")["rows"]
     return float(next(row["held_gb"] for row in rows if row["user"] == "grid"))
 
 
@@ -53,7 +52,7 @@ def test_a_pressed_nodes_work_runs_with_what_was_borrowed_for_it(grid: Shell) ->
     assert "USED" in grid("boost", "status", check=0).stdout
     assert used
     wait_until(lambda: abs(held_by_the_grid(grid) - sum(boost["amount"] for boost in automatic(grid))) < 0.01)
-    lines = [json.loads(line) for line in grid("events", "--type", "rebalanced", "--json", check=0).stdout.splitlines()]
+    lines = grid.events("rebalanced")
     given = [line["data"]["allocation_id"] for line in lines if line["data"]["action"] == "used"]
     assert len(given) == 3
     assert all(line["node_id"] == "small" for line in lines)

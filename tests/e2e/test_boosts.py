@@ -142,7 +142,7 @@ def test_two_boosts_never_get_the_same_gpu_and_the_refusal_names_each_node(clust
     assert wait_until(warnings_shown)[0].startswith("Tasks not scheduling: 1 request waits; `grid explain ID` says why")
     waiting.kill()
     waiting.wait()
-    wait_until(lambda: cluster.json("status")["waiting"] == 0)
+    wait_until(lambda: cluster.observe("status")["waiting"] == 0)
     waited = cluster("boost", "request", "gpu-master", "gpu", "1", "--wait", "0.3", check=124).stderr
     assert waited.startswith("grid: No nodes have sufficient available resources: waited 0.3 s: ")
     dry = cluster("boost", "request", "gpu-master", "gpu", "1", "--wait", "9", "--dry-run", check=0).stdout
@@ -271,7 +271,7 @@ def test_without_the_database_boosts_are_recovered_from_the_file(own: Shell) -> 
     own("daemon", "stop", check=0)
     for file in own.host_dir.glob("grid.db*"):
         file.unlink()
-    wait_until(lambda: own.json("boost", "status")["active_boosts"] == 1)
+    wait_until(lambda: own.observe("boost", "status")["active_boosts"] == 1)
     (again,) = own.json("boost", "status")["boosts"]
     times = ("allocated_at", "expires_at")
     assert {**one, **{name: again[name] for name in times}} == again
@@ -300,7 +300,7 @@ def test_a_broken_file_is_told_of_and_costs_nothing(own: Shell) -> None:
     path.unlink()
     path.mkdir()
     own("boost", "extend", one["boost_id"], "60", check=0)
-    (first, *_) = wait_until(lambda: [w for w in own.json("boost", "status")["warnings"] if "not persisting" in w])
+    (first, *_) = wait_until(lambda: [w for w in own.observe("boost", "status")["warnings"] if "not persisting" in w])
     assert first.startswith(f"Boosts not persisting across CLI commands: {path} cannot be written (Is a directory)")
     assert ids(own) == [one["boost_id"]]
 

@@ -56,7 +56,7 @@ def token_for(plane: Shell, name: str) -> str:
 
 
 def is_alive(plane: Shell, name: str) -> bool:
-    return any(one["node_id"] == name and one["state"] == "alive" for one in plane.json("status")["nodes"])
+    return any(one["node_id"] == name and one["state"] == "alive" for one in plane.observe("status")["nodes"])
 
 
 def run_on(plane: Shell, name: str, *command: str) -> str:

@@ -14,7 +14,7 @@ def test_every_node_is_shown_with_what_it_has_free_and_lent_and_its_versions(gri
     token = grid.json("daemon", "join-token", "create", "--node", "far")["join_token"]
     agent = grid.start("agent", "--dir", str(tmp_path / "agent"), "--join", token)
     try:
-        wait_until(lambda: [node["state"] for node in grid.json("status")["nodes"]] == ["alive", "alive"])
+        wait_until(lambda: [node["state"] for node in grid.observe("status")["nodes"]] == ["alive", "alive"])
         grid.detach("-j", "work", "-n", here, "-a", "0.5", "sleep", "300")
         wait_until(lambda: grid.job("work")["state"] == "running")
         rows = {row["node_id"]: row for row in grid.json("cluster", "status")}

@@ -41,7 +41,8 @@ NOT_RUN = {
     "grid run-shared -r cpu -a 2 -n gpu2 --workdir . --fetch 'out/**' python train.py\ngrid cluster stop\n": (
         "it needs other machines: tests/lab/hosts/test_cluster.py and tests/lab/hosts/test_faults.py do it in a lab"
     ),
-    "poetry install\npoetry run grid status\n": "tests/e2e/test_installation.py runs it",
+    "poetry install --only main   # without --only: also the tools of `make`, Ray among them\n"
+    "poetry run grid status\n": "tests/e2e/test_installation.py runs it",
     "./grid --version\n": "tests/e2e/test_fresh_clone.py runs it",
     "uv tool install .            # or: pipx install .\ngrid status\n": "tests/e2e/test_installation.py runs both",
     "uv build --wheel             # or: pip wheel --no-deps .\n"

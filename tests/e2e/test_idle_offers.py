@@ -71,7 +71,7 @@ def test_the_grids_own_work_does_not_count_as_the_owners(owned: Shell) -> None:
     wait_until(lambda: _offers_cpu(owned), seconds=40)
     owned.detach("-j", "busy", "-a", str(max(CORES // 2, 1)), "--timeout", "100", "--shell", _busy(CORES // 2))
     wait_until(lambda: owned.job("busy")["state"] == "running")
-    wait_until(lambda: owned.json("status")["nodes"][0]["cpu_percent"] > 45, seconds=40, pause=2)
+    wait_until(lambda: owned.observe("status")["nodes"][0]["cpu_percent"] > 45, seconds=40, pause=2)
     assert wait_until(lambda: _offers_cpu(owned), seconds=30, pause=2)
 
 

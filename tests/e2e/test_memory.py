@@ -30,7 +30,9 @@ pytestmark = pytest.mark.e2e
 
 MIB = 1024 * 1024
 BIG = 192 * MIB
-"""Takes long enough to be interrupted."""
+"""Takes long enough for another process to see that it has begun."""
+ENDLESS = 4096 * MIB
+"""Takes long enough to be interrupted, even where this process does not run for a second."""
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +93,10 @@ def is_gone(pool: MemoryPool, block_id: str) -> bool:
     return False
 
 
-def a_big_file(cluster: Shell) -> Path:
+def a_big_file(cluster: Shell, size: int = BIG) -> Path:
     path = cluster.cwd / "big.bin"
     with path.open("wb") as file:
-        file.truncate(BIG)
+        file.truncate(size)
     return path
 
 
@@ -136,7 +138,7 @@ def test_what_comes_through_a_pipe_can_be_stored_too_and_so_can_nothing(cluster:
 def test_an_interrupted_store_leaves_nothing_behind_and_the_old_value_in_place(cluster: Shell, how: int) -> None:
     (cluster.cwd / "old.txt").write_text("old")
     cluster("memory", "store", "key", "old.txt", check=0)
-    storing = cluster.start("memory", "store", "key", str(a_big_file(cluster)))
+    storing = cluster.start("memory", "store", "key", str(a_big_file(cluster, ENDLESS)))
     with Client(StateDir(cluster.state_dir)) as client:
         wait_until(lambda: len(client.call("list_blocks")["blocks"]) == 2, pause=0.002)
     storing.send_signal(how)
@@ -146,7 +148,7 @@ def test_an_interrupted_store_leaves_nothing_behind_and_the_old_value_in_place(c
 
 
 def test_a_store_whose_file_becomes_shorter_leaves_nothing_behind(cluster: Shell) -> None:
-    path = a_big_file(cluster)
+    path = a_big_file(cluster, ENDLESS)
     storing = cluster.start("memory", "store", "key", str(path))
     until_there_is_a_block(cluster)
     storing.send_signal(signal.SIGSTOP)
@@ -159,7 +161,7 @@ def test_a_store_whose_file_becomes_shorter_leaves_nothing_behind(cluster: Shell
 
 
 def test_a_store_that_is_killed_leaves_a_block_without_a_name_for_a_minute_at_most(cluster: Shell) -> None:
-    storing = cluster.start("memory", "store", "key", str(a_big_file(cluster)))
+    storing = cluster.start("memory", "store", "key", str(a_big_file(cluster, ENDLESS)))
     until_there_is_a_block(cluster)
     storing.kill()
     storing.wait(10)

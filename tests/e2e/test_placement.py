@@ -36,7 +36,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     (folder / "placing.yaml").write_text(CONFIG)
     shell.env["GRID_CONFIG"] = str(folder / "placing.yaml")
     shell("daemon", "start", check=0)
-    wait_until(lambda: {node["state"] for node in shell.json("status")["nodes"]} == {"alive"})
+    wait_until(lambda: {node["state"] for node in shell.observe("status")["nodes"]} == {"alive"})
     yield shell
     shell.close()
 

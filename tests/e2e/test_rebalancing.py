@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone]  # it measures how much of thi
 
 HOLD_GB = 4.0
 """Several times what a virtual machine keeps back for a minute of memory that was freed (seen: up to 1.1 GB)."""
-HOLDER = [sys.executable, "-c", "import sys; kept = bytearray(int(sys.argv[1])); print('full', flush=True); input()"]
+HOLDER = """
+import mmap, sys
+kept = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+print("full", flush=True)
+input()
+"""
 OWN = "thresholds: {cpu_percent_max: 100, memory_percent_max: 100, cpu_min_cores: 0, memory_min_gb: 0, dwell: 0}"
 CONFIG = f"""
 nodes:
@@ -35,7 +39,7 @@ resource_sharing:
 @contextlib.contextmanager
 def memory_in_use() -> Iterator[None]:
     """So much memory is really taken, by a process that the grid knows nothing of."""
-    command = [*HOLDER, str(round(HOLD_GB * 1024**3))]
+    command = [sys.executable, "-c", HOLDER, str(round(HOLD_GB * 1024**3))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None
@@ -48,7 +52,7 @@ def memory_in_use() -> Iterator[None]:
 def begin(grid: Shell, mode: str) -> None:
     """A grid whose node `small` is below its marks by nearly half of the holder's memory, and above them by half of it
     while that is in use."""
-    used = wait_until(lambda: grid.json("status")["nodes"][0]["memory_used_gb"])
+    used = wait_until(lambda: grid.observe("status")["nodes"][0]["memory_used_gb"])
     size = used + 3 * HOLD_GB
     numbers = {
         "SMALL": size,
@@ -65,28 +69,23 @@ def begin(grid: Shell, mode: str) -> None:
 
 
 def borrowed(grid: Shell) -> list[dict[str, Any]]:
-    return [lease for lease in grid.json("shared-status")["allocations"] if lease["user"] == "grid"]
-
-
-def events_of(grid: Shell, kind: str) -> list[dict[str, Any]]:
-    lines = grid("events", "--type", kind, "--json", check=0).stdout.splitlines()
-    return [json.loads(line) for line in lines]
+    return [lease for lease in grid.observe("status")["allocations"] if lease["user"] == "grid"]
 
 
 def test_memory_pressure_makes_an_automatic_lease_appear_and_its_end_makes_it_go(grid: Shell) -> None:
     begin(grid, "share_and_offload")
-    wait_until(lambda: grid.json("status")["nodes"][0]["memory_used_gb"])
+    wait_until(lambda: grid.observe("status")["nodes"][0]["memory_used_gb"])
     assert borrowed(grid) == []
     with memory_in_use():
         lease = wait_until(lambda: borrowed(grid), seconds=40, pause=0.2)[0]
         assert (lease["target_node"], lease["node_id"], lease["resource_type"]) == ("small", "large", "memory")
         assert lease["allocation_id"].startswith("auto-small-memory-")
-        (advice,) = wait_until(lambda: grid.json("status")["recommendations"])
+        (advice,) = wait_until(lambda: grid.observe("status")["recommendations"])
         assert (advice["source_node"], advice["target_node"], advice["cause"]) == ("small", "large", "memory")
         assert "SHOULD MOVE" in grid("status", check=0).stdout
         assert _over_rest(grid, "/v1/recommendations")["recommendations"] == [advice]
     wait_until(lambda: not borrowed(grid), seconds=40, pause=0.2)
-    actions = [line["data"]["action"] for line in events_of(grid, "rebalanced")]
+    actions = [line["data"]["action"] for line in grid.events("rebalanced")]
     count = len(actions) // 2  # the memory fills up while it is looked at, so it may have been asked for in parts
     assert actions == [*(count * ["asked"]), *(count * ["given_back"])]
     counted = _over_rest(grid, "/v1/metrics/rebalancing")["rebalancing"]
@@ -96,11 +95,11 @@ def test_memory_pressure_makes_an_automatic_lease_appear_and_its_end_makes_it_go
 def test_a_mode_that_only_recommends_borrows_nothing(grid: Shell) -> None:
     begin(grid, "offload_only")
     with memory_in_use():
-        wait_until(lambda: grid.json("status")["recommendations"], seconds=40, pause=0.2)
-    wait_until(lambda: not grid.json("status")["recommendations"], seconds=40, pause=0.2)
+        wait_until(lambda: grid.observe("status")["recommendations"], seconds=40, pause=0.2)
+    wait_until(lambda: not grid.observe("status")["recommendations"], seconds=40, pause=0.2)
     assert borrowed(grid) == []
-    assert len(events_of(grid, "recommended")) == 1
-    assert events_of(grid, "rebalanced") == []
+    assert len(grid.events("recommended")) == 1
+    assert grid.events("rebalanced") == []
 
 
 def test_what_the_grid_holds_neither_keeps_a_user_from_running_nor_another_config_from_being_used(grid: Shell) -> None:
@@ -111,7 +110,7 @@ def test_what_the_grid_holds_neither_keeps_a_user_from_running_nor_another_confi
         (left,) = [one["amount"] for one in offers if (one["node_id"], one["resource_type"]) == ("large", "memory")]
         more = f"{left + lease['amount'] / 2:.3f}"
         grid("run-shared", "-r", "memory", "-a", more, "-n", "large", "-w", "0", "true", check=0)
-        assert "made room for medium request" in events_of(grid, "preempted")[0]["reason"]
+        assert "made room for medium request" in grid.events("preempted")[0]["reason"]
         wait_until(lambda: borrowed(grid), seconds=40, pause=0.2)
         (grid.cwd / "other.yaml").write_text("nodes: [{name: other, host: local}]")
         grid("run-shared", "--config", "other.yaml", "true", check=0)

@@ -55,7 +55,7 @@ def test_what_can_never_fit_is_refused_at_once(grid: Shell) -> None:
 def test_a_request_that_waits_is_served_when_capacity_comes_free(grid: Shell) -> None:
     _hold_everything(grid, "all")
     waiting = grid.start("run-shared", "echo", "my turn")
-    wait_until(lambda: grid.json("status")["waiting"] == 1)
+    wait_until(lambda: grid.observe("status")["waiting"] == 1)
     grid("jobs", "cancel", "all", check=0)
     assert waiting.communicate(timeout=20)[0] == b"my turn\n"
 

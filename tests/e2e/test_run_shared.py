@@ -92,7 +92,7 @@ def test_a_reader_that_goes_away_ends_the_job(shared_grid: Shell) -> None:
     )
     assert done.stdout == b"y\n"
     assert b"Traceback" not in done.stderr
-    wait_until(lambda: not shared_grid.json("status")["jobs"])
+    wait_until(lambda: not shared_grid.observe("status")["jobs"])
 
 
 def test_control_c_stops_the_whole_tree(shared_grid: Shell, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ time.sleep(300)
 
 def test_cancel_from_another_terminal_ends_the_first(shared_grid: Shell) -> None:
     process = shared_grid.start("run-shared", "-j", "long", "sleep", "300")
-    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.json("status")["jobs"]))
+    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.observe("status")["jobs"]))
     assert "cancelled" in shared_grid("jobs", "cancel", "long", check=0).stdout
     assert process.wait(20) == 130
 
@@ -198,7 +198,7 @@ def test_failures_are_run_again_as_often_as_asked(shared_grid: Shell) -> None:
 
 def test_two_terminals_see_the_same_grid(grid: Shell) -> None:
     both = [grid.start("run-shared", "-j", name, "sleep", "300") for name in ("a", "b")]
-    wait_until(lambda: {job["job_id"] for job in grid.json("status")["jobs"]} == {"a", "b"})
+    wait_until(lambda: {job["job_id"] for job in grid.observe("status")["jobs"]} == {"a", "b"})
     assert len({grid.json("daemon", "status")["pid"] for _ in both}) == 1
 
 
@@ -218,7 +218,7 @@ def test_killing_the_command_line_leaves_the_job_to_be_found(shared_grid: Shell)
     gate = shared_grid.cwd / "killed"
     script = f"until [ -e {gate} ]; do sleep 0.1; done; echo still here"
     process = shared_grid.start("run-shared", "-j", "orphan", "--shell", script)
-    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.json("status")["jobs"]))
+    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.observe("status")["jobs"]))
     process.kill()
     process.wait()
     gate.touch()
@@ -251,7 +251,7 @@ def test_a_second_control_c_does_not_wait(shared_grid: Shell) -> None:
 def test_control_c_while_waiting_leaves_the_line(grid: Shell) -> None:
     grid.detach("-j", "all", "-a", str(len(os.sched_getaffinity(0))), "sleep", "300")
     process = grid.start("run-shared", "-j", "second", "true")
-    wait_until(lambda: grid.json("status")["waiting"] == 1)
+    wait_until(lambda: grid.observe("status")["waiting"] == 1)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert grid.json("status")["waiting"] == 0

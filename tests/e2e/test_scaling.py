@@ -3,7 +3,6 @@ task, is idle, drains, and is gone; what its task has written stays readable."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +49,7 @@ class ScaledGrid(Shell):
 
     def workers(self) -> dict[str, str]:
         """The workers that are not gone, and their states."""
-        return {one["worker_id"]: one["state"] for one in self.json("workers", "list")["workers"]}
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self("events", "--type", kind, "--json", check=0).stdout.splitlines()]
+        return {one["worker_id"]: one["state"] for one in self.observe("workers", "list")["workers"]}
 
     def close(self) -> None:
         super().close()

@@ -90,7 +90,7 @@ def urgent_work_preempts_and_the_rest_goes_by_priority(clone: UsedClone) -> None
     wait_until(lambda: all(clone.job(f"fills-{node}")["state"] == "running" for node in NODES))
     for priority in ("low", "medium", "high"):
         clone.detach("-j", f"waits-{priority}", "-a", "12", "-p", priority, "sh", "-c", "sleep 0.1")
-    wait_until(lambda: clone.json("status")["waiting"] == 3)
+    wait_until(lambda: clone.observe("status")["waiting"] == 3)
     urgent = clone("run-shared", "-j", "urgent", "-a", "14", "-p", "urgent", "echo", "at once", check=0)
     assert urgent.stdout == "at once\n"
     assert clone.job("fills-gpu2")["attempts"][0]["outcome"] == "preempted"

@@ -53,7 +53,7 @@ def test_the_guide_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def the_nodes_are_as_full_as_the_guide_shows(clone: UsedClone) -> None:
-    nodes = wait_until(lambda: [one for one in clone.json("status")["nodes"] if one["memory_used_gb"] is not None])
+    nodes = wait_until(lambda: [one for one in clone.observe("status")["nodes"] if one["memory_used_gb"] is not None])
     shown = {node["node_id"]: (node["memory_gb"], round(node["memory_used_gb"], 1)) for node in nodes}
     assert shown == USED
 
@@ -114,7 +114,7 @@ def above_70_percent_memory_is_borrowed_and_used(clone: UsedClone) -> None:
     """Nobody asks for it; it is from gpu2, and work of gpu-master runs there with a part of it."""
 
     def automatic() -> list[dict[str, Any]]:
-        return [boost for boost in clone.json("boost", "status")["boosts"] if boost["automatic"]]
+        return [boost for boost in clone.observe("boost", "status")["boosts"] if boost["automatic"]]
 
     (boost,) = wait_until(automatic, seconds=3 * INTERVAL_SECONDS, pause=1)
     assert (boost["target_node"], boost["source_node"], boost["resource_type"]) == ("gpu-master", "gpu2", "memory")

@@ -33,7 +33,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def nodes(grid: Shell) -> dict[str, dict[str, Any]]:
-    return {node["node_id"]: node for node in grid.json("status")["nodes"]}
+    return {node["node_id"]: node for node in grid.observe("status")["nodes"]}
 
 
 def used(grid: Shell) -> dict[str, float]:
@@ -42,7 +42,7 @@ def used(grid: Shell) -> dict[str, float]:
 
 def test_above_its_mark_the_master_borrows_memory_of_gpu2(clone: Shell) -> None:
     def automatic() -> list[dict[str, Any]]:
-        return [one for one in clone.json("shared-status")["allocations"] if one["user"] == "grid"]
+        return [one for one in clone.observe("status")["allocations"] if one["user"] == "grid"]
 
     lease = wait_until(automatic, seconds=30, pause=0.2)[0]
     assert (lease["target_node"], lease["node_id"], lease["resource_type"]) == ("gpu-master", "gpu2", "memory")

@@ -49,11 +49,7 @@ class RentedGrid(Shell):
         return self
 
     def workers(self, *words: str) -> dict[str, dict[str, Any]]:
-        return {one["worker_id"]: one for one in self.json("workers", "list", *words)["workers"]}
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        lines = self("events", "--json", "--limit", "1000", check=0).stdout.splitlines()
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return {one["worker_id"]: one for one in self.observe("workers", "list", *words)["workers"]}
 
     def until_gone(self, *ids: str) -> None:
         wait_until(lambda: not self.workers().keys() & set(ids), 30)
@@ -105,10 +101,11 @@ def test_a_worker_joins_runs_a_job_and_is_gone_when_it_is_terminated(living: Ren
     ended = living.json("workers", "terminate", worker, "--force", "--wait", "30")["workers"]
     assert ended[0]["state"] == "gone"
     assert not living.cloud.existing()
-    wait_until(lambda: worker not in {node["node_id"] for node in living.json("status")["nodes"]})
+    wait_until(lambda: worker not in {node["node_id"] for node in living.observe("status")["nodes"]})
     tokens = {one["token_id"]: one for one in living.json("daemon", "join-token", "list")}
     assert tokens[token["token_id"]]["problem"] == "was revoked"
-    assert living.workers("--all")[worker]["ended_at"]
+    (ended,) = [one for one in living.json("workers", "list", "--all")["workers"] if one["worker_id"] == worker]
+    assert ended["ended_at"]
     wait_until(lambda: living.job(job)["state"] == "queued", 20)  # as with any node that is drained
     living("jobs", "cancel", job, check=0)
 

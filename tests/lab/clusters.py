@@ -33,7 +33,9 @@ class Cluster(Shell):
         return {row["node_id"]: row for row in json.loads(done.stdout)}
 
     def node(self, name: str) -> dict[str, Any]:
-        (row,) = self.json("cluster", "status", name)
+        """What `grid cluster status` says of a node, without the start of a process where a control plane runs."""
+        found = self.query("manage_cluster", verb="status", nodes=[name])
+        (row,) = found["nodes"] if found else self.json("cluster", "status", name)
         assert isinstance(row, dict)
         return row
 
@@ -41,14 +43,11 @@ class Cluster(Shell):
         row = self.node(name)
         return (row["state"], row["link"]) == ("alive", "up") and row["seconds_since_heard"] < 5
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the audit trail has of one type."""
-        lines = self("events", "--json", "--limit", "1000", "--type", kind, check=0).stdout.splitlines()
-        return [json.loads(line) for line in lines]
-
     def close(self) -> None:
         self.lab.mend()
-        self("cluster", "stop", "--force", "--purge", timeout=120)
+        used = [host.name for host in self.lab if remains(host) != ([], [])]
+        if used:
+            self("cluster", "stop", "--force", "--purge", *used, timeout=120)
         super().close()
 
     def clear_leftovers(self) -> dict[str, tuple[list[str], list[str]]]:

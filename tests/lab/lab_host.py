@@ -259,7 +259,7 @@ class Host:
         self.disk.free()
 
     def skew_seconds(self, seconds: float) -> None:
-        """The wall clock is off by so much, at once for who already lives by a skewed one, else from the next login."""
+        """The wall clock is off by so much, soon for who already lives by a skewed one, else from the next login."""
         skewed_clocks.build(self.outside(skewed_clocks.SLEEP))
         aside = self.outside(f"{skewed_clocks.OFFSET}.new")
         aside.write_text(f"{seconds:+f}s\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -10,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import xxhash
-
 from distributed_grid.client.memory.directory import block_directory
 from distributed_grid.memory.client.block_client import BlockClient
 from tests.lab.clusters import Cluster
@@ -19,6 +18,7 @@ from tests.lab.lab_host import Host
 from tests.support.shell import wait_until
 
 MB = 1024 * 1024
+PERIOD = 4_194_301
 SERVER = "distributed_grid.memory"
 
 
@@ -59,10 +59,15 @@ class Pool:
         self.desk.close()
 
 
-def pattern(size: int, seed: int) -> bytes:
-    """Bytes that compress badly and differ from seed to seed."""
-    piece = os.urandom(min(size, 4 * MB))
-    return (xxhash.xxh3_128_digest(str(seed).encode()) + piece * (size // len(piece) + 1))[:size]
+@functools.cache
+def _tape(size: int) -> memoryview:
+    """Random bytes that are repeated after a prime number of them: moved by any number of pages they are others."""
+    return memoryview(os.urandom(PERIOD) * (size // PERIOD + 1))
+
+
+def pattern(size: int, seed: int) -> memoryview:
+    """Bytes that compress badly and differ from seed to seed. They are not copied: gigabytes of them cost nothing."""
+    return _tape(size + PERIOD)[seed * 7919 % PERIOD :][:size]
 
 
 class Traffic:
@@ -81,7 +86,7 @@ class Traffic:
         size, piece = len(self._model), self._piece
         while not self._stop.is_set() and self.problem is None:
             at = self.rounds * 7 * piece // 2 % (size - piece)
-            data, began = pattern(piece, self.rounds), time.monotonic()
+            data, began = bytes(pattern(piece, self.rounds)), time.monotonic()
             try:
                 self._pool.blocks.write(self._block_id, data, at)
                 self._model[at : at + piece] = data

@@ -121,7 +121,7 @@ class MoveCampaign:
         what = f"move {number} ({fault} while {state})"
 
         def over() -> bool:
-            return not self._cluster.json("offload", "status") and source.outside(f"{folder}/result").exists()
+            return not self._cluster.observe("offload", "status") and source.outside(f"{folder}/result").exists()
 
         try:
             wait_until(over, 120, pause=0.5)

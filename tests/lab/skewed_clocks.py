@@ -29,11 +29,14 @@ def build(into: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What makes a program in a host live by the clock that OFFSET says, read anew at each look."""
+    """What makes a program in a host live by the clock that OFFSET says.
+
+    It is read anew once a second: at each look at a clock that takes most of an agent's time.
+    """
     faked = {
         "LD_PRELOAD": f"{SLEEP}:{_library()}",
         "FAKETIME_TIMESTAMP_FILE": str(OFFSET),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
     }

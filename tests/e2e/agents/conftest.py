@@ -110,14 +110,9 @@ class FarGrid(Shell):
         return str(self.node(name)["state"])
 
     def node(self, name: str) -> dict[str, Any]:
-        status = self.query("get_status") or self.json("status")
-        found: dict[str, Any] = next(node for node in status["nodes"] if node["node_id"] == name)
+        nodes = self.observe("status")["nodes"]
+        found: dict[str, Any] = next(node for node in nodes if node["node_id"] == name)
         return found
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the audit trail has of one type."""
-        lines = self("events", "--json", "--limit", "1000", "--type", kind, check=0).stdout.splitlines()
-        return [json.loads(line) for line in lines]
 
     def on(self, name: str, *words: str) -> list[str]:
         """Options that insist on a node, and a command."""

@@ -52,7 +52,7 @@ class RentedGrid(Shell):
         wait_until(lambda: not is_running(self.pid))
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        return {one["worker_id"]: one for one in self.json("workers", "list")["workers"]}
+        return {one["worker_id"]: one for one in self.observe("workers", "list")["workers"]}
 
     def existing(self) -> list[Machine]:
         """The instances that cost money now."""

@@ -66,7 +66,7 @@ class GceGrid(Shell):
         self("daemon", "start", "--config", "cluster.yaml", check=0)
         self.pid = self.daemon_pid()
         if config["scaling"]["provider"]:
-            wait_until(lambda: not self.json("scale", "status")["problem"])
+            wait_until(lambda: not self.observe("scale", "status")["problem"])
 
     def kill_at_once(self) -> None:
         """kill -9 the control plane, in the middle of a call."""
@@ -75,7 +75,7 @@ class GceGrid(Shell):
         wait_until(lambda: not is_running(self.pid))
 
     def workers(self, *words: str) -> dict[str, dict[str, Any]]:
-        return {one["worker_id"]: one for one in self.json("workers", "list", *words)["workers"]}
+        return {one["worker_id"]: one for one in self.observe("workers", "list", *words)["workers"]}
 
     def close(self) -> None:
         super().close()

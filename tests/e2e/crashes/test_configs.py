@@ -106,7 +106,7 @@ def test_what_the_grid_borrowed_by_itself_keeps_no_config_and_no_node(grid: Shel
     shutil.copy(SHIPPED, grid.cwd / "config")
     set_rebalance_interval(grid.cwd / "config", 1)
     shipped = names(grid)
-    wait_until(lambda: grid.json("boost", "status")["boosts"], pause=0.2)
+    wait_until(lambda: grid.observe("boost", "status")["boosts"], pause=0.2)
     grid("run-shared", "--config", a_config(grid.cwd, "one"), "true", check=0)
     grid("daemon", "stop", check=0)
     assert set(names(grid)) == set(shipped)

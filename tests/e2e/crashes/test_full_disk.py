@@ -102,7 +102,7 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing_it_acknowledged(cramp
     _free(small_disk)
     assert cramped("jobs", "wait", before["uid"], "--timeout", "20").returncode == 6
     assert cramped("run-shared", "sh", "-c", "exit 7").returncode == 7
-    wait_until(lambda: not cramped.json("status")["jobs"])
+    wait_until(lambda: not cramped.observe("status")["jobs"])
     jobs = {job["uid"]: job for job in cramped.json("jobs", "list", "--all")}
     assert not {request["request_id"] for request in refused} & set(jobs)
     for request in accepted:

@@ -82,7 +82,7 @@ def test_the_lock_and_the_database_are_open_in_the_daemon_and_nowhere_else(grid:
     gates = [a_gate(grid, name) for name in ("one", "two")]
     for gate in gates:
         call(grid, "submit_job", **submission(grid, 'read x < "$1"', gate.name))
-    wait_until(lambda: [job["state"] for job in grid.json("jobs", "list")] == ["running", "running"])
+    wait_until(lambda: [job["state"] for job in grid.observe("jobs", "list")] == ["running", "running"])
     daemon, spawner = daemon_pid(grid), spawner_pid(grid)
     jobs = {job["attempts"][-1]["pid"] for job in grid.json("jobs", "list")}
     shims = {parent_of(pid) for pid in jobs}
@@ -166,7 +166,7 @@ def test_the_jobs_of_a_daemon_started_from_inside_a_job_outlive_that_job(grid: S
     kill_nine(grid)
     open_gate(gates[0])
     second = wait_until(lambda: daemon_pid(grid))
-    inner = wait_until(lambda: [job for job in grid.json("jobs", "list") if job["command"] == "sleep 1000"])[0]
+    inner = wait_until(lambda: [job for job in grid.observe("jobs", "list") if job["command"] == "sleep 1000"])[0]
     pid = wait_until(lambda: grid.job(inner["uid"])["attempts"][-1]["pid"])
     spawner = spawner_pid(grid)
     os.kill(second, signal.SIGKILL)  # now the inner job's shim is a child of the outer job's

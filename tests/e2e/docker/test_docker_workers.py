@@ -70,7 +70,7 @@ def containers(engine: LocalDockerEngine) -> dict[str, str]:
 
 
 def workers(grid: Shell, *words: str) -> dict[str, dict[str, Any]]:
-    return {one["worker_id"]: one for one in grid.json("workers", "list", *words)["workers"]}
+    return {one["worker_id"]: one for one in grid.observe("workers", "list", *words)["workers"]}
 
 
 def test_the_guide_leads_from_nothing_to_a_job_in_a_container(engine: LocalDockerEngine, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_the_boot_script_makes_a_bare_container_a_node(engine: LocalDockerEngine
             try:
                 nodes = wait_until(
                     lambda: (
-                        [one for one in shell.json("status")["nodes"] if one["node_id"] == "bare"]
+                        [one for one in shell.observe("status")["nodes"] if one["node_id"] == "bare"]
                         or client.inspect_container("bare")["State"]["Status"] == "exited"
                     ),
                     60,

@@ -4,7 +4,6 @@ pilots that are real agents, and whatever dies in between."""
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -63,10 +62,10 @@ class PilotedGrid(Shell):
         self.env["GRID_CONFIG"] = str(self.cwd / "cluster.yaml")
         self("daemon", "start", "--config", "cluster.yaml", check=0)
         if config["scaling"]["provider"]:
-            wait_until(lambda: not self.json("scale", "status")["problem"])
+            wait_until(lambda: not self.observe("scale", "status")["problem"])
 
     def workers(self, *words: str) -> dict[str, dict[str, Any]]:
-        return {one["worker_id"]: one for one in self.json("workers", "list", *words)["workers"]}
+        return {one["worker_id"]: one for one in self.observe("workers", "list", *words)["workers"]}
 
     def new_worker(self) -> str:
         (made,) = self.json("workers", "create", "--yes", "--wait", "60", timeout=90)["workers"]
@@ -75,9 +74,6 @@ class PilotedGrid(Shell):
 
     def end(self, *workers: str) -> None:
         self("workers", "terminate", *workers, "--force", "--wait", "60", check=0, timeout=90)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self("events", "--type", kind, "--json", check=0).stdout.splitlines()]
 
     def job_of(self, worker: str) -> str:
         """The Slurm job of a worker."""

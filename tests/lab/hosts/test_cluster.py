@@ -108,10 +108,10 @@ def test_the_steps_of_each_node_are_told(a_cluster: Starter) -> None:
 
 def test_status_says_where_each_node_is_and_what_runs_there(a_cluster: Starter, lab: Lab) -> None:
     grid = a_cluster()
-    before = grid.node("gpu1")
+    (before,) = grid.json("cluster", "status", "gpu1")
     assert (before["state"], before["wanted"], before["link"]) == ("joining", False, None)
     grid.results("start", "gpu1")
-    row = grid.node("gpu1")
+    (row,) = grid.json("cluster", "status", "gpu1")
     assert row["address"] == f"{lab.user}@{lab.host('gpu1').address}"
     assert (row["state"], row["wanted"], row["link"], row["jobs"]) == ("alive", True, "up", 0)
     assert row["version"].startswith("0.")

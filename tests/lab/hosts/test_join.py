@@ -85,7 +85,7 @@ def token_of(control: Shell, *words: str) -> dict[str, Any]:
 
 
 def node(control: Shell, name: str) -> dict[str, Any]:
-    found = [row for row in control.json("status")["nodes"] if row["node_id"] == name]
+    found = [row for row in control.observe("status")["nodes"] if row["node_id"] == name]
     return found[0] if found else {"state": "unknown"}
 
 

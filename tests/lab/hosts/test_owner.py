@@ -70,12 +70,12 @@ def test_an_owner_gets_the_machine_back_and_the_job_goes_on_afterwards(lending: 
     assert owners_part(host, 4) > 0.6  # a second at most goes by before borrowed work gives way
     running = [host.popen(["python3", "-S", "-c", OWNERS_WORK, "25"], user=OWNER, stdout=-1) for _ in range(2)]
     try:
-        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "paused", 20)
+        wait_until(lambda: grid.job(job_id)["state"] == "paused", 20)
     finally:
         for one in running:
             one.kill()
             one.communicate()
-    wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running", 20)
+    wait_until(lambda: grid.job(job_id)["state"] == "running", 20)
     before = host.groups.cpu_seconds()
     wait_until(lambda: host.groups.cpu_seconds() - before > 1.5)
 

@@ -97,7 +97,7 @@ def expected_result() -> int:
 
 
 def memory_level(grid: Cluster, name: str) -> float:
-    (row,) = [row for row in grid.json("status")["nodes"] if row["node_id"] == name]
+    (row,) = [row for row in grid.observe("status")["nodes"] if row["node_id"] == name]
     return float(row["memory_used_gb"] / row["memory_gb"])
 
 
@@ -144,7 +144,7 @@ def test_the_right_two_of_five_are_moved_and_finish_exactly_once(
     assert {move["target_node"] for move in moves} <= {"gpu1", "gpu2"}
     assert not host.find(" compute.py")
     wait_until(lambda: cluster.job("counting")["state"] == "ended", 120, pause=0.5)
-    wait_until(lambda: not cluster.json("offload", "status"), 120, pause=0.5)
+    wait_until(lambda: not cluster.observe("offload", "status"), 120, pause=0.5)
 
     ended = cluster.json("offload", "status", "--all")
     assert [(move["end"], move["problem"]) for move in ended] == [("done", None)] * 2

@@ -216,7 +216,7 @@ def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path
         return path
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with zipfile.ZipFile(fresh, "w") as archive:
             for entry in sorted(filter(wheels.belongs_in_wheel, found.files or ()), key=str):
                 _add_file(archive, str(entry), Path(str(entry.locate())))
         fresh.replace(path)
@@ -232,6 +232,7 @@ def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
     """One file; of its mode only whether it can be run is kept."""
     entry = zipfile.ZipInfo(name, wheels.ZIP_EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
+    entry._compresslevel = 1  # type: ignore[attr-defined]  # that of the archive is not for entries of one's own
     entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
     with source.open("rb") as file, archive.open(entry, "w", force_zip64=True) as packed:
         while chunk := file.read(CHUNK_BYTES):

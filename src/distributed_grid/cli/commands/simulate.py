@@ -44,9 +44,6 @@ def simulate(
     TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
     with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
     """
-    from distributed_grid.simulation.replay.replay import candidates, replay_candidates
-    from distributed_grid.simulation.replay.trace_reader import read_trace
-
     words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
     if compare is not None and not words:
         raise BadInput("--compare names nothing: strategies and cluster files, separated by commas")
@@ -54,8 +51,14 @@ def simulate(
         _check_writable(plot)
     bar = _ProgressBar()
     try:
+        from distributed_grid.simulation.replay.trace_reader import read_trace
+
         found = read_trace(trace).first(limit)
+        from distributed_grid.simulation.replay.candidates import candidates
+
         policies = candidates(found, session.config, words, _this_machine)
+        from distributed_grid.simulation.replay.replay import replay_candidates  # last: the scheduler is heavy
+
         replays = []
         bar.policies = [policy.name for policy in policies]
         for name, figures in replay_candidates(found, policies, seed=seed, owners_per_day=owners, progress=bar.show):

@@ -6,21 +6,16 @@
   last checkpoint where jobs are said to make some.
 - Nodes are there all the time. A heartbeat is handled only when the owner of its node comes or goes. Time passes for
   the ledger when something is due and, while somebody waits, at least once in `TICK_MS`.
-
-A replay compares candidates: strategies by name, and cluster files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from random import Random
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.config_mapping import effective_capacity, nodes_from, scheduling_policy
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
@@ -39,19 +34,17 @@ from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.resources import NOTHING, Capacity
-from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
-from distributed_grid.errors import BadInput, GridError, IllegalStep
+from distributed_grid.errors import GridError, IllegalStep
 from distributed_grid.reactor import pending_for, step_through
 from distributed_grid.reactor.effects import StartAttempt, StopAttempt
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.replay.candidates import Candidate
 from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
 from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 OWNER_STAYS_MS = 3_600_000
-Machine = Callable[[], Capacity]
-"""What this machine has, for nodes whose config says `host: local` and not what they have."""
 DAY_MS = 86_400_000
 
 
@@ -329,71 +322,6 @@ class Replay:
 def _tireless(node: Node) -> Node:
     """The node as it is replayed: never given up, with an offer that stays as it is until its owner comes."""
     return replace(node, hold_ms=0, offer_ms=2 * AHEAD_MS, refresh_ms=2 * AHEAD_MS, thresholds=None, wanted=True)
-
-
-class Candidate(Struct, frozen=True):
-    """A policy with the nodes it would have; a named strategy is used for requests that asked for another, too."""
-
-    name: str
-    nodes: tuple[Node, ...]
-    policy: SchedulingPolicy
-    strategy: Strategy | None = None
-
-    def work(self, work: tuple[LoggedJob, ...]) -> list[LoggedJob]:
-        """The work as it would be asked for under this policy; nodes that are not there cannot be named."""
-        names = {node.name for node in self.nodes}
-        return [replace(one, request=replace(one.request, **self._changes(one, names))) for one in work]
-
-    def _changes(self, one: LoggedJob, names: set[str]) -> dict[str, object]:
-        request = one.request
-        required = tuple(name for name in request.require if name in names)
-        strategy = request.strategy if self.strategy is None else self.strategy
-        if strategy is Strategy.NODE_SPECIFIC and not required:
-            strategy = None
-        prefer = tuple(name for name in request.prefer if name in names)
-        target = request.target if request.target in names else ""
-        return {"prefer": prefer, "require": required, "strategy": strategy, "target": target}
-
-
-def candidates(trace: Trace, config: str | None, compare: tuple[str, ...], machine: Machine) -> list[Candidate]:
-    """What to compare: each word of `compare`, or else the config (or the trace's own nodes) as it is."""
-    base = _from_config(config, machine) if config else Candidate("as it is", trace.nodes, SchedulingPolicy())
-    if not compare:
-        return [_with_nodes(base, trace)]
-    found = [_candidate(word, base, machine) for word in compare]
-    return [_with_nodes(one, trace) for one in found]
-
-
-def _candidate(word: str, base: Candidate, machine: Machine) -> Candidate:
-    if word.endswith((".yaml", ".yml", ".json")) or Path(word).is_file():
-        return _from_config(word, machine)
-    strategy = Strategy.parse(word)
-    if strategy is Strategy.NODE_SPECIFIC:
-        raise BadInput("node_specific says nothing about work that names no node: compare others")
-    return Candidate(str(strategy), base.nodes, replace(base.policy, strategy=strategy), strategy)
-
-
-def _with_nodes(candidate: Candidate, trace: Trace) -> Candidate:
-    if not candidate.nodes:
-        raise BadInput(f"{trace.name} does not say which nodes there were: name some with --config")
-    return candidate
-
-
-def _from_config(path: str, machine: Machine) -> Candidate:
-    config = ClusterConfig.from_yaml(path)
-    found = nodes_from(config, NOTHING)
-    named = {node.name: node for node in config.nodes}
-    nodes = tuple(replace(node, capacity=_capacity(path, named[node.name], machine)) for node in found)
-    return Candidate(Path(path).name, nodes, scheduling_policy(config))
-
-
-def _capacity(path: str, node: NodeConfig, machine: Machine) -> Capacity:
-    """What a node has by its declaration; this machine's own where it is one of its nodes and does not say."""
-    trusted = replace(node, trust_declared=True)
-    declared = effective_capacity(trusted, machine() if node.is_local and node.cpu_milli is None else NOTHING)
-    if not declared.cpu_milli and not declared.gpus:
-        raise BadInput(f"{path}: {node.name} does not say what it has: add cpu_count and memory_gb to simulate it")
-    return declared
 
 
 def replay_candidates(

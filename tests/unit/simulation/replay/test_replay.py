@@ -13,13 +13,13 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
+from distributed_grid.simulation.replay.candidates import candidates
 from distributed_grid.simulation.replay.replay import (
     BEGIN_MS,
     NOTICE_MS,
     STOP_MS,
     Presence,
     Replay,
-    candidates,
     owner_presences,
     replay_candidates,
 )
