@@ -132,6 +132,8 @@ class MemorySizer:
 
     def _forget_lower_bounds(self, run_id: str) -> bool:
         """Whether there were any of that run."""
+        if not run_id:
+            return False
         kept = [known for known in self._runs if not known.id or known.id != run_id]
         if len(kept) == len(self._runs):
             return False

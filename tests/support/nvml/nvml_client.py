@@ -1,6 +1,10 @@
-"""Answers questions about GPUs with the real probe, one JSON line each; run with the stand-in as its NVML."""
+"""Answers questions about GPUs with the real probe, one JSON line each; run with the stand-in as its NVML.
+
+A line with the path of a machine's file begins with it, in a process of its own that ends with an empty line.
+"""
 
 import json
+import os
 import sys
 import threading
 import time
@@ -67,11 +71,26 @@ class Asker:
         return self.detector.heartbeat("worker-1", own_pids)
 
 
-def main() -> None:
+def answer_questions() -> None:
     asker = Asker()
-    for line in sys.stdin:
+    print(flush=True)
+    while line := sys.stdin.readline().strip():
         question, *arguments = json.loads(line)
         print(json.dumps(asker.answer(question, arguments)), flush=True)
+
+
+def main() -> None:
+    while path := sys.stdin.readline().strip():
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            print(flush=True)
+            continue
+        os.environ["STANDIN_NVML"] = path
+        try:
+            answer_questions()
+        finally:
+            os._exit(0)  # also where a call hangs
 
 
 if __name__ == "__main__":

@@ -31,17 +31,30 @@ def _library(*flags: str) -> tempfile.TemporaryDirectory[str]:
     return place
 
 
+@cache
+def _client(library: str) -> subprocess.Popen[str]:
+    """The process whose children ask about GPUs, one machine after the other; it ends with the session."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": library} if library else None
+    command = [sys.executable, "-W", "error", str(HERE / "nvml_client.py")]
+    client = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(client.communicate)
+    return client
+
+
 class GpuMachine:
-    """Lines of the stand-in's file as `self[key] = value`; `ask` puts a question to a process that sees the GPUs."""
+    """Lines of the stand-in's file as `self[key] = value`; `ask` puts a question to a process that sees the GPUs.
+
+    A machine that is asked is closed before the next one is.
+    """
 
     def __init__(self, place: Path, *, library: bool = True, flags: tuple[str, ...] = ()) -> None:
         self._file = place / "gpus"
         self._lines: dict[str, str] = {}
-        environment = {**os.environ, "STANDIN_NVML": str(self._file)}
+        self._library = _library(*flags).name if library else ""
+        self.environment = {**os.environ, "STANDIN_NVML": str(self._file)}
         if library:
-            environment["LD_LIBRARY_PATH"] = _library(*flags).name
-        self.environment = environment
-        self._process: subprocess.Popen[str] | None = None
+            self.environment["LD_LIBRARY_PATH"] = self._library
+        self._client: subprocess.Popen[str] | None = None
         self.update({"order": ""})
 
     def update(self, lines: dict[str, Any]) -> None:
@@ -65,18 +78,23 @@ class GpuMachine:
         return self
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        if self._process is None:
-            command = [sys.executable, "-W", "error", str(HERE / "nvml_client.py")]
-            self._process = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps([question, *arguments]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        if self._client is None:
+            self._client = _client(self._library)
+            self._tell(str(self._file))
+        answer = self._tell(json.dumps([question, *arguments]))
+        if not answer:
+            self._client = None
         assert answer, "the asking process died: its words are above"
         return json.loads(answer)
+
+    def _tell(self, line: str) -> str:
+        """Say a line to the client; the one that it answers with."""
+        assert self._client is not None
+        assert self._client.stdin is not None
+        assert self._client.stdout is not None
+        self._client.stdin.write(f"{line}\n")
+        self._client.stdin.flush()
+        return self._client.stdout.readline().strip()
 
     @property
     def inits(self) -> int:
@@ -85,13 +103,6 @@ class GpuMachine:
         return len(counted.read_text()) if counted.exists() else 0
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin
-            assert self._process.stdout
-            self._process.stdin.close()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process.stdout.close()
+        if self._client is not None:
+            self._tell("")
+            self._client = None

@@ -46,20 +46,17 @@ ASKS = (
 )
 
 
-@st.composite
-def requests(draw):
-    """An ask of a size that a few of them fill a node, seldom impossible."""
-    return a_request(
-        **draw(st.sampled_from((*ASKS[:4], *ASKS))),
-        priority=draw(st.sampled_from([*Priority, Priority.URGENT])),
-        prefer=draw(some_nodes),
-        require=draw(some_nodes),
-        wait_s=draw(st.sampled_from([300, 3600, 5, 0])),
-        duration_s=draw(st.sampled_from([0, 0, 2, 60, 7200])),
-        target=draw(st.sampled_from(["", "", *NAMES[:2]])),
-    )
-
-
+# An ask of a size that a few of them fill a node, seldom impossible.
+requests = st.builds(
+    lambda ask, **wishes: a_request(**ask, **wishes),
+    st.sampled_from((*ASKS[:4], *ASKS)),
+    priority=st.sampled_from([*Priority, Priority.URGENT]),
+    prefer=some_nodes,
+    require=some_nodes,
+    wait_s=st.sampled_from([300, 3600, 5, 0]),
+    duration_s=st.sampled_from([0, 0, 2, 60, 7200]),
+    target=st.sampled_from(["", "", *NAMES[:2]]),
+)
 modest_requests = st.builds(
     lambda ask, priority: a_request(**ask, priority=priority, wait_s=60),
     st.sampled_from([ASKS[0], ASKS[0], ASKS[1], ASKS[5], ASKS[6], ASKS[11]]),
@@ -80,10 +77,10 @@ ACTIONS = {
     "declare": (names, kinds),
     "heartbeat": (names, usages),
     "forget": (names,),
-    "ask": (requests(),),
+    "ask": (requests,),
     "urge": (urgent_requests,),
-    "submit": (requests(), st.sampled_from([0, 0, 1, 3])),
-    "submit_sized": (requests(), st.sampled_from([1, 4, 20]), st.sampled_from([0, 1])),
+    "submit": (requests, st.sampled_from([0, 0, 1, 3])),
+    "submit_sized": (requests, st.sampled_from([1, 4, 20]), st.sampled_from([0, 1])),
     "ask_again": (whichever, st.booleans()),
     "release": (whichever, st.booleans()),
     "extend": (whichever, extras),
@@ -185,15 +182,15 @@ class AnythingMayHappen(RuleBasedStateMachine):
     def begin(self, first, second):
         begin(self.world, first, second)
 
-    @rule(request=requests())
+    @rule(request=requests)
     def a_lease_is_asked_for(self, request):
         self.world.ask(request)
 
-    @rule(request=requests(), retries=st.sampled_from([0, 1, 3]))
+    @rule(request=requests, retries=st.sampled_from([0, 1, 3]))
     def a_job_is_submitted(self, request, retries):
         self.world.submit(request, retries)
 
-    @rule(request=requests(), first_gb=st.sampled_from([1, 4, 20]))
+    @rule(request=requests, first_gb=st.sampled_from([1, 4, 20]))
     def a_job_without_stated_needs_is_submitted(self, request, first_gb):
         self.world.submit_sized(request, first_gb, 1)
 

@@ -44,27 +44,32 @@ SETTLES = 110
 """Rounds that are enough for every lease that a policy allows, and for those that nobody renews or uses to end."""
 
 
-@st.composite
-def curves(draw) -> list[int | None]:
+def curve(pieces: list[tuple[int | None, int, int, int]]) -> list[int | None]:
     """A load that stays, jumps or drifts, and is now and then unknown."""
-    levels: list[int | None] = []
-    for _ in range(draw(st.integers(1, 8))):
-        start = draw(st.sampled_from([0, 250, 299, 300, 550, 799, 800, 801, 950, 1000, None]))
-        slope = draw(st.sampled_from([0, 0, 20, -20, 150, -150]))
-        wobble = draw(st.sampled_from([0, 0, 5, 400]))
-        for step in range(draw(st.integers(1, 12))):
-            known = None if start is None else start + slope * step + (wobble if step % 2 else 0)
-            levels.append(None if known is None else min(max(known, 0), 1000))
-    return levels
+    return [
+        None if start is None else min(max(start + slope * step + (wobble if step % 2 else 0), 0), 1000)
+        for start, slope, wobble, steps in pieces
+        for step in range(steps)
+    ]
+
+
+pieces = st.tuples(
+    st.sampled_from([0, 250, 299, 300, 550, 799, 800, 801, 950, 1000, None]),
+    st.sampled_from([0, 0, 20, -20, 150, -150]),
+    st.sampled_from([0, 0, 5, 400]),
+    st.integers(1, 12),
+)
+curves = st.lists(pieces, min_size=1, max_size=8).map(curve)
+three_curves = st.tuples(*(curves for _ in NODES_HERE))
+forecasts = st.lists(st.sampled_from([None, Forecast(100, 10), Forecast(900, 20)]), min_size=1, max_size=7)
 
 
 @st.composite
 def loads(draw) -> list[tuple[PressureReading, ...]]:
     """What is read of three nodes, round after round; forecasts are as wild as they like."""
-    memory = [draw(curves()) for _ in NODES_HERE]
-    cpu = [draw(curves()) for _ in NODES_HERE]
+    memory, cpu = draw(three_curves), draw(three_curves)
     rounds = max(len(curve) for curve in (*memory, *cpu))
-    ahead = draw(st.lists(st.sampled_from([None, Forecast(100, 10), Forecast(900, 20)]), min_size=1, max_size=7))
+    ahead = draw(forecasts)
     return [
         tuple(
             _reading(

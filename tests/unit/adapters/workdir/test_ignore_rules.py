@@ -107,7 +107,7 @@ LINES = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(tree=trees(), top=LINES, nested=LINES)
 def test_random_rules_over_random_trees_agree_with_git(
     tmp_path_factory: pytest.TempPathFactory, git_dir: str, tree: Tree, top: str, nested: str

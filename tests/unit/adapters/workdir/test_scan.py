@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from distributed_grid.adapters.workdir.content_store import MAX_TREES, ContentStore
 from distributed_grid.adapters.workdir.ignore_rules import rules_for
@@ -49,7 +49,6 @@ def names(result: ScanResult) -> list[str]:
     return [entry.path for entry in result.manifest.entries]
 
 
-@settings(max_examples=80)
 @given(tree=trees())
 def test_what_was_taken_and_laid_out_is_the_same_tree(tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> None:
     place = tmp_path_factory.mktemp("trip")

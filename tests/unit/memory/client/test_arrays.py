@@ -74,7 +74,7 @@ some_arrays = st.sampled_from(TYPES).flatmap(
 
 
 @given(st.data(), some_arrays)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_reading_an_index_gives_what_numpy_gives(data: st.DataObject, array: np.ndarray[Any, Any]) -> None:
     index = data.draw(arrays_of.basic_indices(array.shape, allow_newaxis=False))
     remote, _ = stored(array)
@@ -85,7 +85,7 @@ def test_reading_an_index_gives_what_numpy_gives(data: st.DataObject, array: np.
 
 
 @given(st.data(), some_arrays)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_writing_an_index_changes_what_numpy_changes_and_nothing_else(
     data: st.DataObject, array: np.ndarray[Any, Any]
 ) -> None:
@@ -103,7 +103,7 @@ def test_writing_an_index_changes_what_numpy_changes_and_nothing_else(
 
 
 @given(st.data(), arrays_of.array_shapes(min_dims=1, max_dims=4, max_side=9), st.sampled_from([0, 1, 8, 40, 10**9]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_runs_hold_everything_once_and_keep_to_their_bounds(
     data: st.DataObject, shape: tuple[int, ...], gap: int
 ) -> None:

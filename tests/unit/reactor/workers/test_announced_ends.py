@@ -305,7 +305,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps)
 def test_after_an_announced_end_nothing_new_is_placed_there(history: list[tuple[str, int]]) -> None:
     grid = TakenScenario()

@@ -64,7 +64,7 @@ def floors_and_truth(scenario: Scenario, request: Request) -> dict[str, tuple[in
     return {node: (low[node], weight(scenario, way, request)) for node, way in ways.items() if way is not None}
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(held, parts, st.sampled_from([0, 1, 4]), st.sampled_from([(), ("n1",)]))
 def test_no_floor_is_above_what_making_room_costs(work, gpus, cores, prefer):
     scenario = a_shared_grid(work)

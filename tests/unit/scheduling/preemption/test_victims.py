@@ -148,7 +148,7 @@ def price_of(scenario: Scenario, way: PreemptionPlan, request: Request) -> tuple
     return price(scenario.ledger, victims, way.node, request, scenario.now)
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(machines=nodes, work=held, request=wanted)
 def test_no_other_victims_would_have_been_cheaper(machines, work, request):
     scenario = a_busy_grid(machines, work)
@@ -161,7 +161,7 @@ def test_no_other_victims_would_have_been_cheaper(machines, work, request):
     scenario.ledger.check()
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(machines=nodes, work=held, request=wanted)
 def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machines, work, request):
     scenario = a_busy_grid(machines, work)

@@ -69,7 +69,7 @@ def check_evaluation(scenario: ScalingScenario, seconds: int) -> None:
         assert serving >= limits.min_workers, "less than the minimum"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(0, 2), st.integers(2, 6))
 def test_the_bounds_hold_in_every_history(history: list[tuple[str, int]], least: int, most: int) -> None:
     play(rules(*TYPES, min_workers=least, max_workers=most, window_ms=20_000), history)
@@ -93,7 +93,7 @@ def test_a_noisy_load_makes_no_worker_come_and_go(noise: list[int]) -> None:
     assert starts <= 1 + len(noise) * 10 // 300
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes, st.integers(0, 5))
 def test_more_demand_never_calls_for_fewer_workers(waiting: list[tuple[float, int, int]], more: int) -> None:
     resources = WorkerResources(4000, 16 * GB)
@@ -104,7 +104,7 @@ def test_more_demand_never_calls_for_fewer_workers(waiting: list[tuple[float, in
     assert (served, more_served) == (few.requests, many.requests), "all of them fit an empty worker"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes)
 def test_no_worker_is_packed_beyond_what_it_has(waiting: list[tuple[float, int, int]]) -> None:
     resources = WorkerResources(4000, 16 * GB)
