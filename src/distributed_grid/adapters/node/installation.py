@@ -232,7 +232,7 @@ def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
     """One file; of its mode only whether it can be run is kept."""
     entry = zipfile.ZipInfo(name, wheels.ZIP_EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry._compresslevel = 1  # type: ignore[attr-defined]  # that of the archive is not for entries of one's own
+    entry._compresslevel = 1  # type: ignore[attr-defined] # noqa: SLF001 - an archive's own is not for such entries
     entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
     with source.open("rb") as file, archive.open(entry, "w", force_zip64=True) as packed:
         while chunk := file.read(CHUNK_BYTES):
