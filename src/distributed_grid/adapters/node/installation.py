@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import mmap
 import os
 import re
 import secrets
@@ -30,7 +31,6 @@ from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperatio
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.node.wheels import Wheel, python_minor
 
-CHUNK_BYTES = 1 << 20
 RAY_BUILD_SECONDS = 900.0
 RAY_MISSING = "Ray is not installed here, so there is nothing to send to the nodes; type: make ray"
 Result = tuple[NodeFacts, str]
@@ -232,11 +232,13 @@ def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
     """One file; of its mode only whether it can be run is kept."""
     entry = zipfile.ZipInfo(name, wheels.ZIP_EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry._compresslevel = 1  # type: ignore[attr-defined] # noqa: SLF001 - an archive's own is not for such entries
     entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
-    with source.open("rb") as file, archive.open(entry, "w", force_zip64=True) as packed:
-        while chunk := file.read(CHUNK_BYTES):
-            packed.write(chunk)
+    with source.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            archive.writestr(entry, b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            archive.writestr(entry, content, compresslevel=1)
 
 
 @functools.lru_cache(maxsize=1000)
