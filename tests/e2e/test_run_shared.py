@@ -243,7 +243,7 @@ def test_a_second_control_c_does_not_wait(shared_grid: Shell) -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert errors.decode().splitlines()[-1] == "grid: the job is being stopped; not waiting for it"
-    pid = shared_grid.job("stubborn")["attempts"][0]["pid"]
+    pid = wait_until(lambda: shared_grid.job("stubborn")["attempts"][0]["pid"])  # it was stopped as soon as it ran
     os.killpg(pid, signal.SIGKILL)
     wait_until(lambda: shared_grid.job("stubborn")["state"] == "ended")
 

@@ -90,7 +90,7 @@ def test_a_task_that_waits_gets_a_worker_and_its_output_outlives_it(grid: Scaled
 def test_a_control_plane_that_is_killed_goes_on_giving_back(grid: ScaledGrid) -> None:
     grid.configure(most=1)
     grid.detach("-r", "cpu", "-a", "1", "sleep", "300")
-    script = "head -c 200000000 /dev/zero > large; echo done"
+    script = "head -c 500000000 /dev/zero > large; echo done"
     task = grid.detach("-r", "cpu", "-a", "2", "sh", "-c", script)
     grid("jobs", "wait", task, "--timeout", "60", check=0, timeout=90)
     wait_until(lambda: "draining" in grid.workers().values(), 60)

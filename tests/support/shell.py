@@ -30,7 +30,7 @@ QUERIES: dict[tuple[str, ...], tuple[str, dict[str, Any], str]] = {
 }
 """What commands that only show something ask, and the part of the answer that they print with --json."""
 MAX_EVENTS = 1000
-MAX_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 0.05
 
 
 class Shell:
@@ -172,7 +172,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float
     """The condition's first true value; fails when it does not come.
 
     What is waited for needs the processors, too: a condition that takes long, such as one that runs a command, is
-    looked at a third of the time at most, and one that does not come soon ten times a second.
+    looked at a third of the time at most, and one that does not come soon twenty times a second.
     """
     start = time.monotonic()
     while (began := time.monotonic()) < start + seconds:

@@ -87,7 +87,7 @@ def test_it_follows_the_job_from_node_to_node_through_a_crash_of_the_control_pla
     grid.kill_daemon()
     until_saved(grid, job)
     assert grid.job(job)["node_id"] == visited[0]
-    assert "2 files, " in grid("jobs", "show", job, check=0).stdout
+    wait_until(lambda: "2 files, " in grid("jobs", "show", job, check=0).stdout)  # it may be on its way
     begun = finish(grid, job)
     assert begun[0] == 0
     assert all(before <= n for before, n in zip(saved, begun[1:], strict=True)), (saved, begun)

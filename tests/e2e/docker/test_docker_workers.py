@@ -277,8 +277,9 @@ def test_an_engine_that_is_killed_and_started_anew_is_used_again(grid: Shell, en
     # The engine ended the first container when it began anew: it is removed, and its lease given back.
     wait_until(lambda: first not in workers(grid), 60)
     assert containers(engine) == {second: "running"}
-    held = {one["allocation_id"] for one in grid.json("shared-status")["allocations"]}
-    assert held == {f"{second}-host"}
+    allocations = grid.json("shared-status")["allocations"]  # on a busy machine the grid may have borrowed for itself
+    held = [name for one in allocations if not (name := one["allocation_id"]).startswith("auto-")]
+    assert held == [f"{second}-host"]
 
 
 def test_a_container_without_a_control_plane_ends_itself(engine: LocalDockerEngine, tmp_path: Path) -> None:
