@@ -100,7 +100,7 @@ def test_a_control_plane_that_is_killed_goes_on_giving_back(grid: ScaledGrid) ->
     assert not grid.cloud.existing()
     assert grid("jobs", "logs", task, check=0).stdout == "done\n"
     grid("jobs", "fetch", task, "--to", "fetched", check=0)
-    assert (grid.cwd / "fetched" / "large").stat().st_size == 200_000_000
+    assert (grid.cwd / "fetched" / "large").stat().st_size == 500_000_000
     assert len(grid.events("worker-gone")) == 1
 
 
