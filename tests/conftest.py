@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -15,6 +16,9 @@ sys.dont_write_bytecode = False
 # What a test starts by a name such as python3 is the Python under ours, not a shim of pyenv in front of it, which takes
 # longer than Python itself.
 os.environ["PATH"] = f"{Path(os.path.realpath(sys.executable)).parent}:{os.environ['PATH']}"
+# A shell without job control starts `make test &` with Ctrl-C ignored, and so would every command that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
