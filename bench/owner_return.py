@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from bench.cpu_cgroup import exclusive_cpu_cgroup
+from bench.exclusive_cgroup import exclusive_cgroup
 from bench.table import Line
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import AsyncioTasks
@@ -37,7 +37,7 @@ SPIN = "while True: pass"
 
 def measure() -> list[Line]:
     """Seconds until the owner has 90 % of what it wants, at worst; and what is done beside a half-busy owner."""
-    with exclusive_cpu_cgroup(len(os.sched_getaffinity(0))) as alone:
+    with exclusive_cgroup(len(os.sched_getaffinity(0))) as alone:
         if not alone:
             print("no control groups: whatever else runs here counts as the owner's", file=sys.stderr)
         return asyncio.run(_measure())

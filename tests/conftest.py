@@ -16,14 +16,16 @@ sys.dont_write_bytecode = False
 # What a test starts by a name such as python3 is the Python under ours, not a shim of pyenv in front of it, which takes
 # longer than Python itself.
 os.environ["PATH"] = f"{Path(os.path.realpath(sys.executable)).parent}:{os.environ['PATH']}"
-# A shell without job control starts `make test &` with Ctrl-C ignored, and so would every command that a test interrupts.
+# A shell without job control starts `make test &` with Ctrl-C ignored, which every command under test would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from xdist.scheduler import LoadScopeScheduling  # noqa: E402
 
+from bench.exclusive_cgroup import exclusive_cgroup  # noqa: E402
 from tests.support import processes, run_order  # noqa: E402
 
 settings.register_profile(
@@ -75,6 +77,16 @@ def pytest_runtest_makereport(
     if report.skipped and os.environ.get("CI") and call.excinfo is not None and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"may not be skipped in CI: {call.excinfo.value}"
     return report
+
+
+@pytest.fixture
+def own_cgroup(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For tests that look at how busy the machine is: some cores (one, or the parameter) and 10 GB, on which others do
+    not show. Where that cannot be arranged, a machine that is quiet enough."""
+    with exclusive_cgroup(getattr(request, "param", 1), 10 * 1024**3) as made:
+        if not made and psutil.cpu_percent(interval=2) > 20:
+            pytest.skip("others use this machine, and it has no control groups of version 1 to keep them apart")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,10 +13,9 @@ import pytest
 
 from tests.support.shell import Shell, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]  # it measures how much of this machine's memory is in use
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("own_cgroup")]
 
-HOLD_GB = 4.0
-"""Several times what a virtual machine keeps back for a minute of memory that was freed (seen: up to 1.1 GB)."""
+HOLD_GB = 2.0
 HOLDER = """
 import mmap, sys
 kept = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)

@@ -24,7 +24,7 @@ NODE = """\
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[GpuMachine]:
+def machine(tmp_path: Path, own_cgroup: None) -> Iterator[GpuMachine]:
     made = GpuMachine(tmp_path).has(0, 1)
     yield made
     made.close()
@@ -60,7 +60,6 @@ def test_gpus_are_found_lent_whole_and_measured(grid: FarGrid, machine: GpuMachi
     wait_until(lambda: offered() == [1.0], 30)
 
 
-@pytest.mark.alone  # other tests would be the owner's CPU use
 def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid, machine: GpuMachine) -> None:
     words = ("-r", "gpu", "-a", "1", "--workdir", "none", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000")
     job = grid.detach(*words)

@@ -14,7 +14,7 @@ from tests.lab.lab import Lab
 from tests.lab.lab_host import Host
 from tests.support.shell import wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
 MARKS = {"memory_pressure_high": 0.4, "memory_pressure_low": 0.15}
 """Of the 3 GB of a host: each of the two that can leave holds a quarter."""

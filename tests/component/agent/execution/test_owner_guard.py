@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.cpu_cgroup import exclusive_cpu_cgroup
+from bench.exclusive_cgroup import exclusive_cgroup
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptExit
@@ -54,7 +54,7 @@ SPIN_EVERYWHERE = f"import os\nfor _ in range({len(CORES) - 1}):\n    if os.fork
 @pytest.fixture
 def room() -> Iterator[None]:
     """Nobody else's work in sight; where that cannot be arranged, a machine that is quiet enough."""
-    with exclusive_cpu_cgroup(len(CORES)) as alone:
+    with exclusive_cgroup(len(CORES)) as alone:
         if not alone:
             probe = MachineProbe()
             probe.outside_now(0)
