@@ -295,7 +295,8 @@ def test_memory_comes_back_by_eviction_after_a_notice(guarded: Guarded) -> None:
     assert re.fullmatch(r"its owner needs here's memory: [\d.]+ GB free, [\d.]+ GB must be", reason), reason
     assert 0.2 < float(left) <= 1.5
     assert driver.host.running() == ("small",)
-    driver.until(lambda: guarded.changes == [True, False])
+    # The end of a large process may look like a moment of somebody else's CPU use, so it may yield for that, too.
+    driver.until(lambda: guarded.changes[:2] == [True, False] and not guard.yields)
 
 
 def test_a_notice_is_taken_back_when_the_need_passes(guarded: Guarded) -> None:
