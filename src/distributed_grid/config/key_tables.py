@@ -8,12 +8,12 @@ unknown keys, showing and the test of the documentation all use the table made o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, Self
 
 import msgspec
+from msgspec import Struct, field
 from msgspec.structs import fields, force_setattr, replace
 
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, Unexpanded, ValueKind
@@ -25,8 +25,7 @@ MIN_INTERVAL_SECONDS = 0.1
 """No loop runs more often than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One thing that can be set: its normal field, its kind, its spellings (the first is the one shown)."""
 
     field: str
@@ -36,18 +35,17 @@ class Key:
     """True: what is set here wins, key by key, over an earlier key of the same field."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyTable(ValueKind):
+class KeyTable(ValueKind, frozen=True):
     """A mapping with known keys; `shorthand` reads the one-word form, if there is one."""
 
     keys: tuple[Key, ...]
     required: tuple[str, ...] = ()
     shorthand: ValueKind | None = None
-    names: dict[str, dict[str, bool]] = field(init=False, repr=False, compare=False)
-    """The names known under each prefix; True where the name is a key itself."""
+    names: dict[str, dict[str, bool]] = field(default_factory=lambda: {"": {}})
+    """The names known under each prefix, made from `keys`; True where the name is a key itself."""
 
     def __post_init__(self) -> None:
-        names: dict[str, dict[str, bool]] = {"": {}}
+        names = self.names
         for spelling in (spelling for key in self.keys for spelling in key.spellings):
             prefix = ""
             *parents, last = spelling.split(".")
@@ -55,7 +53,6 @@ class KeyTable(ValueKind):
                 names.setdefault(prefix, {})[name] = False
                 prefix = f"{prefix}{name}."
             names.setdefault(prefix, {})[last] = True
-        object.__setattr__(self, "names", names)
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
         if self.shorthand and isinstance(node.value, str):
@@ -123,8 +120,7 @@ class KeyTable(ValueKind):
         return shown
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf(ValueKind):
+class ListOf(ValueKind, frozen=True):
     """A list whose items are all of one kind."""
 
     kind: ValueKind
@@ -144,8 +140,7 @@ class ListOf(ValueKind):
         return [self.kind.show(item) for item in value]
 
 
-@dataclass(frozen=True, slots=True)
-class MapOf(ValueKind):
+class MapOf(ValueKind, frozen=True):
     """A mapping whose keys are names the user chose."""
 
     name: ValueKind
@@ -234,8 +229,7 @@ def _merge(under: Normal, over: Normal) -> None:
             under[name] = value
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """Declaration of a field of a section: its default, or `...` where there is none, and the keys that set it."""
 
     default: Any

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode, printable
 
@@ -16,8 +17,7 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 MAX_QUOTE_LENGTH = 60
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPath:
+class KeyPath(Struct, frozen=True):
     """The path of a key, as the user spells it (`nodes[1].cpu_count`) and in the normal form."""
 
     spelled: str = ""
@@ -44,8 +44,7 @@ class Unexpanded(Exception):
     """A value has a variable in it, and variables are not expanded here."""
 
 
-@dataclass(slots=True)
-class ParseContext:
+class ParseContext(Struct):
     """Problems, warnings and lines of one document; with `env` None variables are not expanded."""
 
     file: str
@@ -110,10 +109,8 @@ class ParseContext:
         return "".join([*parts, text[end:]])
 
 
-class ValueKind:
+class ValueKind(Struct, frozen=True):
     """What one key may hold."""
-
-    __slots__ = ()
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
         """The value in the normal form; raises `InvalidValue`."""

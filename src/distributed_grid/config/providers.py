@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
@@ -52,8 +51,7 @@ _EC2_ENDPOINT = Text(
 _DISK = Count(1, 65536, "a whole number of GB")
 
 
-@dataclass(frozen=True, slots=True)
-class OneOrMore(ValueKind):
+class OneOrMore(ValueKind, frozen=True):
     """One value, or a list of them with the preferred first; each stays as it was written."""
 
     kind: ValueKind
@@ -72,8 +70,7 @@ _INSTANCE_TYPES = MapOf(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TextOrList(ValueKind):
+class _TextOrList(ValueKind, frozen=True):
     """Text, or a list of it."""
 
     kind: ValueKind
@@ -203,8 +200,7 @@ PROVIDERS: dict[str, type[Provider]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _UnexpandedSettings(ValueKind):
+class _UnexpandedSettings(ValueKind, frozen=True):
     """One provider's settings, checked as far as their variables allow and stored as written."""
 
     table: KeyTable
@@ -232,8 +228,7 @@ _BY_NAME = KeyTable(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderSettings(ValueKind):
+class ProviderSettings(ValueKind, frozen=True):
     """The providers of a cluster by name, each as it was written."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -80,8 +79,7 @@ class ThresholdConfig(Section):
     dwell_seconds: Duration = duration(1200.0, low=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _OnlyStep(ValueKind):
+class _OnlyStep(ValueKind, frozen=True):
     """The one-word owner policy: that step and no other."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
 from distributed_grid.config.yaml_document import YamlNode, plain_scalar
@@ -38,8 +39,7 @@ def _shortest(value: float) -> float | int:
     return int(value) if float(value).is_integer() else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Count(ValueKind):
+class Count(ValueKind, frozen=True):
     """A whole number within bounds."""
 
     low: int = 0
@@ -54,8 +54,7 @@ class Count(ValueKind):
         return int(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Amount(ValueKind):
+class Amount(ValueKind, frozen=True):
     """A decimal amount, stored as a whole number of a smaller unit."""
 
     scale: int
@@ -80,8 +79,7 @@ class Amount(ValueKind):
         return value / self.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio(ValueKind):
+class Ratio(ValueKind, frozen=True):
     """A ratio from 0 to 1."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
@@ -94,8 +92,7 @@ class Ratio(ValueKind):
         return float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Percent(ValueKind):
+class Percent(ValueKind, frozen=True):
     """A percentage, stored as a ratio."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
@@ -112,8 +109,7 @@ class Percent(ValueKind):
         return round(value * 100, 12)
 
 
-@dataclass(frozen=True, slots=True)
-class Seconds(ValueKind):
+class Seconds(ValueKind, frozen=True):
     """A duration, stored in seconds; `unit` is how many seconds the user's unit has."""
 
     low: float = 0.0
@@ -137,8 +133,7 @@ class Seconds(ValueKind):
 _SLURM_TIME = re.compile(r"(?:(\d{1,4})-(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?|(\d{1,4}):(\d{2}):(\d{2}))", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmTime(ValueKind):
+class SlurmTime(ValueKind, frozen=True):
     """A duration as Slurm writes it, such as 4:00:00 or 1-12:00:00, stored in seconds. A bare number, and two with one
     colon, mean different things in different programs: they are not taken."""
 
@@ -163,8 +158,7 @@ class SlurmTime(ValueKind):
         return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlainNumber(ValueKind):
+class PlainNumber(ValueKind, frozen=True):
     """A number without a unit, such as a weight or a price."""
 
     what: str = "a number"
@@ -185,8 +179,7 @@ class PlainNumber(ValueKind):
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySize(ValueKind):
+class MemorySize(ValueKind, frozen=True):
     """Memory written with its unit, such as 16g, stored in bytes."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> int:
@@ -208,8 +201,7 @@ class MemorySize(ValueKind):
         return f"{Amount(1024).show(value)}k"
 
 
-@dataclass(frozen=True, slots=True)
-class Text(ValueKind):
+class Text(ValueKind, frozen=True):
     """Text on one line; `pattern` says which, `expected` says it in words."""
 
     expected: str = "text on one line"
@@ -256,8 +248,7 @@ class Secret:
         return "**********"
 
 
-@dataclass(frozen=True, slots=True)
-class SecretText(Text):
+class SecretText(Text, frozen=True):
     """Text that is never shown."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Secret:
@@ -271,8 +262,7 @@ class SecretText(Text):
         return MASK
 
 
-@dataclass(frozen=True, slots=True)
-class Flag(ValueKind):
+class Flag(ValueKind, frozen=True):
     """True or false."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> bool:
@@ -284,8 +274,7 @@ class Flag(ValueKind):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(ValueKind):
+class OneOf(ValueKind, frozen=True):
     """One of a few words, in any case; some have a second spelling."""
 
     words: tuple[str, ...]
@@ -305,8 +294,7 @@ class OneOf(ValueKind):
         return str(value)  # an enum's member is a word, too, but YAML does not know it
 
 
-@dataclass(frozen=True, slots=True)
-class HostAddress(ValueKind):
+class HostAddress(ValueKind, frozen=True):
     """An address that SSH knows, or `local` for an agent on this machine."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> str:

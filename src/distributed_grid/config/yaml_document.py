@@ -10,9 +10,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from distributed_grid.errors import BadInput
 
@@ -43,8 +44,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigProblem:
+class ConfigProblem(Struct, frozen=True):
     """One mistake; line 0 means that no line is known."""
 
     file: str
@@ -89,8 +89,7 @@ def plain_scalar(text: str) -> Scalar:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class YamlNode:
+class YamlNode(Struct, frozen=True):
     """A value and its line; `raw` is how a scalar was written."""
 
     value: Scalar | list[YamlNode] | dict[str, YamlNode]

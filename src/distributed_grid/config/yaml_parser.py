@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct, field
 
 from distributed_grid.config.yaml_document import (
     MAX_DEPTH,
@@ -32,8 +32,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
-@dataclass(slots=True)
-class _OpenContainer:
+class _OpenContainer(Struct):
     """A list or mapping that is still being read."""
 
     line: int

@@ -6,24 +6,23 @@ read is no limit: a missing file is normal at the root and in containers.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from distributed_grid.adapters.probes import procfs
 
 _UNLIMITED_BYTES = 1 << 60  # v1 says "no limit" with a number near 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimit:
+class CgroupLimit(Struct, frozen=True):
     """A limit, and the control group that sets it."""
 
     value: int
     group: Path
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     """Where a controller's hierarchy ("" is v2) is mounted, and which group of it is at the root of the mount."""
 
     controller: str

@@ -14,8 +14,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.cgroup_limits import CgroupLimit, Cgroups
@@ -27,8 +28,7 @@ STEP_MS = 50
 NOISE_MS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimeSpan:
+class CpuTimeSpan(Struct, frozen=True):
     """A time window, and the CPU time used in it: in all, and by the grid."""
 
     ms: int
@@ -40,8 +40,7 @@ class CpuTimeSpan:
         return max(0, self.busy_ms - self.ours_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _CpuReading:
+class _CpuReading(Struct, frozen=True):
     at_ms: int
     busy_ms: int
     reported_ms: int
@@ -92,8 +91,7 @@ def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:
     return CpuTimeSpan(end.at_ms - start.at_ms, max(0, end.busy_ms - start.busy_ms), end.ours_ms - start.ours_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class MachineCapacity:
+class MachineCapacity(Struct, frozen=True):
     """What there is to use.
 
     `cpu_cores` are the numbers of the cores, as many as the quota pays for in full and at least one; `cpu_milli` is
@@ -107,8 +105,7 @@ class MachineCapacity:
     hostname: str
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
+class MachineLimits(Struct, frozen=True):
     """What control groups allow, where they allow no more than there is; None is "no limit"."""
 
     cpu_milli: int | None
@@ -116,8 +113,7 @@ class MachineLimits:
     swap_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class MachineSample:
+class MachineSample(Struct, frozen=True):
     """How busy the machine is: ratios are of all CPU that may be used, 0 idle to 1 full."""
 
     at_boot_ms: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from distributed_grid.posix.private_files import read_all
 
@@ -15,8 +16,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)  # user nice system, not idle iowait, irq softirq steal
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryInfo:
+class MemoryInfo(Struct, frozen=True):
     """The machine's memory, regardless of control groups; `available` is what can be used without swapping."""
 
     total_bytes: int
@@ -67,8 +67,7 @@ def read_kernel_file(file: Path) -> bytes:
         os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """A mounted disk; `free_bytes` is what an ordinary user may still write."""
 
     mountpoint: str
