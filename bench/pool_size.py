@@ -16,7 +16,7 @@ from statistics import fmean
 
 from bench.table import Line
 from bench.traces import TRACES, lines_of
-from distributed_grid.prediction.pool_size import PoolSizer
+from distributed_grid.prediction.warm_pool import PoolSizer
 
 STEPS_PER_DAY = 144
 HEADROOM = 20

@@ -1,4 +1,4 @@
-"""Models of one type of task: memory as a function of one feature, and how far runs stray from it.
+"""Models of one type of task: memory as a function of one feature, how far runs stray from it, and what a run may need.
 
 A model is a curve (constant, power law or straight line), moved locally by the mean residual of the nearest runs, and a
 spread that is the same everywhere or that of the nearest runs. All combinations are fitted. What each would have said
@@ -6,7 +6,8 @@ about a run that it had not seen (leave one out) gives its likelihood; the likel
 that predicts. So nothing has to be set per type: a constant, a line, a plateau, a step and a noisy cloud each get the
 models that describe them.
 
-Memory and its residuals are logarithms here, so a spread is relative to the memory.
+Memory and its residuals are logarithms in the models, so a spread is relative to the memory; what they predict is a
+distribution of bytes, which knows the allocation that is expected to waste least.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distributed_grid.prediction.memory_distribution import MemoryDistribution, Values
-
+Values = NDArray[np.float64]
+MAX_OVER_RUN_PROBABILITY = 0.05
+"""Over-runs annoy people beyond the memory they waste: no first allocation accepts more of them than this."""
+RETRY_PROBABILITY = 0.998
+"""A retry is charged as if it were given the memory that so many of the runs stay below."""
 NEIGHBOUR_SHARES: Final = (0.5, 0.25, 0.1)
 """The nearest runs, as shares of all, over which residuals and spreads are averaged."""
 MIN_NEIGHBOURS: Final = 3
@@ -35,11 +40,57 @@ MIN_WEIGHT: Final = 0.02
 """Models that weigh less are left out of the mixture."""
 MAX_RATIO: Final = 2.0
 """No prediction exceeds the largest seen, or the mean of the curves, by more than this factor."""
-
 # Residuals are smoothed with a Student distribution of four degrees of freedom, coarse in the middle and fine in the
 # tails, so that memory beyond the largest seen has a probability.
 _EDGES = np.array([0, 0.002, 0.01, 0.04, 0.12, 0.25, 0.4, 0.6, 0.75, 0.88, 0.96, 0.99, 0.998, 1])
 _KERNEL_WEIGHTS = np.diff(_EDGES)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDistribution:
+    """Weighted values of the memory a run may need, in bytes, ascending; the weights sum to 1."""
+
+    used_bytes: Values
+    weights: Values
+
+    @classmethod
+    def of(cls, used_bytes: Values, weights: Values) -> MemoryDistribution:
+        """The distribution of values in any order, with weights of any sum."""
+        order = np.argsort(used_bytes)
+        return cls(used_bytes[order], weights[order] / weights.sum())
+
+    def probability_above(self, limit_bytes: float) -> float:
+        """How likely a run with this limit runs over it."""
+        return float(self.weights[np.searchsorted(self.used_bytes, limit_bytes, side="right") :].sum())
+
+    def quantile(self, probability: float) -> float:
+        """The memory that a run stays within with this probability."""
+        at = np.searchsorted(np.cumsum(self.weights), probability)
+        return float(self.used_bytes[min(int(at), len(self.used_bytes) - 1)])
+
+    def above(self, limit_bytes: float) -> MemoryDistribution | None:
+        """What is left of the distribution once a run has needed more than the limit; None: it gave that no chance."""
+        first = np.searchsorted(self.used_bytes, limit_bytes, side="right")
+        weights = self.weights[first:]
+        total = weights.sum()
+        return MemoryDistribution(self.used_bytes[first:], weights / total) if total > 0 else None
+
+    def least_waste_bytes(self) -> float:
+        """The allocation with the least expected waste.
+
+        A run that fits wastes what it does not use. One that runs over wastes its whole allocation, and what its retry
+        then does not use.
+        """
+        used, weights = self.used_bytes, self.weights
+        fits = np.cumsum(weights)
+        runs_over = 1 - fits
+        retry = self.quantile(RETRY_PROBABILITY)
+        retried = np.cumsum(weights * np.minimum(used, retry))
+        unused = used * fits - np.cumsum(weights * used)
+        unused_by_retries = np.maximum(runs_over * retry - (retried[-1] - retried), 0)
+        waste = unused + runs_over * used + unused_by_retries
+        first = min(int(np.searchsorted(fits, 1 - MAX_OVER_RUN_PROBABILITY)), len(used) - 1)
+        return float(used[first + int(np.argmin(waste[first:]))])
 
 
 def _student_quantiles(probabilities: Values) -> Values:

@@ -15,8 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from distributed_grid.prediction.memory_distribution import MemoryDistribution, Values
-from distributed_grid.prediction.memory_models import MemoryModels
+from distributed_grid.prediction.memory_models import MemoryDistribution, MemoryModels, Values
 
 WINDOW: Final = 256
 """The last runs that are remembered: older ones say less about the next, and bound time and memory."""

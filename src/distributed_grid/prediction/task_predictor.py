@@ -5,23 +5,26 @@
   folds instead: each run predicted from the others.
 - A run that was cut short is a lower bound. It counts against a tier that would not have given it more, and never for
   one.
+- How long a run takes and what it uses besides memory is estimated from the runs before it.
 - The same runs in the same order give the same predictions. Memory and time are bounded, whatever is learned.
 - One thread at a time may learn; others may ask meanwhile.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from distributed_grid.prediction.coverage import Coverage
-from distributed_grid.prediction.memory_sizing import MemorySizer, Run
-from distributed_grid.prediction.run_summary import RunSummary
-from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun
-from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Tier, TierSettings
-from distributed_grid.prediction.usage_estimate import UsageEstimate
+from distributed_grid.prediction.memory_models import MemoryDistribution
+from distributed_grid.prediction.memory_sizing import WINDOW, MemorySizer, Run
+from distributed_grid.prediction.task_runs import MemoryPrediction, RunSummary, TaskRun
+from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Coverage, Tier, TierSettings
 
+ESTIMATE_WINDOW: Final = 64
+"""Runs that count: an estimate need not be as sharp as a limit."""
+ESTIMATE_REFIT_SHARE: Final = 8
 MAX_RERUNS: Final = 3
 MARGIN_BYTES: Final = 4 << 20
 MARGIN_SHARE: Final = 8
@@ -40,6 +43,41 @@ CHUNK_SHARE: Final = 6
 MAX_MISSED: Final = 256
 MAX_ANSWERS: Final = 256
 """Predictions that are remembered until the next run is learned: many jobs are submitted with the same words."""
+
+
+class UsageEstimate:
+    """One quantity of one type of task, such as its run time; a value of 0 was not measured.
+
+    The models are those of memory: any quantity above 0 has a curve over the features and a relative spread.
+    """
+
+    def __init__(self, feature_count: int) -> None:
+        self._feature_count = feature_count
+        self._runs: deque[Run] = deque(maxlen=ESTIMATE_WINDOW)
+        self._unfitted = 0
+        self._sizer: MemorySizer | None = None
+
+    def learn(self, features: tuple[float, ...], value: int) -> None:
+        """Take in the value of a run that ended by itself."""
+        if value > 0:
+            self._runs.append(Run(features, value))
+            self._unfitted += 1
+
+    def fit(self) -> None:
+        """Fit the models where enough has come in since the last time."""
+        if self._unfitted and self._unfitted * ESTIMATE_REFIT_SHARE >= len(self._runs) >= LEAST_SAMPLES_FOR_STATS:
+            sizer = MemorySizer(self._feature_count, min_runs=LEAST_SAMPLES_FOR_STATS, is_local=False)
+            sizer.learn_all(self._runs)
+            self._sizer, self._unfitted = sizer, 0
+
+    def quantile(self, features: Sequence[float], probability: float) -> int | None:
+        """What a run stays within with this probability; None: not known."""
+        found = self.distribution(features)
+        return None if found is None else max(round(found.quantile(probability)), 1)
+
+    def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
+        """What a run may take; None: not known."""
+        return None if self._sizer is None else self._sizer.distribution(features)
 
 
 class TaskPredictor:
@@ -73,13 +111,14 @@ class TaskPredictor:
         if split:
             self._learn(coming[:split])
         rest = iter(coming[split:])
-        while chunk := list(islice(rest, max(self._known // CHUNK_SHARE, 1))):
+        while chunk := list(islice(rest, max(min(self.samples, WINDOW) // CHUNK_SHARE, 1))):
             for run in chunk:
                 self._score(run)
             self._learn(chunk)
         if self._coverage[Tier.STATISTICS].total < MIN_SCORED and self._unfolded * FOLD_SHARE >= len(self._last):
             self._fold()
-        self._refit_estimates()
+        for estimate in (self.run_time, self.cpu_time, self.gpu_memory):
+            estimate.fit()
         self._answers = {}
 
     def count_unlearned(self, runs: Iterable[TaskRun]) -> None:
@@ -186,10 +225,6 @@ class TaskPredictor:
             return folds.confidence
         return coverage.confidence
 
-    @property
-    def _known(self) -> int:
-        return min(self.samples, 256)
-
     def _features(self, input_bytes: int, numbers: Sequence[float]) -> tuple[float, ...]:
         return (float(input_bytes), *numbers)
 
@@ -245,10 +280,6 @@ class TaskPredictor:
                 if limit is not None:
                     folds.add(run.used_bytes <= with_margin(limit))
         self._folds = folds
-
-    def _refit_estimates(self) -> None:
-        for estimate in (self.run_time, self.cpu_time, self.gpu_memory):
-            estimate.fit()
 
 
 def with_margin(limit_bytes: int) -> int:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from distributed_grid.adapters.stores.auxiliary_file import open_auxiliary_file
-from distributed_grid.prediction.run_summary import RunSummary
-from distributed_grid.prediction.task_runs import TaskRun
+from distributed_grid.prediction.task_runs import RunSummary, TaskRun
 
 VERSION = 1
 DAY_MS = 86_400_000

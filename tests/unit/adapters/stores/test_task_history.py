@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.adapters.stores import task_history
 from distributed_grid.adapters.stores.task_history import DAY_MS, FOLD_ROWS, KEPT_MS, TaskHistory, TaskType
-from distributed_grid.prediction.run_summary import RunSummary
-from distributed_grid.prediction.task_runs import TaskRun
+from distributed_grid.prediction.task_runs import RunSummary, TaskRun
 
 NOW = 200 * DAY_MS
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.prediction.coverage import Coverage
+from distributed_grid.prediction.tiers import Coverage
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])

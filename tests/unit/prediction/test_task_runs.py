@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.prediction.run_summary import TYPICAL_VALUES, RunSummary
-from distributed_grid.prediction.task_runs import MAX_QUANTITY, TaskRun
+from distributed_grid.prediction.task_runs import MAX_QUANTITY, TYPICAL_VALUES, RunSummary, TaskRun
 
 quantities = st.integers(0, MAX_QUANTITY)
 
