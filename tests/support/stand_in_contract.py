@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerOffer, WorkerOrder
-from distributed_grid.scheduling.scaling.closures import OfferPlace
+from distributed_grid.scheduling.scaling.worker_availability import OfferPlace
 from tests.support.clouds.stand_in import CloudStandIn, Machine
 from tests.support.provider_contract import ALIVE, TOKEN, ProviderContract
 

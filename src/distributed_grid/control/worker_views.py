@@ -9,7 +9,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, CoreHours, core_hours, settle
-from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
+from distributed_grid.scheduling.scaling.worker_availability import OfferPlace, closed_text, closure_of
 
 if TYPE_CHECKING:
     from distributed_grid.control.view_types import (

@@ -19,7 +19,7 @@ from distributed_grid.reactor.workers.lifecycle import (
     end_worker,
     terminate,
 )
-from distributed_grid.scheduling.scaling.closures import place_of
+from distributed_grid.scheduling.scaling.worker_availability import place_of
 
 
 def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:

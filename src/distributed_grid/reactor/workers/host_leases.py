@@ -20,7 +20,7 @@ from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.lease_transitions import grant, lease_record
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import place_newcomer
-from distributed_grid.scheduling.scaling.host_machine import host_amounts
+from distributed_grid.scheduling.scaling.worker_availability import host_amounts
 
 
 def host_lease_id(worker_id: str) -> str:

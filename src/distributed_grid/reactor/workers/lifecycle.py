@@ -41,8 +41,7 @@ from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.workers.host_leases import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, charge_unseen, settle
-from distributed_grid.scheduling.scaling.closures import close_scope, place_of
-from distributed_grid.scheduling.scaling.host_machine import with_host
+from distributed_grid.scheduling.scaling.worker_availability import close_scope, place_of, with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
 QUEUED = "it waits in the queue of its provider"

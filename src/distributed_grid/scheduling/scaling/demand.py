@@ -17,12 +17,11 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.scheduling.placement.machine_lifetime import longest_lifetime_ms, outlives_all, stated_ms
 from distributed_grid.scheduling.queue.fairness import Quotas
-from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
-from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
+from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, place_of
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
@@ -38,7 +37,10 @@ PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "a task that only a pull worker can run",
 )
 
-
+MEMORY_KEPT = 8
+"""One part in so many of a worker's memory is not lent: its system and its reserve have it."""
+Size = tuple[int, int, int, int]
+"""Millicores, bytes of memory, thousandths of GPUs, whole GPUs."""
 ShapeKey = tuple[int, int, int, int, tuple[str, ...], bool]
 """Amounts, gang, what it must not be near to, and whether each needs a machine of its own."""
 _QUEUE_POSITION = itemgetter(0, 1)
@@ -164,6 +166,25 @@ def why_no_worker(ledger: Ledger, request: Request, now: int) -> list[str]:
     if any(closure is None for _, closure in closed):
         return []
     return [f"no {one.offer} of {one.provider} can be had: {closed_text(closure, now)}" for one, closure in closed]
+
+
+def size_of(ask: Amounts) -> Size:
+    """What one request takes; a part of a GPU takes the share of a device that as many as possible of its size get."""
+    gpu = ask.gpu_milli
+    if 0 < gpu < WHOLE_GPU:
+        gpu = WHOLE_GPU // (WHOLE_GPU // gpu)
+    return ask.cpu_milli, ask.memory_bytes, gpu, gpu // WHOLE_GPU if ask.gpu_milli >= WHOLE_GPU else 0
+
+
+def usable(resources: WorkerResources) -> WorkerResources:
+    """What an empty worker would lend of what it has."""
+    return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
+
+
+def fits(size: Size, resources: WorkerResources) -> bool:
+    """Whether an empty worker could serve one request of this size."""
+    cpu, memory, gpu, _ = size
+    return cpu <= resources.cpu_milli and memory <= resources.memory_bytes and gpu <= WHOLE_GPU * resources.gpu_count
 
 
 def _served_elsewhere(request: Request) -> str:

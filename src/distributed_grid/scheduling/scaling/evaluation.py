@@ -16,18 +16,22 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import ResourceType
-from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP, ScalingPlan, UtilizationWindow
+from distributed_grid.domain.resources import WHOLE_GPU, ResourceType
+from distributed_grid.domain.scaling import (
+    MAX_LEVEL,
+    SCALED_DOWN,
+    SCALED_UP,
+    ScalingPlan,
+    UtilizationSample,
+    UtilizationWindow,
+)
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.scaling.budget import budget_state
-from distributed_grid.scheduling.scaling.closures import closed_text, closure_of, place_of
-from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand
-from distributed_grid.scheduling.scaling.host_machine import has_room
+from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand, usable
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
-from distributed_grid.scheduling.scaling.unmet import UnmetDemand, lendable, pack
-from distributed_grid.scheduling.scaling.utilization import sample_utilization
-from distributed_grid.scheduling.scaling.worker_choice import OfferedType, choose_type
+from distributed_grid.scheduling.scaling.unmet import OfferedType, UnmetDemand, choose_type, lendable, pack
+from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, has_room, place_of
 
 MAX_STARTS = 100
 """Workers that one evaluation starts; the next one comes soon."""
@@ -78,7 +82,7 @@ class Evaluator:
         displaced = displaced_demand(ledger, lent) if self._leaving else ()
         self._demand = Demand((*displaced, *waiting.shapes), waiting.not_counted)
         self._unmet = pack(ledger, self._demand, self._room, now)
-        self._window = ledger.utilization.added(sample_utilization(ledger, self._unmet, now), rules.window_ms)
+        self._window = ledger.utilization.added(_sample_utilization(ledger, self._unmet, now), rules.window_ms)
         self._bottleneck = self._fullest()
         self._level = self._window.mean(self._bottleneck, now - rules.window_ms)
         self._up_at_ms = self._rests_until(SCALED_UP, rules.up_cooldown_ms)
@@ -220,3 +224,29 @@ def _requests(count: int) -> str:
 
 def _workers(count: int) -> str:
     return f"{count:,} worker{'' if count == 1 else 's'}"
+
+
+def _sample_utilization(ledger: Ledger, unmet: UnmetDemand, now: int) -> UtilizationSample:
+    """How much of what the grid lends at most is taken or waited for; workers on their way are part of it.
+
+    What an owner uses of a node counts as taken: it cannot be lent.
+    """
+    columns = ledger.columns
+    coming = [usable(worker.resources) for worker in ledger.workers.values() if worker.is_on_its_way]
+    levels: dict[str, int] = {}
+    for resource, has, free, comes in (
+        (ResourceType.CPU, columns.lends_cpu, columns.cpu, sum(one.cpu_milli for one in coming)),
+        (ResourceType.MEMORY, columns.lends_memory, columns.memory, sum(one.memory_bytes for one in coming)),
+        (
+            ResourceType.GPU,
+            WHOLE_GPU * columns.lends_gpus,
+            columns.gpu_left,
+            WHOLE_GPU * sum(one.gpu_count for one in coming),
+        ),
+    ):
+        here = has[columns.open]
+        taken = int((here - free[columns.open]).clip(0, here).sum())
+        total = int(here.sum()) + comes
+        asked = taken + unmet.total(resource)
+        levels[str(resource)] = min(1000 * asked // total, MAX_LEVEL) if total else MAX_LEVEL if asked else 0
+    return UtilizationSample(now, **levels)

@@ -17,7 +17,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NoCapacity, Throttled
 from distributed_grid.ports import WorkerInstance
-from distributed_grid.scheduling.scaling.closures import place_of
+from distributed_grid.scheduling.scaling.worker_availability import place_of
 
 
 def created(worker: Worker, made: WorkerInstance, wall_ms: int) -> Event:

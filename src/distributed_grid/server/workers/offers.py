@@ -13,7 +13,7 @@ from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.scheduling.scaling.budget import budget_state
-from distributed_grid.scheduling.scaling.closures import OfferPlace, closed_text, closure_of
+from distributed_grid.scheduling.scaling.worker_availability import OfferPlace, closed_text, closure_of
 from distributed_grid.server.workers.provider_calls import ProviderCalls
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 

@@ -11,10 +11,8 @@ from msgspec.structs import replace
 from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.scheduling.scaling.bins import Bins, size_of
-from distributed_grid.scheduling.scaling.demand import WaitingShape
-from distributed_grid.scheduling.scaling.unmet import UnmetDemand
-from distributed_grid.scheduling.scaling.worker_choice import workers_for
+from distributed_grid.scheduling.scaling.demand import WaitingShape, size_of
+from distributed_grid.scheduling.scaling.unmet import Bins, UnmetDemand, workers_for
 from tests.support.builders import GB, a_node, a_request
 from tests.support.scaling import ScalingScenario, a_type, rules
 
