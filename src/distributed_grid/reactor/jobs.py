@@ -33,8 +33,8 @@ from distributed_grid.reactor.checkpoints import after_attempt, after_late_repor
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.job_limits import BiggerLimit, next_limit, possible_estimate
 from distributed_grid.reactor.lease_transitions import end_lease, grant
-from distributed_grid.scheduling.offers.reclaim_backoff import count_reclaim, rest_left_ms
-from distributed_grid.scheduling.placement import machine_memory
+from distributed_grid.scheduling.offers.pause import count_reclaim, rest_left_ms
+from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.queue.reasons import never_fits
@@ -127,7 +127,7 @@ def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     beyond = Quotas(ledger).exceeded(whole) if automatic and ledger.policy.quotas else None
     if beyond is not None:
         raise Refused(beyond)
-    lacking = machine_memory.shortage(ledger, ledger.nodes[held.node], held.claim.memory_bytes if held.claim else 0)
+    lacking = machine_limits.shortage(ledger, ledger.nodes[held.node], held.claim.memory_bytes if held.claim else 0)
     if lacking is not None:
         raise Refused(f"{held.node}: {lacking}")
     job = replace(job, lease_id=lease.id, retries_left=0)

@@ -20,8 +20,7 @@ from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
 from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, lease_record, preempt_victims
 from distributed_grid.scheduling.placement.fragmentation import learn_shape
-from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
-from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
+from distributed_grid.scheduling.placement.machine_limits import crowded_nodes, node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
 from distributed_grid.scheduling.queue import reasons

@@ -43,8 +43,7 @@ from distributed_grid.reactor.workers.pull_liveness import (
 )
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
-from distributed_grid.scheduling.offers.pause import update_recent
-from distributed_grid.scheduling.offers.reclaim_backoff import rest_left_ms
+from distributed_grid.scheduling.offers.pause import rest_left_ms, update_recent
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000

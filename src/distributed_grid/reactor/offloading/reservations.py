@@ -21,7 +21,7 @@ from distributed_grid.errors import BadInput, Conflict, Refused
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.lease_transitions import end_lease, grant, preempt_victims
 from distributed_grid.reactor.offloading.move_transitions import release_reservation
-from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
+from distributed_grid.scheduling.placement.machine_limits import crowded_nodes
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import preempt_automatic_leases
 from distributed_grid.scheduling.queue import reasons

@@ -21,7 +21,7 @@ from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuD
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.domain.statistics import Idleness
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
-from distributed_grid.scheduling.offers.pause import pauses, without_paused
+from distributed_grid.scheduling.offers.pause import pauses, percent, without_paused
 
 GROWTH_DIVISOR = 10
 """An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
@@ -175,11 +175,11 @@ def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idlen
     if idle.cpu.lent and enough:
         return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", withheld)
     if busy > most:
-        withheld.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
+        withheld.append(f"CPU {percent(busy)} busy, may be {percent(most)}")
     elif not enough:
         withheld.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
     else:
-        withheld.append(f"CPU {_percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"CPU {percent(busy)} busy, but {_not_long_enough(limits)}")
     return 0
 
 
@@ -190,11 +190,11 @@ def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Id
     if idle.memory.lent and enough:
         return _above_excess(free, node.capacity.memory_bytes, limits, "memory", withheld)
     if used > most:
-        withheld.append(f"memory {_percent(used)} used, may be {_percent(most)}")
+        withheld.append(f"memory {percent(used)} used, may be {percent(most)}")
     elif not enough:
         withheld.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
     else:
-        withheld.append(f"memory {_percent(used)} used, but {_not_long_enough(limits)}")
+        withheld.append(f"memory {percent(used)} used, but {_not_long_enough(limits)}")
     return 0
 
 
@@ -206,11 +206,11 @@ def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: I
     busy = seen.busy_milli if seen is not None else 0
     free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes
     if busy > limits.gpu_busy_max_milli:
-        withheld.append(f"GPU {device.index} {_percent(busy)} busy, may be {_percent(limits.gpu_busy_max_milli)}")
+        withheld.append(f"GPU {device.index} {percent(busy)} busy, may be {percent(limits.gpu_busy_max_milli)}")
     elif free < limits.gpu_memory_min_bytes:
         withheld.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
     else:
-        withheld.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"GPU {device.index} {percent(busy)} busy, but {_not_long_enough(limits)}")
     return False
 
 
@@ -218,12 +218,8 @@ def _above_excess(free: int, has: int, limits: OfferThresholds, what: str, withh
     """The part of what is free that may be lent."""
     lent = max(free + -has * limits.excess_milli // 1000, 0)
     if not lent and limits.excess_milli:
-        withheld.append(f"{what} {_percent(1000 * free // max(has, 1))} free, keeps {_percent(limits.excess_milli)}")
+        withheld.append(f"{what} {percent(1000 * free // max(has, 1))} free, keeps {percent(limits.excess_milli)}")
     return lent
-
-
-def _percent(milli: int) -> str:
-    return f"{milli / 10:g} %"
 
 
 def _not_long_enough(limits: OfferThresholds) -> str:

@@ -1,8 +1,14 @@
-"""Pauses of an offer: while the use of the last minute is above the mark, the offer stands but nothing new is placed.
+"""Pauses of an offer: nothing new is placed while the last minute is above the mark, and after reclaims in a row.
 
 Whether a resource is offered at all is decided slowly (`owner_activity`); a pause comes and goes with the mean of the
 last minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands
 for the time since the one before it.
+
+A node that takes back what was placed on it, time after time, rests: its owner is at home, or its agent is out of
+order. Either way a job that is placed there at once is requeued at once, and so on for ever. After the second time in a
+row the node offers nothing for `FIRST_REST_MS`, after each further one for twice as long, up to `MAX_REST_MS`. A node
+that has kept what was placed on it for a while (`SETTLED_MS`, or as long as it rested) begins anew. What was placed
+before the last time belongs to that one: an owner takes all back at once.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage
 from distributed_grid.domain.resources import Capacity
@@ -18,6 +25,10 @@ from distributed_grid.domain.statistics import RecentUsage
 WINDOW_MS = 60_000
 MIN_STEP_MS = 1_000
 """Integrals closer together than this are thinned, so that nobody who reports often makes the history long."""
+FIRST_REST_MS = 10_000
+MAX_REST_MS = 600_000
+SETTLED_MS = 60_000
+_MAX_DOUBLINGS = 16
 
 
 class OfferPause(Struct, frozen=True):
@@ -36,11 +47,12 @@ class OfferPause(Struct, frozen=True):
 
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
-        used, mark = _percent(self.measured_milli), _percent(self.mark_milli)
+        used, mark = percent(self.measured_milli), percent(self.mark_milli)
         return f"{what} paused: {used} used in the last minute, may be {mark}"
 
 
-def _percent(milli: int) -> str:
+def percent(milli: int) -> str:
+    """Thousandths as they are shown."""
     return f"{milli / 10:g} %"
 
 
@@ -136,3 +148,23 @@ def without_paused(lends: Capacity, paused: tuple[OfferPause, ...]) -> Capacity:
         tuple(device for device in lends.gpus if f"gpu{device.index}" not in names),
         lends.custom,
     )
+
+
+def count_reclaim(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObservation:
+    """The node has taken back what was placed on it at this moment."""
+    if seen.reclaims and placed_at_ms < seen.reclaimed_at_ms:
+        return seen
+    rest_ms = _rest_ms(seen.reclaims)
+    kept_ms = now - seen.reclaimed_at_ms - rest_ms
+    in_a_row = seen.reclaims if kept_ms < max(SETTLED_MS, rest_ms) else 0
+    return replace(seen, reclaims=in_a_row + 1, reclaimed_at_ms=now)
+
+
+def rest_left_ms(seen: NodeObservation | None, now: int) -> int:
+    """How long the node offers nothing yet; 0 where it may."""
+    return max(seen.reclaimed_at_ms + _rest_ms(seen.reclaims) - now, 0) if seen is not None and seen.reclaims else 0
+
+
+def _rest_ms(reclaims: int) -> int:
+    """How long a node rests that has taken work back so many times in a row."""
+    return min(FIRST_REST_MS << min(reclaims - 2, _MAX_DOUBLINGS), MAX_REST_MS) if reclaims > 1 else 0

@@ -20,7 +20,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.scheduling.placement.fragmentation import fragmentation_index, shape_of
-from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
+from distributed_grid.scheduling.placement.machine_limits import crowded_nodes
 from distributed_grid.scheduling.placement.scores import Scores, score_rows
 
 Mask = NDArray[np.bool_]

@@ -1,8 +1,12 @@
-"""Placement scores: one integer per node and strategy, higher is better.
+"""Placement scores: one integer per node and strategy, higher is better; and the fitness of a node for a task.
 
 What a strategy is named for comes first: being local, being spread, speed, cost. Below that it is how much of the node,
 or of its GPUs, is left, in millionths. The priority that its owner gave a node is a weight on top: at most a tenth of a
 node, so it decides among nodes that are about equally good. Equal scores go to the first row.
+
+The fitness is 0 where a node does not fit, from a half for an exact fit up towards 1 for plenty of room: `1 - m / 2`,
+where m is the mean of `asked / free` over the resources that the task asks for. It depends on what is free and on
+nothing else, so a node with more of everything free is never less fit for the same task.
 """
 
 from __future__ import annotations
@@ -14,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distributed_grid.domain.indexes.columns import THOUSANDTH, WHOLE, FreeColumns
+from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.fitness import fitness_rows
 from distributed_grid.scheduling.placement.fragmentation import TOTAL_WEIGHT, fragmentation_index, shape_of
 
 Scores = NDArray[np.int64]
-
 PRIORITY_WEIGHT = WHOLE // 10
 """What the highest priority of all nodes adds; the others add their part of it."""
 OFFSET = 10 * WHOLE
@@ -121,8 +124,30 @@ def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
 
 
 def _fittest(ledger: Ledger, request: Request) -> Scores:
-    """The highest fitness (`fitness`), with the priority as a weight."""
+    """The highest fitness, with the priority as a weight."""
     return _score_terms(ledger).base + fitness_rows(ledger, request.ask)
+
+
+def fitness_rows(ledger: Ledger, ask: Amounts) -> Scores:
+    """The fitness of every row that has room, in millionths, by the columns; other rows have some number."""
+    columns = ledger.columns
+    asked = ((ask.cpu_milli, columns.cpu), (ask.memory_bytes, columns.memory), (ask.gpu_milli, columns.gpu_left))
+    parts = [amount / np.maximum(free, 1) for amount, free in asked if amount]
+    taken = sum(parts) / len(parts) if parts else np.zeros(len(columns.open))
+    return WHOLE - (np.minimum(taken, 1.0) * (WHOLE // 2)).astype(np.int64)
+
+
+def fitness_of(ask: Amounts, lends: Capacity, claims: NodeClaims) -> float:
+    """The fitness of a node that lends so much in all, of which so much is taken."""
+    if claims.claim_for(ask, lends) is None:
+        return 0.0
+    pairs = [
+        (ask.cpu_milli, lends.cpu_milli - claims.cpu_milli),
+        (ask.memory_bytes, lends.memory_bytes - claims.memory_bytes),
+        (ask.gpu_milli, sum(claims.free_milli(device) for device in lends.gpus) if ask.gpu_milli else 0),
+    ]
+    taken = [asked / free for asked, free in pairs if asked]
+    return 1 - sum(taken) / max(len(taken), 1) / 2
 
 
 @dataclass(frozen=True, slots=True)

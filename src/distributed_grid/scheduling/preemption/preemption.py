@@ -18,7 +18,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.placement.machine_memory import MachineShortage, shortage_after_leaving, used_bytes
+from distributed_grid.scheduling.placement.machine_limits import MachineShortage, shortage_after_leaving, used_bytes
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, CostBound, cost_bounds, victim_weight
 from distributed_grid.scheduling.preemption.victims import (

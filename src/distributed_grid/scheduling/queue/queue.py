@@ -36,7 +36,7 @@ from msgspec import Struct
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, Priority
-from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
+from distributed_grid.scheduling.placement.machine_limits import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.scheduling.queue.backfill import (
     NEVER,

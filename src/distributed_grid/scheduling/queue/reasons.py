@@ -12,9 +12,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.offers.reclaim_backoff import rest_left_ms
-from distributed_grid.scheduling.placement import machine_memory
-from distributed_grid.scheduling.placement.machine_lifetime import why_outlived
+from distributed_grid.scheduling.offers.pause import rest_left_ms
+from distributed_grid.scheduling.placement import machine_limits
+from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.queue.fairness import Quotas
 
@@ -50,7 +50,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     for node in _candidates(ledger, request):
         must = _lasting_constraint(ledger, request, node.name)
         unheard = node.caps.can_share and node.capacity == Capacity()
-        must = must or machine_memory.never_has(ledger, request, node)
+        must = must or machine_limits.never_has(ledger, request, node)
         if must is not None:
             refusals.append(f"{node.name}: {must}")
         elif unheard or NodeClaims().claim_for(ask, node.lendable) is not None:
@@ -71,7 +71,7 @@ def most_memory_bytes(ledger: Ledger, request: Request) -> int:
     rest = replace(request.ask, memory_bytes=0)
     nodes = (node for node in _candidates(ledger, request) if NodeClaims().claim_for(rest, node.lendable) is not None)
     allowed = (node for node in nodes if _lasting_constraint(ledger, request, node.name) is None)
-    return max((machine_memory.most_bytes(ledger, node) for node in allowed), default=0)
+    return max((machine_limits.most_bytes(ledger, node) for node in allowed), default=0)
 
 
 def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
@@ -161,7 +161,7 @@ def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     claims = ledger.claims_on(node.name)
     if claims.claim_for(ask, offer.lends) is not None and request.gang > 1:
         return f"has room, but a gang of {request.gang} needs as many nodes at once"
-    lacking = machine_memory.crowded_nodes(ledger, request) and machine_memory.shortage(ledger, node, ask.memory_bytes)
+    lacking = machine_limits.crowded_nodes(ledger, request) and machine_limits.shortage(ledger, node, ask.memory_bytes)
     if claims.claim_for(ask, offer.lends) is not None and lacking:
         return lacking
     if claims.claim_for(ask, offer.lends) is not None:

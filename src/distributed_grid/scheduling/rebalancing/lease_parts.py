@@ -21,7 +21,7 @@ from distributed_grid.domain.rebalancing import (
     resource_of,
 )
 from distributed_grid.domain.resources import WHOLE_GPU, Capacity, Claim, GpuShare
-from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
+from distributed_grid.scheduling.placement.machine_limits import crowded_nodes
 from distributed_grid.scheduling.placement.placement import Placement, strategy_of, unmet_constraint
 from distributed_grid.scheduling.rebalancing.loans import UNITS, asked_amount
 from distributed_grid.scheduling.rebalancing.pressure import idle_automatic_leases

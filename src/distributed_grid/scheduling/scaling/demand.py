@@ -19,7 +19,7 @@ from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts
 from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.scheduling.placement.machine_lifetime import longest_lifetime_ms, outlives_all, stated_ms
+from distributed_grid.scheduling.placement.machine_limits import longest_lifetime_ms, outlives_all, stated_ms
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, place_of
 

@@ -25,7 +25,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
-from distributed_grid.scheduling.placement.machine_lifetime import node_ends, outlived_nodes
+from distributed_grid.scheduling.placement.machine_limits import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import candidate_rows
 from distributed_grid.scheduling.scaling.demand import Demand, Size, WaitingShape, fits, size_of, usable
 

@@ -9,7 +9,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import GpuDevice
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.scheduling.offers.reclaim_backoff import FIRST_REST_MS
+from distributed_grid.scheduling.offers.pause import FIRST_REST_MS
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from tests.support.builders import GB, Scenario, a_node, a_request
 
