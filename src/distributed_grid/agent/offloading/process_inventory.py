@@ -24,7 +24,7 @@ from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessG
 from distributed_grid.agent.offloading.work_roots import WorkForest, is_interactive_shell
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
-from distributed_grid.scheduling.offloading.command_secrets import mask_secrets
+from distributed_grid.scheduling.offloading.process_commands import mask_secrets
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500

@@ -21,7 +21,6 @@ from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.offloading import moves
 from distributed_grid.reactor.offloading.move_outcomes import auto_record, counted
 from distributed_grid.scheduling.offers.offer import degraded_offer
-from distributed_grid.scheduling.offloading.degradation import why_degraded, why_restored
 from distributed_grid.scheduling.offloading.offload_scan import (
     OffloadScan,
     describe_pressure,
@@ -31,7 +30,7 @@ from distributed_grid.scheduling.offloading.offload_scan import (
     track_offload,
     will_be_short_of_memory,
 )
-from distributed_grid.scheduling.offloading.relief import Relief, ReliefOutcome, find_relief
+from distributed_grid.scheduling.offloading.relief import Relief, ReliefOutcome, find_relief, why_degraded, why_restored
 
 MAX_MOVES_PER_LOOK = 16
 NODES_PER_STEP = 16

@@ -19,11 +19,10 @@ from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way
 from distributed_grid.domain.processes import ProcessInfo, ProcessType
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, claimed_amount
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, ResourceType
-from distributed_grid.scheduling.offloading.command_secrets import mask_secrets
-from distributed_grid.scheduling.offloading.command_shape import command_shape
 from distributed_grid.scheduling.offloading.job_ways import JobWay, job_way, jobs_of_node
 from distributed_grid.scheduling.offloading.move_targets import MoveTargets, amounts_text
 from distributed_grid.scheduling.offloading.obstacles import Obstacle, ObstacleKind, one_line, process_obstacles
+from distributed_grid.scheduling.offloading.process_commands import command_shape, mask_secrets
 from distributed_grid.scheduling.offloading.process_types import classify, classify_command
 from distributed_grid.scheduling.rebalancing.loans import MIN_WORTH_MILLI, pressure_reason, total_of
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent

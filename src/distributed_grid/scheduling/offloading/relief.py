@@ -1,9 +1,13 @@
-"""Relief of nodes above the thresholds of `auto_offload`: which job goes where, or why none does.
+"""Relief of nodes above the thresholds of `auto_offload`: which job goes where, or why none does; and degraded nodes.
 
 A job is moved only if its user has said that it may be started again (it marks checkpoints, or was declared
 restartable), if another node can spare what it holds and stays below its own thresholds, if that pays
-(`profit.py`), and at most once an hour. What would have to be done again is least with the first one that is tried.
+(`job_ways.py`), and at most once an hour. What would have to be done again is least with the first one that is tried.
 Why nothing was moved is an answer, too: each look at a node ends with a reason.
+
+A node that is short of memory while nothing there can go elsewhere is degraded: it gets no new work, its `low` jobs
+stand still, and blocks of the memory pool go to disk, until its memory has been below the low mark at two looks. One
+job at least goes on: memory that only standing jobs hold never comes free.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Way
-from distributed_grid.domain.offload_watch import MAX_CONSIDERED, Considered, OffloadWatch
+from distributed_grid.domain.offload_watch import MAX_CONSIDERED, Considered, DegradedNode, OffloadWatch
 from distributed_grid.domain.rebalancing import (
     GRID_USER,
     SPREAD,
@@ -25,16 +30,23 @@ from distributed_grid.domain.rebalancing import (
     SharingMode,
     claimed_amount,
 )
-from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.domain.states import JobState, LeaseState
-from distributed_grid.scheduling.offloading.offload_scan import HOUR_MS, OffloadScan, describe_pressure, high_mark
-from distributed_grid.scheduling.offloading.profit import loss_milli, lost_work_ms, profit_of, way_of
+from distributed_grid.scheduling.offloading.job_ways import loss_milli, lost_work_ms, profit_of, way_of
+from distributed_grid.scheduling.offloading.offload_scan import (
+    HOUR_MS,
+    OffloadScan,
+    describe_pressure,
+    high_mark,
+    low_mark,
+)
 from distributed_grid.scheduling.placement.placement import find_placement
 from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 from distributed_grid.scheduling.rebalancing.loans import describe, surplus, total_of
 from distributed_grid.scheduling.rebalancing.pressure import (
     PressureScan,
     machine_of,
+    percent,
 )
 
 ARRIVAL_MARGIN_MILLI = 50
@@ -43,6 +55,9 @@ SHARE_ROUNDS = 3
 """For so many rounds borrowing comes first where the mode says so."""
 MAX_TRIED_JOBS = 20
 MAX_TRIED_TARGETS = 8
+CRITICAL_MILLI = 950
+"""From here on a node is degraded though a job could move that is not worth it."""
+_RUNS = (JobState.RUNNING, JobState.PAUSED)
 
 
 class ReliefOutcome(enum.StrEnum):
@@ -153,7 +168,7 @@ def _candidates(
         if way is None or why:
             refused += 1
             if len(considered) < MAX_CONSIDERED // 2:
-                considered.append(Considered(job.uid, why or _NOT_DECLARED))
+                considered.append(Considered(job.uid, why))
             continue
         key = (lost_work_ms(job, scan.now), int(lease.request.priority), -size, job.uid)
         found.append((*key, _Candidate(job, lease, way)))
@@ -164,19 +179,16 @@ def _candidates(
     return [entry[4] for entry in found], words
 
 
-_NOT_DECLARED = "it has marked no checkpoint and is not declared restartable"
-
-
 def _why_not(scan: OffloadScan, job: Job, lease: Lease, tried: set[str]) -> str:
     """Why a job is not moved now, whatever it may gain; empty where it may be."""
     if lease.gang or job.request.within:
         return "it runs within a lease that is held besides it"
-    if job.state not in (JobState.RUNNING, JobState.PAUSED) or lease.state is not LeaseState.ACTIVE:
+    if job.state not in _RUNS or lease.state is not LeaseState.ACTIVE:
         return f"it is {job.state}"
     if job.uid in scan.ledger.moves_by_job:
         return f"{scan.ledger.moves_by_job[job.uid]} moves it"
     if way_of(job) is None:
-        return _NOT_DECLARED
+        return "it has marked no checkpoint and is not declared restartable"
     if job.uid in tried or (job.moved_at_ms and scan.now - job.moved_at_ms < HOUR_MS):
         return "it was moved, or tried to, within the last hour"
     return ""
@@ -297,3 +309,36 @@ def _held(lease: Lease, cause: str) -> str:
 
 def _seconds(ms: int) -> str:
     return f"{ms / 1000:g} s"
+
+
+def why_degraded(scan: OffloadScan, node: str, relief: Relief) -> str:
+    """Why a node is degraded from now on; empty where it is not, or is already."""
+    memory = scan.pressure.reading(node).memory
+    if memory is None or node in scan.ledger.degraded or relief.cause != ResourceType.MEMORY:
+        return ""
+    is_stuck = relief.outcome in (ReliefOutcome.NO_ROOM, ReliefOutcome.NOTHING_MOVABLE)
+    is_critical = relief.outcome is ReliefOutcome.NOT_WORTH_IT and memory >= CRITICAL_MILLI
+    return relief.reason if is_stuck or is_critical else ""
+
+
+def why_restored(scan: OffloadScan, row: DegradedNode, since: int | None) -> str:
+    """Why a degraded node is as others are again, its memory having been low since then; empty while it is not."""
+    node, low = row.node, low_mark(scan.offload, ResourceType.MEMORY)
+    if node not in scan.ledger.nodes:
+        return "it is no node of the grid any more"
+    memory = scan.pressure.reading(node).memory
+    if memory is None or since is None or scan.now - since < scan.offload.interval_ms // 2:
+        return ""
+    return f"memory at {percent(memory)}, below the low mark of {percent(low)}"
+
+
+def jobs_to_pause(ledger: Ledger, node: str) -> frozenset[str]:
+    """The jobs of a degraded node that stand still: its `low` ones, but one where there is no other that goes on."""
+    if node not in ledger.degraded:
+        return frozenset()
+    here = [job for job in ledger.jobs_of(node) if job.state in _RUNS]
+    low = [job for job in here if job.request.priority <= Priority.LOW]
+    if len(low) == len(here) and low:
+        oldest = min(low, key=lambda job: (job.attempt.started_at_ms if job.attempt is not None else 0, job.uid))
+        low.remove(oldest)
+    return frozenset(job.uid for job in low)

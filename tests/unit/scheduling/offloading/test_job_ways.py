@@ -1,4 +1,4 @@
-"""Whether a move pays: what is left, what is lost here, and what leaving costs."""
+"""Ways of jobs: who may be started again, what is left, what is lost here, and what leaving costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import Attempt, Job, JobEstimate
 from distributed_grid.domain.moves import Way
 from distributed_grid.domain.states import JobState
-from distributed_grid.scheduling.offloading.profit import (
+from distributed_grid.scheduling.offloading.job_ways import (
     LOSS_AT_FULL_MILLI,
     LOSS_AT_MARK_MILLI,
     left_ms,
