@@ -24,7 +24,7 @@ from distributed_grid.reactor import (
     rebalancing,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
-from distributed_grid.reactor.offloading import auto_offload, consents, moves
+from distributed_grid.reactor.offloading import auto_offload, moves
 from distributed_grid.reactor.report_budget import charge
 from distributed_grid.reactor.workers import announced_ends, deadlines, lifecycle, provider_lists, pull_workers, scaling
 
@@ -115,8 +115,8 @@ DECIDERS: dict[type, Decider] = {
     events.MoveCancelled: moves.on_cancelled,
     events.MoveResultsBrought: moves.on_results_brought,
     events.MoveReturned: moves.on_returned,
-    events.ConsentGiven: consents.on_given,
-    events.ConsentWithdrawn: consents.on_withdrawn,
+    events.ConsentGiven: moves.on_consent_given,
+    events.ConsentWithdrawn: moves.on_consent_withdrawn,
     events.AutoOffloadSet: auto_offload.on_set,
     events.OffloadEvaluated: auto_offload.on_evaluated,
     events.CheckpointShipped: checkpoints.on_shipped,

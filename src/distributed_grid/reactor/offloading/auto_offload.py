@@ -19,7 +19,7 @@ from distributed_grid.errors import GridError
 from distributed_grid.reactor.block_copies import copies_to_move
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.offloading import moves
-from distributed_grid.reactor.offloading.move_outcomes import auto_record, counted
+from distributed_grid.reactor.offloading.move_transitions import auto_record, count_failure
 from distributed_grid.scheduling.offers.offer import degraded_offer
 from distributed_grid.scheduling.offloading.offload_scan import (
     OffloadScan,
@@ -155,7 +155,7 @@ def _move(scan: OffloadScan, node: str, relief: Relief, move_id: str) -> Decisio
     try:
         decision = moves.on_requested(ledger, events.MoveRequested(move), now)
     except GridError as refusal:
-        state, records = counted(ledger.auto_offload, f"a move of job {job.id} was refused: {refusal}")
+        state, records = count_failure(ledger.auto_offload, f"a move of job {job.id} was refused: {refusal}")
         records.insert(0, auto_record("refused", job.uid, node, f"{relief.reason}: {refusal}"))
         return Decision([replace(watch, reason=f"{relief.reason}; refused: {refusal}"), state], records)
     target = replace(scan.watch(relief.target), moved_at_ms=now)

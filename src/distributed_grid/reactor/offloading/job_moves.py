@@ -16,12 +16,14 @@ from distributed_grid.domain.states import JobState, MoveState, Step
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.jobs import stop_job
-from distributed_grid.reactor.offloading.move_transitions import advance, end_move, release_reservation
-from distributed_grid.reactor.offloading.reservations import (
+from distributed_grid.reactor.offloading.move_transitions import (
     WAIT_FOR_TARGET_MS,
+    advance,
+    end_move,
     follow_moved_job,
     is_kept,
     place_moved_job,
+    release_reservation,
     reservation_request,
     why_leaving,
     why_nothing_starts,

@@ -1,4 +1,4 @@
-"""Deciders of moves: the request, the reports of the source, and what follows from other changes.
+"""Deciders of moves: the request, the reports of the source, what follows from other changes; and consents of users.
 
 A report counts only where its reporter serves the node that the work leaves. Reports that come late or twice change
 nothing, and so does a request that is repeated.
@@ -16,10 +16,9 @@ from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveEnd
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import MoveState, NodeState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor.decision import Decision, MoveAnswer
+from distributed_grid.reactor.decision import Decision, MoveAnswer, Record
 from distributed_grid.reactor.offloading import job_moves, process_moves
-from distributed_grid.reactor.offloading.move_transitions import end_move, move_record
-from distributed_grid.reactor.offloading.reservations import reserve_room
+from distributed_grid.reactor.offloading.move_transitions import end_move, move_record, reserve_room
 
 MAX_CHECKED_PER_STEP = 100
 """Moves that one tick advances, so that it does not take long; the next one follows."""
@@ -245,3 +244,23 @@ def on_returned(ledger: Ledger, event: events.MoveReturned, now: int) -> Decisio
     """Record that the files are back at the source: the move is over."""
     move = _process_move(ledger, event.move_id, event.nodes)
     return Decision() if move is None else process_moves.record_returned(ledger, move, event, now)
+
+
+def on_consent_given(ledger: Ledger, event: events.ConsentGiven, now: int) -> Decision:
+    """Remember a consent; given again, its variables are replaced."""
+    consent = replace(event.consent, given_at_ms=now)
+    known = ledger.consents.get(consent.key)
+    if known is not None and known.variables == consent.variables:
+        return Decision()
+    record = Record("move-consent", consent.user, consent.shape, "", "given", {"variables": [*consent.variables]})
+    return Decision([consent], [record])
+
+
+def on_consent_withdrawn(ledger: Ledger, event: events.ConsentWithdrawn, now: int) -> Decision:
+    """Forget a consent; a second time is harmless."""
+    known = ledger.consents.get(f"{event.user}/{event.shape}")
+    if known is None:
+        return Decision()
+    return Decision(
+        [replace(known, withdrawn=True)], [Record("move-consent", event.user, event.shape, "", "withdrawn")]
+    )

@@ -26,13 +26,11 @@ from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.offloading.move_transitions import (
     advance,
     end_move,
-    move_record,
-    release_reservation,
-)
-from distributed_grid.reactor.offloading.reservations import (
     follow_moved_job,
     is_kept,
+    move_record,
     place_moved_job,
+    release_reservation,
     reservation_request,
     why_leaving,
     why_nothing_starts,

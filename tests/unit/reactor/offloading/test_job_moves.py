@@ -16,7 +16,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveS
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import pending, pending_moves
 from distributed_grid.reactor.effects import StartAttempt, StopAttempt
-from distributed_grid.reactor.offloading.reservations import WAIT_FOR_TARGET_MS
+from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET_MS
 from tests.support.builders import a_node, a_request, a_submission, an_exit
 from tests.unit.reactor.offloading.move_builders import a_job_move, answered, end_of, ended
 

@@ -14,8 +14,8 @@ from distributed_grid.domain.states import JobState, MoveState
 from distributed_grid.errors import BadInput, Conflict, Refused
 from distributed_grid.reactor import pending, pending_moves, pending_moves_for
 from distributed_grid.reactor.effects import BringResults, OrderMoveStep, ShipFiles
+from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET_MS
 from distributed_grid.reactor.offloading.process_moves import FREEZE_LIMIT_MS, KEEP_ROOM_MS, SHIP_LIMIT_MS
-from distributed_grid.reactor.offloading.reservations import WAIT_FOR_TARGET_MS
 from tests.support.builders import a_node, a_request, an_exit
 from tests.unit.reactor.offloading.move_builders import (
     IDENTITY,
