@@ -176,7 +176,7 @@ class NodeObservation(Struct, frozen=True):
     that has moved,
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
-    agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`). It has taken back
+    agent reports are paid for, and `records_omitted` were not written (`reactor/dispatch.py`). It has taken back
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`).
     A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
     say anew what it has.

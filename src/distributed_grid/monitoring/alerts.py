@@ -13,7 +13,7 @@ from msgspec import Struct
 from distributed_grid.config.sections import Alerts
 from distributed_grid.domain.nodes import Usage, cpu_part, gpu_part, memory_part
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
+from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 MARGIN = 0.05
 RAISE_AFTER_MS = 30_000

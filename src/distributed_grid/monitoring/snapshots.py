@@ -17,7 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage, cpu_part, gpu_part, memory_part, pressure
 from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.states import NodeState
-from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
+from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 GB = 1024**3
 _HEARD = frozenset({NodeState.ALIVE, NodeState.DRAINING})

@@ -22,7 +22,7 @@ from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.snapshots import gigabytes, utc
 from distributed_grid.monitoring.trends import WINDOWS, Floats, ResourceTrend, Trend, trend
-from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
+from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 FULL_RATE_ROWS = 1_800
 """An hour of heartbeats, one every two seconds."""

@@ -1,4 +1,10 @@
-"""Dispatch: from the type of an event to its decider, and on to the events that follow."""
+"""Dispatch: from the type of an event to its decider, and on to the events that follow; the budget of reports.
+
+An agent that lies, or that is out of order, can report without end, and each report may be worth an audit record. A
+node may cause `REPORT_BURST` of them at once, and one more every `REPORT_REFILL_MS`. What is beyond that is only
+counted, and the count is recorded with the next record that there is room for. The changes that a report makes are not
+affected.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +13,54 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from distributed_grid.domain import events
-from distributed_grid.domain.events import Event, MoveChecked, QueueScanned
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptPaused,
+    EpochReported,
+    Event,
+    MoveChecked,
+    NodeDeclared,
+    QueueScanned,
+)
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import (
     block_copies,
     blocks,
-    checkpoints,
     engines,
     jobs,
     lease_lifetime,
     leases,
+    node_liveness,
     nodes,
     rebalancing,
+    reruns,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
 from distributed_grid.reactor.offloading import auto_offload, moves
-from distributed_grid.reactor.report_budget import charge
-from distributed_grid.reactor.workers import announced_ends, deadlines, lifecycle, provider_lists, pull_workers, scaling
+from distributed_grid.reactor.workers import (
+    announced_ends,
+    lifecycle,
+    provider_lists,
+    pull_workers,
+    scaling,
+    worker_checks,
+)
+
+REPORT_BURST = 200
+REPORT_REFILL_MS = 10_000
+MAX_REASON_CHARS = 500
+_REPORTS = (AttemptEnded, AttemptPaused, NodeDeclared, EpochReported)
+"""The events that an agent can cause as often as it likes."""
+_OMITTED = frozenset({"late-report", "paused", "resumed", "node-declared", "node-kept", "node-epoch"})
+"""What can be left out: all else follows from a decision of the grid's own, and is missed in the history of a job."""
+_SCAN = QueueScanned()
 
 Decider = Callable[[Ledger, Any, int], Decision]
-
 DECIDERS: dict[type, Decider] = {
     events.ControlPlaneStarted: nodes.on_control_plane_started,
     events.PolicySet: nodes.on_policy_set,
@@ -37,8 +68,8 @@ DECIDERS: dict[type, Decider] = {
     events.EpochReported: nodes.on_epoch_reported,
     events.AgentRejected: nodes.on_agent_rejected,
     events.NodeForgotten: nodes.on_forgotten,
-    events.HeartbeatReceived: nodes.on_heartbeat,
-    events.NodeHeard: nodes.on_heard,
+    events.HeartbeatReceived: node_liveness.on_heartbeat,
+    events.NodeHeard: node_liveness.on_heard,
     events.PullWorkerRegistered: pull_workers.on_registered,
     events.TaskAsked: pull_workers.on_task_asked,
     events.ReassessmentRequested: pull_workers.on_reassessment_requested,
@@ -98,7 +129,7 @@ DECIDERS: dict[type, Decider] = {
     events.WorkerTerminationAccepted: lifecycle.on_termination_accepted,
     events.WorkerGone: lifecycle.on_gone,
     events.WorkersListed: provider_lists.on_listed,
-    events.WorkersChecked: deadlines.on_checked,
+    events.WorkersChecked: worker_checks.on_checked,
     events.StrayInstanceFound: provider_lists.on_stray_found,
     events.ScalingRulesSet: scaling.on_rules_set,
     events.ScalingEvaluated: scaling.on_evaluated,
@@ -119,7 +150,7 @@ DECIDERS: dict[type, Decider] = {
     events.ConsentWithdrawn: moves.on_consent_withdrawn,
     events.AutoOffloadSet: auto_offload.on_set,
     events.OffloadEvaluated: auto_offload.on_evaluated,
-    events.CheckpointShipped: checkpoints.on_shipped,
+    events.CheckpointShipped: reruns.on_checkpoint_shipped,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }
@@ -136,7 +167,7 @@ class StepResult(Struct):
 
 def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     """What an event means; reads the ledger, changes nothing, raises where it is refused."""
-    decision = charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
+    decision = _charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
     return moves.follow_changes(ledger, decision, now)
 
 
@@ -174,4 +205,35 @@ def step_through(ledger: Ledger, event: Event, now: int) -> StepResult:
     return stepped
 
 
-_SCAN = QueueScanned()
+def _charge(ledger: Ledger, event: Event, decision: Decision, now: int) -> Decision:
+    """The decision about a report, with no more records than the budget of the reporting node allows."""
+    if not isinstance(event, _REPORTS) or not decision.records:
+        return decision
+    name = decision.records[0].node
+    changed = [row for row in decision.changes if isinstance(row, NodeObservation)]
+    seen = changed[0] if changed else ledger.observations.get(name)
+    if seen is None and isinstance(event, NodeDeclared):
+        return decision  # by the config: its agent was not heard yet
+    before = seen = seen or NodeObservation(name, 0)
+    records: list[Record] = []
+    for record in decision.records:
+        if record.type in _OMITTED and _records_left(seen, now) < 1:
+            seen = replace(seen, records_omitted=seen.records_omitted + 1)
+            continue
+        if record.type in _OMITTED:
+            seen = replace(seen, records_spent_until_ms=max(seen.records_spent_until_ms, now) + REPORT_REFILL_MS)
+        if record.type in _OMITTED and seen.records_omitted:
+            why = f"{seen.records_omitted} reports of its agent were not recorded: there were too many"
+            records.append(Record("reports-omitted", "", name, name, why, {"count": seen.records_omitted}))
+            seen = replace(seen, records_omitted=0)
+        records.append(replace(record, reason=record.reason[:MAX_REASON_CHARS]) if record.type in _OMITTED else record)
+    decision.records = records
+    if seen is not before:
+        decision.changes = [row for row in decision.changes if row is not before]
+        decision.changes.append(seen)
+    return decision
+
+
+def _records_left(seen: NodeObservation, now: int) -> int:
+    """How many records the reports of this node may still cause."""
+    return REPORT_BURST - -(-max(seen.records_spent_until_ms - now, 0) // REPORT_REFILL_MS)

@@ -29,10 +29,16 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
-from distributed_grid.reactor.checkpoints import after_attempt, after_late_report, is_awaiting_checkpoint
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
-from distributed_grid.reactor.job_limits import BiggerLimit, next_limit, possible_estimate
 from distributed_grid.reactor.lease_transitions import end_lease, grant
+from distributed_grid.reactor.reruns import (
+    BiggerLimit,
+    after_attempt,
+    after_late_report,
+    is_awaiting_checkpoint,
+    next_limit,
+    possible_estimate,
+)
 from distributed_grid.scheduling.offers.pause import count_reclaim, rest_left_ms
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.placement import Placement

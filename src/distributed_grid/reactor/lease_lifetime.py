@@ -32,13 +32,13 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance_lease
 from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
-from distributed_grid.reactor.checkpoints import is_awaiting_checkpoint
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.engines import expire_lost_nodes
 from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, is_untaken, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
-from distributed_grid.reactor.nodes import check_liveness
+from distributed_grid.reactor.node_liveness import check_liveness
 from distributed_grid.reactor.offloading.moves import due_moves
+from distributed_grid.reactor.reruns import is_awaiting_checkpoint
 from distributed_grid.reactor.workers.host_leases import give_host_back
 from distributed_grid.scheduling.queue import reasons
 

@@ -1,4 +1,4 @@
-"""Deciders of nodes: declaration, heartbeat, liveness, draining, removal, and their offers."""
+"""Deciders of nodes: declaration, epochs, draining, removal; alerts and the scheduling policy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from distributed_grid.domain.events import (
     AgentRejected,
     AgentRequested,
     AlertChanged,
-    ClaimsChecked,
     ControlPlaneStarted,
     EpochReported,
-    HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
     NodeDeclared,
     NodeDrained,
     NodeForgotten,
-    NodeHeard,
     NodeResumed,
     NodeStopped,
     PolicySet,
     QueueScanned,
-    TimePassed,
-    WorkerJoined,
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
@@ -35,19 +30,9 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
-from distributed_grid.reactor.workers.pull_liveness import (
-    check_pull_worker,
-    is_deserted,
-    pull_suspect_after_ms,
-    renewed_reservations,
-)
-from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
-from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
-from distributed_grid.scheduling.offers.pause import rest_left_ms, update_recent
+from distributed_grid.scheduling.offers.offer import next_offer
+from distributed_grid.scheduling.offers.owner_activity import update_idleness
 
-SUSPECT_AFTER_MS = 6_000
-RECLAIM_DELAY_MS = 4_000
-"""How long an owner needs back what an engine holds for others, before that is reclaimed."""
 REJECTED_EVERY_MS = 60_000
 """How long the audit trail says nothing more about an agent that is turned away."""
 HOLD_GRACE_MS = 2_000
@@ -60,7 +45,7 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
     fence = max(ledger.counters.get("fence", 0), first_fence(event.epoch))
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
     for node in ledger.nodes.values():
-        doubted = _suspected(node) if node.state is NodeState.ALIVE else node
+        doubted = suspected_node(node) if node.state is NodeState.ALIVE else node
         if node.epoch:
             doubted = replace(doubted, epoch=node.epoch + 1 if node.epoch >= event.epoch else 0)
         if doubted is not node:
@@ -82,7 +67,8 @@ def hold_deadline(node: Node, now: int) -> int:
     return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
 
 
-def _suspected(node: Node) -> Node:
+def suspected_node(node: Node) -> Node:
+    """The node, not heard from."""
     return replace(node, state=advance_node(node.state, Step.DOUBT))
 
 
@@ -97,7 +83,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if not event.node.engine:
         new = replace(new, engine=old.engine, engine_node=old.engine_node, engine_lost_ms=old.engine_lost_ms)
     if old.state is NodeState.DRAINING and not old.cooling:
-        new = _suspected(_undrained(new))
+        new = suspected_node(_undrained(new))
     decision = Decision()
     if new.is_pull != old.is_pull:  # another kind of node: what the old one ran, it cannot report any more
         why = f"{old.name} is another node now"
@@ -186,122 +172,13 @@ def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
         node = replace(node, state=advance_node(node.state, Step.DRAIN))
     node = replace(node, forgotten=True)
     if not ledger.leases_on.get(event.name):
-        node = _left(node)
+        node = departed_node(node)
     return Decision([node], [Record("node-forgotten", "", node.name, node.name)])
 
 
-def _left(node: Node) -> Node:
+def departed_node(node: Node) -> Node:
+    """The node, gone from the grid."""
     return replace(node, state=advance_node(node.state, Step.LEAVE))
-
-
-def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
-    """Record a heartbeat, and with it the node's hold: that changes volatile rows only, so it never waits for a store.
-    What it calls for follows."""
-    node = ledger.nodes.get(event.name)
-    if node is None:
-        return Decision()
-    last = ledger.observations.get(event.name)
-    overused_since = (last.overused_since_ms if last is not None else 0) or now
-    seen = replace(
-        last or NodeObservation(event.name, now),
-        at_ms=now,
-        usage=event.usage,
-        beat=event.beat,
-        held_until_ms=hold_deadline(node, now),
-        generation=event.generation,
-        yields=event.yields,
-        idleness=update_idleness(node, event.usage, last, now) if node.capacity != NOTHING else None,
-        recent=update_recent(node, event.usage, last, now) if node.capacity != NOTHING else None,
-        volatility=update_volatility(node, event.usage, last, now),
-        report_wanted=event.repeats and last is not None and last.report_wanted,
-        overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
-    )
-    offer = ledger.offers.get(event.name)
-    decision = Decision([seen], follow=[NodeHeard(event.name)])
-    if offer is not None and event.yields and not (last is not None and last.yields):
-        decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
-    elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
-        decision.changes.append(paused)  # at once: what follows may have to wait for the store
-    return decision
-
-
-def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
-    """Do what the last heartbeat of a node calls for: a node is alive from the first one on, and its offer follows."""
-    node, seen = ledger.nodes.get(event.name), ledger.observations.get(event.name)
-    if node is None or seen is None or seen.usage is None:
-        return Decision()
-    decision = Decision()
-    if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
-        why = f"the owner of {node.name} is using it"
-        leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
-        decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving[:MAX_LEASES_PER_STEP]]
-    if node.state is NodeState.LOST:
-        node = replace(node, state=advance_node(node.state, Step.JOIN))
-    if node.state in (NodeState.JOINING, NodeState.SUSPECT):
-        node = replace(node, state=advance_node(node.state, Step.HEAR))
-        if node.cooling:
-            node = replace(node, state=advance_node(node.state, Step.DRAIN))
-        decision.changes.append(node)
-        decision.records.append(Record("node-alive", "", node.name, node.name))
-        if node.name in ledger.workers:
-            decision.follow.append(WorkerJoined(node.name))
-        if any(lease.recovered for lease in ledger.leases_of(node.name)):
-            decision.follow.append(ClaimsChecked(node.name))
-    decision.changes += renewed_reservations(ledger, node.name, now)
-    stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
-    before = ledger.offers.get(node.name)
-    degraded = why_degraded(ledger, node.name)
-    offer = next_offer(node, seen, before, engine_capacity=stock, used=claims, degraded=degraded)
-    if offer is not None and (before is not None or not rest_left_ms(seen, now)):  # a withdrawn one stays so
-        decision.changes.append(offer)
-    if decision.changes and ledger.waiting:
-        decision.follow.append(QueueScanned())
-    return decision
-
-
-def check_liveness(ledger: Ledger, now: int) -> Decision:
-    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (so many leases in one
-    step), go on with draining, withdraw old offers, remove empty forgotten nodes."""
-    decision = Decision()
-    for node in ledger.nodes.values():
-        seen = ledger.observations.get(node.name)
-        suspect_after_ms = SUSPECT_AFTER_MS
-        if node.is_pull:
-            suspect_after_ms = pull_suspect_after_ms(node)
-            check_pull_worker(ledger, node, seen, decision, now)
-        if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > suspect_after_ms):
-            decision.changes.append(_suspected(node))
-            decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
-        elif (node.forgotten or is_deserted(node, seen, now)) and not ledger.leases_on.get(node.name):
-            decision.changes.append(_left(node))
-        elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
-            _declare_lost(ledger, node, decision)
-        elif node.state is NodeState.DRAINING and node.reclaim and not decision.follow:
-            decision.follow += [NodeDrained(node.name, node.reclaim)] if _to_reclaim(ledger, node) else []
-    for offer in ledger.offers.values():
-        if offer.expires_at_ms <= now:
-            decision.changes.append(replace(offer, withdrawn=True))
-    return decision
-
-
-_UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING, NodeState.LOST})
-
-
-def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
-    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
-    room = MAX_LEASES_PER_STEP - len(decision.follow)
-    if room <= 0:
-        decision.later = [TimePassed()]
-        return
-    if node.state is NodeState.SUSPECT:
-        node = replace(node, state=advance_node(node.state, Step.LOSE))
-        decision.changes.append(node)
-        decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
-    why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
-    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
-    decision.follow += lost[:room]
-    if lost[room:]:
-        decision.later = [TimePassed()]
 
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
@@ -314,7 +191,7 @@ def on_agent_requested(ledger: Ledger, event: AgentRequested, now: int) -> Decis
     """Record whether the agent of a node is to run; that of a node of this machine runs with the control plane."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
-        node = _suspected(_undrained(node))
+        node = suspected_node(_undrained(node))
     wanted = replace(node, wanted=event.wanted and node.host != "local")
     return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
 
@@ -339,14 +216,14 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
     if drained != node:
         decision.changes.append(drained)
         decision.records.append(Record("node-draining", "", node.name, node.name, event.detail))
-    leaving = _to_reclaim(ledger, node) if event.reclaims else []
+    leaving = leases_to_reclaim(ledger, node) if event.reclaims else []
     decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in leaving[:MAX_LEASES_PER_STEP]]
     if leaving[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
     return decision
 
 
-def _to_reclaim(ledger: Ledger, node: Node) -> list[Lease]:
+def leases_to_reclaim(ledger: Ledger, node: Node) -> list[Lease]:
     """What a node has lent and nobody is giving back yet."""
     return [lease for lease in ledger.leases_of(node.name) if lease.holds and not is_being_returned(ledger, lease)]
 
@@ -373,7 +250,7 @@ def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
         return Decision()
     node = replace(node, cooling=False)
     if node.state is NodeState.DRAINING and not node.forgotten:
-        node = _suspected(_undrained(node))
+        node = suspected_node(_undrained(node))
     return Decision([node], [Record("node-resumed", "", node.name, node.name)])
 
 

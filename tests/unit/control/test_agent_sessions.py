@@ -19,7 +19,7 @@ from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import NodeState
-from distributed_grid.reactor.report_budget import BURST
+from distributed_grid.reactor.dispatch import REPORT_BURST
 from distributed_grid.wire import (
     MAX_ATTEMPTS,
     MAX_IDS,
@@ -267,12 +267,12 @@ def test_an_unwanted_attempt_is_stopped_again_until_its_end_is_reported() -> Non
 def test_an_agent_that_reports_ends_without_end_does_not_fill_the_audit_trail() -> None:
     async def story(grid: Grid, gateway: AgentGateway) -> None:
         ash, birch = await joined(gateway, hello("ash")), await joined(gateway, hello("birch"))
-        for n in range(3 * BURST):
+        for n in range(3 * REPORT_BURST):
             gateway.received(AttemptEndedReport(n, f"job-{n}.1", 1, Outcome(Ending.EXITED, detail="x" * 8000)), ash)
         gateway.received(AttemptEndedReport(0, "mine.1", 1, Outcome(Ending.EXITED)), birch)
         await gateway.settled()
-        late = grid.store.events(types=["late-report"], limit=10 * BURST)
-        assert Counter(event.node for event in late) == {"ash": BURST, "birch": 1}
+        late = grid.store.events(types=["late-report"], limit=10 * REPORT_BURST)
+        assert Counter(event.node for event in late) == {"ash": REPORT_BURST, "birch": 1}
         assert max(len(event.reason) for event in late) <= 500
 
     with_a_grid(story)

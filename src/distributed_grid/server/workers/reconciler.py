@@ -34,7 +34,7 @@ from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
-from distributed_grid.reactor.workers.budget_guard import DAY_ALARM, HOUR_ALARM, core_alarm
+from distributed_grid.reactor.workers.worker_checks import DAY_ALARM, HOUR_ALARM, core_alarm
 from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
 from distributed_grid.server.workers import call_outcomes, instance_lists
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens

@@ -32,8 +32,8 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import BadInput, NotFound, Refused
 from distributed_grid.reactor import JobAnswer, decide, pending, step
+from distributed_grid.reactor.node_liveness import ASKING_MS, DESERTED_MS, UNTAKEN_MS
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
-from distributed_grid.reactor.workers.pull_liveness import ASKING_MS, DESERTED_MS, UNTAKEN_MS
 from distributed_grid.reactor.workers.pull_workers import reported_usage
 from tests.support.builders import GB, Scenario, a_capacity, a_ledger, a_node, a_request, an_exit
 

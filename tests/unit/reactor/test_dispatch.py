@@ -1,4 +1,4 @@
-"""An agent that reports without end neither fills the audit trail nor hides what others do."""
+"""Budget of reports: an agent that reports without end neither fills the audit trail nor hides what others do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, NodeDeclared
 from distributed_grid.domain.states import JobState
-from distributed_grid.reactor.report_budget import BURST, MAX_REASON_CHARS, REFILL_MS
+from distributed_grid.reactor.dispatch import MAX_REASON_CHARS, REPORT_BURST, REPORT_REFILL_MS
 from tests.support.builders import Scenario, a_node, a_request, an_exit
 
-LIES = 10 * BURST
+LIES = 10 * REPORT_BURST
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def late(number: int, node: str = "gpu1", detail: str = "") -> AttemptEnded:
 
 def test_late_reports_of_one_node_are_bounded_and_the_rest_is_counted(scenario: Scenario) -> None:
     records = [record for n in range(LIES) for record in scenario.handle(late(n)).records]
-    assert Counter(record.type for record in records) == {"late-report": BURST}
+    assert Counter(record.type for record in records) == {"late-report": REPORT_BURST}
     assert scenario.handle(late(LIES)).records == []
-    scenario.advance(REFILL_MS / 1000)
+    scenario.advance(REPORT_REFILL_MS / 1000)
     summary, record = scenario.handle(late(LIES + 1)).records
-    assert (summary.type, summary.node, summary.data) == ("reports-omitted", "gpu1", {"count": LIES + 1 - BURST})
+    assert (summary.type, summary.node, summary.data) == ("reports-omitted", "gpu1", {"count": LIES + 1 - REPORT_BURST})
     assert (record.type, record.subject) == ("late-report", f"nobody-{LIES + 1}")
     assert scenario.handle(late(LIES + 2)).records == []
 
@@ -57,7 +57,7 @@ def test_pauses_are_bounded_and_happen_all_the_same(scenario: Scenario) -> None:
         event = AttemptPaused("r1", attempt.number, attempt.fence, n % 2 == 0, "its owner", ("gpu1",))
         written += len(scenario.handle(event).records)
         states.append(scenario.job("r1").state)
-    assert written == BURST
+    assert written == REPORT_BURST
     assert states[-2:] == [JobState.PAUSED, JobState.RUNNING]
 
 
@@ -67,7 +67,7 @@ def test_declarations_and_epochs_are_bounded(scenario: Scenario) -> None:
         caps = a_node("gpu1", cores=4 + n % 2).capacity
         written += len(scenario.handle(NodeDeclared(replace(node, capacity=caps))).records)
         written += len(scenario.handle(EpochReported("gpu1", 10 + 2 * n)).records)
-    assert written == BURST
+    assert written == REPORT_BURST
     assert scenario.ledger.nodes["gpu1"].epoch == 10 + 2 * (LIES - 1) + 1
 
 

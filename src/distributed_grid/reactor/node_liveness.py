@@ -1,0 +1,180 @@
+"""Liveness of nodes: heartbeats and the offers that follow, silence, loss; when pull workers ask no more.
+
+A heartbeat itself changes volatile rows only; what it calls for is a step of its own. What is reserved on a node for a
+task is renewed while the node is heard.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    ClaimsChecked,
+    HeartbeatReceived,
+    LeaseLost,
+    LeaseReclaimed,
+    NodeDrained,
+    NodeHeard,
+    QueueScanned,
+    TimePassed,
+    WorkerJoined,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, NodeObservation
+from distributed_grid.domain.resources import NOTHING
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance_node
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record
+from distributed_grid.reactor.nodes import departed_node, hold_deadline, leases_to_reclaim, suspected_node, why_degraded
+from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
+from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
+from distributed_grid.scheduling.offers.pause import rest_left_ms, update_recent
+
+SUSPECT_AFTER_MS = 6_000
+RECLAIM_DELAY_MS = 4_000
+"""How long an owner needs back what an engine holds for others, before that is reclaimed."""
+MIN_PULL_SUSPECT_MS = 1_000
+ASKING_MS = 15_000
+"""How long a pull worker counts as asking for a task after it has asked."""
+UNTAKEN_MS = 30_000
+"""How long a task waits for the pull worker that it was assigned to."""
+DESERTED_MS = 3_600_000
+"""How long a pull worker that is lost stays listed."""
+_UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING, NodeState.LOST})
+
+
+def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
+    """Record a heartbeat, and with it the node's hold: that changes volatile rows only, so it never waits for a store.
+    What it calls for follows."""
+    node = ledger.nodes.get(event.name)
+    if node is None:
+        return Decision()
+    last = ledger.observations.get(event.name)
+    overused_since = (last.overused_since_ms if last is not None else 0) or now
+    seen = replace(
+        last or NodeObservation(event.name, now),
+        at_ms=now,
+        usage=event.usage,
+        beat=event.beat,
+        held_until_ms=hold_deadline(node, now),
+        generation=event.generation,
+        yields=event.yields,
+        idleness=update_idleness(node, event.usage, last, now) if node.capacity != NOTHING else None,
+        recent=update_recent(node, event.usage, last, now) if node.capacity != NOTHING else None,
+        volatility=update_volatility(node, event.usage, last, now),
+        report_wanted=event.repeats and last is not None and last.report_wanted,
+        overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
+    )
+    offer = ledger.offers.get(event.name)
+    decision = Decision([seen], follow=[NodeHeard(event.name)])
+    if offer is not None and event.yields and not (last is not None and last.yields):
+        decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
+    elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
+        decision.changes.append(paused)  # at once: what follows may have to wait for the store
+    return decision
+
+
+def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
+    """Do what the last heartbeat of a node calls for: a node is alive from the first one on, and its offer follows."""
+    node, seen = ledger.nodes.get(event.name), ledger.observations.get(event.name)
+    if node is None or seen is None or seen.usage is None:
+        return Decision()
+    decision = Decision()
+    if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
+        why = f"the owner of {node.name} is using it"
+        leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
+        decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving[:MAX_LEASES_PER_STEP]]
+    if node.state is NodeState.LOST:
+        node = replace(node, state=advance_node(node.state, Step.JOIN))
+    if node.state in (NodeState.JOINING, NodeState.SUSPECT):
+        node = replace(node, state=advance_node(node.state, Step.HEAR))
+        if node.cooling:
+            node = replace(node, state=advance_node(node.state, Step.DRAIN))
+        decision.changes.append(node)
+        decision.records.append(Record("node-alive", "", node.name, node.name))
+        if node.name in ledger.workers:
+            decision.follow.append(WorkerJoined(node.name))
+        if any(lease.recovered for lease in ledger.leases_of(node.name)):
+            decision.follow.append(ClaimsChecked(node.name))
+    decision.changes += _renewed_reservations(ledger, node.name, now)
+    stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
+    before = ledger.offers.get(node.name)
+    degraded = why_degraded(ledger, node.name)
+    offer = next_offer(node, seen, before, engine_capacity=stock, used=claims, degraded=degraded)
+    if offer is not None and (before is not None or not rest_left_ms(seen, now)):  # a withdrawn one stays so
+        decision.changes.append(offer)
+    if decision.changes and ledger.waiting:
+        decision.follow.append(QueueScanned())
+    return decision
+
+
+def check_liveness(ledger: Ledger, now: int) -> Decision:
+    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (so many leases in one
+    step), go on with draining, withdraw old offers, remove empty forgotten nodes."""
+    decision = Decision()
+    for node in ledger.nodes.values():
+        seen = ledger.observations.get(node.name)
+        suspect_after_ms = SUSPECT_AFTER_MS
+        if node.is_pull:  # it is heard as often as its hold needs
+            suspect_after_ms = max(node.hold_ms // 3, MIN_PULL_SUSPECT_MS)
+            _check_pull_worker(ledger, node, seen, decision, now)
+        if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > suspect_after_ms):
+            decision.changes.append(suspected_node(node))
+            decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
+        elif (node.forgotten or _is_deserted(node, seen, now)) and not ledger.leases_on.get(node.name):
+            decision.changes.append(departed_node(node))
+        elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
+            _declare_lost(ledger, node, decision)
+        elif node.state is NodeState.DRAINING and node.reclaim and not decision.follow:
+            decision.follow += [NodeDrained(node.name, node.reclaim)] if leases_to_reclaim(ledger, node) else []
+    for offer in ledger.offers.values():
+        if offer.expires_at_ms <= now:
+            decision.changes.append(replace(offer, withdrawn=True))
+    return decision
+
+
+def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
+    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
+    room = MAX_LEASES_PER_STEP - len(decision.follow)
+    if room <= 0:
+        decision.later = [TimePassed()]
+        return
+    if node.state is NodeState.SUSPECT:
+        node = replace(node, state=advance_node(node.state, Step.LOSE))
+        decision.changes.append(node)
+        decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
+    why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
+    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+    decision.follow += lost[:room]
+    if lost[room:]:
+        decision.later = [TimePassed()]
+
+
+def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None, decision: Decision, now: int) -> None:
+    """A pull worker that has not asked for a while asks no more, and what it does not take goes to another."""
+    if seen is not None and seen.asking_since_ms and now - seen.asking_since_ms > ASKING_MS:
+        decision.changes.append(replace(seen, asking_since_ms=0))
+    for job in ledger.jobs_of(node.name):
+        attempt = job.attempt
+        if attempt is None or job.state is not JobState.ASSIGNED or now - attempt.assigned_at_ms <= UNTAKEN_MS:
+            continue
+        if len(decision.follow) < MAX_LEASES_PER_STEP and not ledger.leases[attempt.lease_id].awaits:
+            why = f"{node.name} did not take it within {UNTAKEN_MS // 1000} s"
+            decision.follow.append(LeaseReclaimed(attempt.lease_id, why))
+
+
+def _is_deserted(node: Node, seen: NodeObservation | None, now: int) -> bool:
+    """Whether a pull worker was lost so long ago that nobody expects it back."""
+    if not node.is_pull or node.state is not NodeState.LOST or seen is None:
+        return False
+    return now - max(seen.at_ms, seen.held_until_ms) > DESERTED_MS
+
+
+def _renewed_reservations(ledger: Ledger, node: str, now: int) -> list[Row]:
+    """The reservations for tasks on a node that was heard, with their whole term again once half of it is over."""
+    held = (ledger.leases[lease_id] for lease_id in ledger.reservations_on.get(node, ()))
+    return [
+        replace(lease, ends_at_ms=now + lease.request.duration_ms)
+        for lease in held
+        if lease.state is LeaseState.ACTIVE and 2 * (lease.ends_at_ms - now) < lease.request.duration_ms
+    ]
