@@ -28,10 +28,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
+from distributed_grid.domain.workers import ScalingRules, Spending, Worker, WorkerResources, WorkerRules
 from distributed_grid.reactor import step
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
 

@@ -16,9 +16,8 @@ from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
-from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
-from distributed_grid.domain.workers import WorkerRules
+from distributed_grid.domain.workers import ScalingRules, WorkerRules
 from distributed_grid.prediction.tiers import TierSettings
 from distributed_grid.wire import OwnerRules
 

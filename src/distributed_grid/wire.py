@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from distributed_grid.domain.fences import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
+from distributed_grid.domain.leases import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
 from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice

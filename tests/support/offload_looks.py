@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import AttemptMarked, JobSubmitted, OffloadEvaluated
 from distributed_grid.domain.jobs import Job, JobEstimate
-from distributed_grid.domain.moves import OffloadRules
+from distributed_grid.domain.moves import OffloadRules, OffloadWatch
 from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.offload_watch import OffloadWatch
 from distributed_grid.domain.rebalancing import (
     SHARING_POLICIES,
     Forecast,

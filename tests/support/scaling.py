@@ -18,9 +18,8 @@ from distributed_grid.domain.events import (
     WorkerTerminationAccepted,
 )
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerResources
 from distributed_grid.reactor.decision import ScalingAnswer
 from tests.support.builders import GB, Scenario, a_node
 

@@ -42,7 +42,7 @@ from distributed_grid.config.value_kinds import (
     Text,
 )
 from distributed_grid.config.yaml_document import YamlNode
-from distributed_grid.domain import scaling
+from distributed_grid.domain import workers
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.prediction.tiers import (
     DEFAULT_MIN_SAMPLES_FOR_ML,
@@ -274,14 +274,14 @@ class Scaling(Section):
     provider: str | None = setting(PROVIDER_NAME, None, acts=True)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
-    target_utilization: Part = setting(RATIO, scaling.DEFAULT_TARGET_UTILIZATION)
-    scale_up_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_UP_THRESHOLD)
-    scale_down_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_DOWN_THRESHOLD)
-    evaluation_window_seconds: Duration = duration(scaling.DEFAULT_EVALUATION_WINDOW)
-    scale_up_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_UP_COOLDOWN, low=0)
-    scale_down_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
-    worker_reassessment_interval_seconds: Duration = duration(scaling.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
-    history_retention_seconds: Duration = duration(scaling.DEFAULT_HISTORY_RETENTION)
+    target_utilization: Part = setting(RATIO, workers.DEFAULT_TARGET_UTILIZATION)
+    scale_up_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_UP_THRESHOLD)
+    scale_down_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_DOWN_THRESHOLD)
+    evaluation_window_seconds: Duration = duration(workers.DEFAULT_EVALUATION_WINDOW)
+    scale_up_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_UP_COOLDOWN, low=0)
+    scale_down_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
+    worker_reassessment_interval_seconds: Duration = duration(workers.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
+    history_retention_seconds: Duration = duration(workers.DEFAULT_HISTORY_RETENTION)
     budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
     budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
 

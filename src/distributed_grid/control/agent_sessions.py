@@ -35,9 +35,9 @@ from distributed_grid.domain.events import (
     NodeHeard,
     WorkerEndAnnounced,
 )
-from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Attempt, Command, Ending
+from distributed_grid.domain.leases import first_fence, is_plausible_epoch
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
@@ -324,7 +324,7 @@ class AgentSessions:
         if node.is_pull:
             via.send(RejectAgent(f"{hello.node} is registered as a pull worker, which has no agent"))
             return
-        if not is_plausible(hello.epoch, epoch):
+        if not is_plausible_epoch(hello.epoch, epoch):
             why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
             why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
             await self._reject(why, via)

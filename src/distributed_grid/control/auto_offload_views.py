@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import OffloadRules
-from distributed_grid.domain.offload_watch import OffloadWatch
+from distributed_grid.domain.moves import OffloadRules, OffloadWatch
 from distributed_grid.reactor.offloading.auto_offload import is_enabled
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from distributed_grid.domain.fences import MAX_FENCE
+from distributed_grid.domain.leases import MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Claim, GpuShare, Priority
 from distributed_grid.errors import BadInput, GridError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from distributed_grid.control.worker_views import budget_view, dollars, spending_view
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.domain.scaling import ScalingPlan
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import ScalingPlan, Worker
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation
 

@@ -12,9 +12,8 @@ from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
-from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.domain.workers import Worker, WorkerRules
+from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerRules
 
 
 class ControlPlaneStarted(Struct, frozen=True):

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
-from distributed_grid.domain.fences import first_fence
 from distributed_grid.domain.indexes.columns import (
     NO_DEVICE,
     THOUSANDTH,
@@ -25,18 +24,16 @@ from distributed_grid.domain.indexes.columns import (
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, Move, MoveConsent
+from distributed_grid.domain.leases import Lease, Request, first_fence
+from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
-from distributed_grid.domain.offload_watch import DegradedNode, OffloadWatch
 from distributed_grid.domain.rebalancing import GRID_USER, RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
-from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, MoveState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
-from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
+from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
 
 _NO_CLAIMS = NodeClaims()
 _DEFAULTS = (SchedulingPolicy(), RequestShapes(), ScalingRules(), WorkerRules(), AutoOffloadState())

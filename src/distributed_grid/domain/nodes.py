@@ -56,7 +56,7 @@ class Node(Struct, frozen=True):
     reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
     `engine_lost_ms` where the engine does not see it any more. `cooling`: it has to give everything back, and lends
     nothing until somebody ends that. `reclaim` says why a draining one takes back what it lent; one without lets its
-    leases come to their ends. `epoch` is its own where it has seen a later one than the grid's (`fences.py`).
+    leases come to their ends. `epoch` is its own where it has seen a later one than the grid's (`leases.py`).
     `simulated`: it stands for a machine of its own on the control plane's machine. It has what is declared for it, and
     its usage is what its own work uses of that, besides the declared background of its owner.
     """

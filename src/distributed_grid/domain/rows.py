@@ -17,14 +17,12 @@ from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.moves import AutoOffloadState, Move, MoveConsent
+from distributed_grid.domain.moves import AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
-from distributed_grid.domain.offload_watch import DegradedNode, OffloadWatch
 from distributed_grid.domain.rebalancing import RebalanceState
-from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.statistics import Account, RequestShapes
-from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
+from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
 
 
 class Counter(Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import reported_resources, required_amounts
 from distributed_grid.client.blocking_session import BlockingSession
-from distributed_grid.domain.scaling import (
+from distributed_grid.domain.workers import (
     DEFAULT_EVALUATION_WINDOW,
     DEFAULT_HISTORY_RETENTION,
     DEFAULT_SCALE_DOWN_COOLDOWN,

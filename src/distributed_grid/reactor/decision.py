@@ -13,8 +13,7 @@ from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.scaling import ScalingPlan
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import ScalingPlan, Worker
 from distributed_grid.scheduling.placement.explanation import Choice
 
 RecordType = Literal[

@@ -15,8 +15,7 @@ from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.jobs import Attempt, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import Move
-from distributed_grid.domain.offload_watch import DegradedNode
+from distributed_grid.domain.moves import DegradedNode, Move
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, MoveState, WorkerState
 from distributed_grid.domain.workers import Worker

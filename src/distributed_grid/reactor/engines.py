@@ -29,8 +29,7 @@ from distributed_grid.domain.events import (
     LeaseLost,
     TimePassed,
 )
-from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausible
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, epoch_of, fence_on, is_plausible_epoch, node_above_fence
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, is_automatic, resource_of
@@ -170,7 +169,7 @@ def _observe_node(
             continue
         found = _found_fence(ledger, lease, there) if binding is None else 0
         fence += 1
-        raised = above(node, found, fence)
+        raised = node_above_fence(node, found, fence)
         if raised is not node:
             decision.changes.append(node := raised)
         own = found or fence_on(node, fence)
@@ -211,7 +210,7 @@ def _found_fence(ledger: Ledger, lease: Lease, there: set[str] | None) -> int:
     """The fence of a group that the engine still has of a lease whose binding the ledger has forgotten; 0: none."""
     epoch, ours = ledger.counters.get("epoch", 0), (parse_group_name(group) for group in there or ())
     fences = (fence for lease_id, fence in filter(None, ours) if lease_id == lease.id)
-    return max((fence for fence in fences if is_plausible(epoch_of(fence), epoch)), default=0)
+    return max((fence for fence in fences if is_plausible_epoch(epoch_of(fence), epoch)), default=0)
 
 
 def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:

@@ -22,10 +22,9 @@ from distributed_grid.domain.events import (
     QueueScanned,
     TimePassed,
 )
-from distributed_grid.domain.fences import above, epoch_of, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, epoch_of, is_plausible_epoch, node_above_fence
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rows import Counter, Row
@@ -99,7 +98,7 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     lease = Lease(request.id, request, event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms)
     node = ledger.nodes.get(event.node)
     problem = request.problem() or (None if node is not None else f"{event.node} is not a node of this grid")
-    if not is_plausible(epoch_of(event.fence), ledger.counters.get("epoch", 0)):
+    if not is_plausible_epoch(epoch_of(event.fence), ledger.counters.get("epoch", 0)):
         problem = "its fence cannot be one of this grid"
     if problem is not None or node is None:
         return end_lease(ledger, lease, LeaseEnd.FAILED, f"recovered, but {problem}", now)
@@ -113,7 +112,7 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     )
     record = lease_record("recovered", lease, None, "a claim until its node was heard")
     heard = node.state is NodeState.ALIVE
-    raised = above(node, event.fence, ledger.counters.get(FENCE, 0) + 1)
+    raised = node_above_fence(node, event.fence, ledger.counters.get(FENCE, 0) + 1)
     rows: list[Row] = [lease] if raised is node else [raised, lease]
     return Decision(rows, [record], follow=[ClaimsChecked(node.name)] if heard else [])
 

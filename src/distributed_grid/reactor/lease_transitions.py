@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.events import CopyLost, Event, JobCancelled, QueueScanned
-from distributed_grid.domain.fences import fence_on
 from distributed_grid.domain.jobs import Attempt, Ending, Job, StopOrder
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, fence_on
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, claimed_amount, resource_of
 from distributed_grid.domain.resources import Claim, Priority

@@ -20,9 +20,8 @@ from distributed_grid.domain.events import (
     PolicySet,
     QueueScanned,
 )
-from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, first_fence, is_plausible_epoch
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
@@ -146,7 +145,7 @@ def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decisio
     node, own = ledger.nodes.get(event.node), ledger.counters.get("epoch", 0)
     if node is None or event.epoch <= max(own, node.epoch):
         return Decision()
-    if not is_plausible(event.epoch, own):
+    if not is_plausible_epoch(event.epoch, own):
         raise Refused(f"{event.node} reports epoch {event.epoch}, and this control plane is at {own}")
     why = f"its agent has seen epoch {event.epoch}, this control plane is at {own}: fences there begin above both"
     return Decision([replace(node, epoch=event.epoch + 1)], [Record("node-epoch", "", node.name, node.name, why)])

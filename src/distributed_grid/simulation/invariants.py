@@ -12,9 +12,8 @@ from typing import TypeGuard
 from msgspec import Struct
 
 from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
-from distributed_grid.domain.fences import epoch_of
 from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, epoch_of
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import is_automatic

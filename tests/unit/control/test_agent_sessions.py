@@ -15,8 +15,8 @@ from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
-from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import NodeState
 from distributed_grid.reactor.dispatch import REPORT_BURST

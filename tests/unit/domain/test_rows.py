@@ -13,13 +13,13 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.moves import OffloadWatch
 from distributed_grid.domain.nodes import NodeObservation, Offer
-from distributed_grid.domain.offload_watch import OffloadWatch
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare, Priority
 from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
-from distributed_grid.domain.scaling import UtilizationWindow
 from distributed_grid.domain.states import JobState, LeaseState
+from distributed_grid.domain.workers import UtilizationWindow
 from tests.support.builders import GB, NOW, a_capacity, a_command, a_node, a_request, an_exit, caps, thresholds
 
 LEASE = Lease("r1", a_request(wait_s=5, priority="high"), NOW)

@@ -17,7 +17,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseExtended,
 )
-from distributed_grid.domain.fences import MAX_EPOCH_LEAD
+from distributed_grid.domain.leases import MAX_EPOCH_LEAD
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.reactor import pending, pending_bindings, pending_bindings_for
 from distributed_grid.reactor.effects import BindLease, FreeBinding, SetGroupTerm, StartAttempt

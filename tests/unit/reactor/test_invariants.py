@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
-from distributed_grid.domain.leases import WorkerKind
+from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD, WorkerKind
 from distributed_grid.domain.resources import Priority
 from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_request

@@ -24,7 +24,7 @@ from distributed_grid.domain.events import (
     QueueScanned,
     TimePassed,
 )
-from distributed_grid.domain.fences import MAX_EPOCH_LEAD, MAX_FENCE
+from distributed_grid.domain.leases import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, GpuShare
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState

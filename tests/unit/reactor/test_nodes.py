@@ -15,7 +15,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     NodeForgotten,
 )
-from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
+from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, GpuDevice

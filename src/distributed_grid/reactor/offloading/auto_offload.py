@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import Move, OffloadRules
-from distributed_grid.domain.offload_watch import DegradedNode, OffloadWatch
+from distributed_grid.domain.moves import DegradedNode, Move, OffloadRules, OffloadWatch
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import GridError

@@ -17,8 +17,7 @@ from distributed_grid.domain.events import QueueScanned
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import AutoOffloadState, Move, MoveEnd
-from distributed_grid.domain.offload_watch import OffloadWatch
+from distributed_grid.domain.moves import AutoOffloadState, Move, MoveEnd, OffloadWatch
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import Row

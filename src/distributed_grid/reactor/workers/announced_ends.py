@@ -16,9 +16,8 @@ from distributed_grid.domain.events import LeaseReclaimed, NodeDrained, NodeResu
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.scaling import SCALED_UP
 from distributed_grid.domain.states import Step, WorkerState, advance_worker
-from distributed_grid.domain.workers import MAX_NOTICE_MS, EndNotice, Worker, stop_margin_ms
+from distributed_grid.domain.workers import MAX_NOTICE_MS, SCALED_UP, EndNotice, Worker, stop_margin_ms
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision
 from distributed_grid.reactor.nodes import is_being_returned
 from distributed_grid.reactor.workers.lifecycle import terminate, worker_record

@@ -34,9 +34,8 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import Step, WorkerState, advance_worker
-from distributed_grid.domain.workers import Spending, Worker
+from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, Spending, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
 from distributed_grid.reactor.workers.host_leases import lease_host, release_host

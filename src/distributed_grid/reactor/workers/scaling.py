@@ -21,9 +21,8 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.scaling import ScalingPlan
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import ScalingPlan, Worker
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.decision import Decision, Record, ScalingAnswer
 from distributed_grid.reactor.workers import lifecycle

@@ -10,8 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import OffloadRules
-from distributed_grid.domain.offload_watch import OffloadWatch
+from distributed_grid.domain.moves import OffloadRules, OffloadWatch
 from distributed_grid.domain.rebalancing import (
     SPREAD,
     WATCHED_RESOURCES,

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.moves import Way
-from distributed_grid.domain.offload_watch import MAX_CONSIDERED, Considered, DegradedNode, OffloadWatch
+from distributed_grid.domain.moves import MAX_CONSIDERED, Considered, DegradedNode, OffloadWatch, Way
 from distributed_grid.domain.rebalancing import (
     GRID_USER,
     SPREAD,

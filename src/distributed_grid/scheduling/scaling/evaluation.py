@@ -17,16 +17,16 @@ from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, ResourceType
-from distributed_grid.domain.scaling import (
+from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.workers import (
     MAX_LEVEL,
     SCALED_DOWN,
     SCALED_UP,
     ScalingPlan,
     UtilizationSample,
     UtilizationWindow,
+    Worker,
 )
-from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.scaling.budget import budget_state
 from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand, usable
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers

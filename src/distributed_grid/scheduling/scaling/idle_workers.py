@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.states import NodeState, WorkerState
-from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.domain.workers import ScalingRules, Worker, WorkerResources
 
 Load = tuple[int, int, int]
 """Millicores, bytes of memory, thousandths of GPUs."""

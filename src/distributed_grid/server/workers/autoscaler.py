@@ -20,9 +20,8 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.states import LeaseState
-from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerResources
 from distributed_grid.errors import GridError
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.reactor.decision import ScalingAnswer

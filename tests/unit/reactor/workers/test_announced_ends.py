@@ -16,9 +16,8 @@ from distributed_grid.domain.events import (
     WorkersChecked,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
-from distributed_grid.domain.scaling import SCALED_UP
 from distributed_grid.domain.states import JobState, NodeState, WorkerState
-from distributed_grid.domain.workers import MAX_NOTICE_MS, EndNotice, Worker
+from distributed_grid.domain.workers import MAX_NOTICE_MS, SCALED_UP, EndNotice, Worker
 from distributed_grid.reactor.effects import StopAttempt, pending, pending_homecomings
 from distributed_grid.reactor.workers.announced_ends import BELIEVED_EVERY_MS
 from distributed_grid.wire import StopAttemptOrder

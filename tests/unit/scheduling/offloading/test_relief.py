@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import PressureRead
-from distributed_grid.domain.moves import OffloadRules, Way
-from distributed_grid.domain.offload_watch import DegradedNode
+from distributed_grid.domain.moves import DegradedNode, OffloadRules, Way
 from distributed_grid.domain.rebalancing import PressureReading, PressureWatch, RebalanceState
 from distributed_grid.domain.resources import Priority
 from distributed_grid.scheduling.offloading.offload_scan import (

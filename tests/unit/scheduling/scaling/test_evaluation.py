@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import ScalingRulesSet, WorkerRefused, WorkerRulesSet, WorkersChecked
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import LeaseState, WorkerState
-from distributed_grid.domain.workers import WorkerRules
+from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, WorkerRules
 from distributed_grid.scheduling.scaling.demand import why_no_worker
 from tests.support.builders import a_node, a_request
 from tests.support.scaling import DOLLAR, ScalingScenario, a_type, rules

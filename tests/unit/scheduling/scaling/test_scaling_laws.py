@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import WorkerResources
+from distributed_grid.domain.workers import ScalingRules, WorkerResources
 from distributed_grid.scheduling.scaling.demand import WaitingShape, size_of
 from distributed_grid.scheduling.scaling.unmet import Bins, UnmetDemand, workers_for
 from tests.support.builders import GB, a_node, a_request

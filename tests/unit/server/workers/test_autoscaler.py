@@ -11,7 +11,7 @@ import pytest
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.events import LeaseAsked
-from distributed_grid.domain.scaling import ScalingRules
+from distributed_grid.domain.workers import ScalingRules
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.prediction.warm_pool import SLOT_MS

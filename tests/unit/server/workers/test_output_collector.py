@@ -25,9 +25,8 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.domain.workers import ScalingRules, Worker, WorkerResources
 from distributed_grid.errors import Unreachable
 from distributed_grid.server.services.jobs import FileSink, send_files
 from distributed_grid.server.services.records import find_job
