@@ -58,9 +58,7 @@ def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
         one = _overdue(ledger, worker, now, event.wall_ms)
         if one is None:
             continue
-        decision.changes += one.changes
-        decision.records += one.records
-        decision.follow += one.follow
+        add_to(decision, one)
         if max(len(decision.records), len(decision.follow)) >= MAX_WORKERS_PER_STEP:
             decision.later.append(event)
             return decision
@@ -68,8 +66,8 @@ def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
         replace(closure, opened=True) for closure in ledger.offer_closures.values() if closure.until_ms <= now
     ]
     if ledger.workers:
-        settle_all(ledger, decision, now, event.wall_ms)
-        guard_budgets(ledger, decision, now, event.wall_ms)
+        _settle_all(ledger, decision, now, event.wall_ms)
+        _guard_budgets(ledger, decision, now, event.wall_ms)
     return decision
 
 
@@ -119,7 +117,7 @@ def core_alarm(provider: str) -> str:
     return f"core_hours_exceeded_{provider}"
 
 
-def settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
+def _settle_all(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
     """Store what was spent, once in a while and when a day has begun."""
     for row in ledger.spending.values():
         settled = settle(ledger, row.provider, now, wall_ms)
@@ -137,7 +135,7 @@ class _DayLimit(Struct, frozen=True):
     price: Callable[[Worker], int]
 
 
-def guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
+def _guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -> None:
     """Drain and terminate what the day's budgets do not pay for any longer, and raise an alarm beyond them."""
     state = budget_state(ledger, now, wall_ms)
     _raise_alarms(ledger, state, decision)
