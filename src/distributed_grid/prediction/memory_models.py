@@ -13,10 +13,10 @@ distribution of bytes, which knows the allocation that is expected to waste leas
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
@@ -46,8 +46,7 @@ _EDGES = np.array([0, 0.002, 0.01, 0.04, 0.12, 0.25, 0.4, 0.6, 0.75, 0.88, 0.96,
 _KERNEL_WEIGHTS = np.diff(_EDGES)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryDistribution:
+class MemoryDistribution(Struct, frozen=True):
     """Weighted values of the memory a run may need, in bytes, ascending; the weights sum to 1."""
 
     used_bytes: Values
@@ -104,8 +103,7 @@ def _student_quantiles(probabilities: Values) -> Values:
 _KERNEL = _student_quantiles((_EDGES[1:] + _EDGES[:-1]) / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
+class _Curve(Struct, frozen=True):
     """log memory = log(max(floor, intercept + slope · x)), or without logarithm for a power law in x = log feature."""
 
     intercept: float

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from distributed_grid.prediction.memory_models import MemoryDistribution, MemoryModels, Values
 
@@ -32,8 +32,7 @@ MAX_COLUMNS: Final = 2
 """The features that models are fitted over: those by which the memory is ordered most, so that time is bounded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """What a run was given, and the memory it used, or used at least if it was cut short.
 
     Features are numbers that are known before the run, such as the bytes of its input; what is not finite or negative
@@ -47,8 +46,7 @@ class Run:
     """Of the task: a run that ends well replaces the lower bounds of the attempts before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fitted:
+class _Fitted(Struct, frozen=True):
     """Models, the features they are over, and what stands for a feature that is not known."""
 
     models: MemoryModels

@@ -13,8 +13,9 @@ import math
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 MAX_FEATURES: Final = 4
 """The numbers of a command that count: the first ones, those of options in the order of their names."""
@@ -35,8 +36,7 @@ _SCRIPT_RUNNERS: Final = frozenset(
 _WRAPPERS: Final = frozenset({"env", "nice", "nohup", "stdbuf", "time", "timeout"})
 
 
-@dataclass(frozen=True, slots=True)
-class TaskShape:
+class TaskShape(Struct, frozen=True):
     """The key under which runs are remembered, and the numbers of this one, at the same places in every run."""
 
     key: str

@@ -7,8 +7,9 @@ few of the runs that it had not seen gives way to the next one.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD: Final = 0.7
 DEFAULT_PREDICTION_UPDATE_INTERVAL: Final = 3600
@@ -30,8 +31,7 @@ class Tier(enum.StrEnum):
     DEFAULTS = "defaults"
 
 
-@dataclass(frozen=True, slots=True)
-class TierSettings:
+class TierSettings(Struct, frozen=True):
     """How many runs a tier needs, and how many of those it had not seen it must have covered."""
 
     confidence_threshold: float = DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD

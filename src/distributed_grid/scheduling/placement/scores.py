@@ -12,9 +12,9 @@ nothing else, so a node with more of everything free is never less fit for the s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from distributed_grid.domain.indexes.columns import THOUSANDTH, WHOLE, FreeColumns
@@ -150,8 +150,7 @@ def fitness_of(ask: Amounts, lends: Capacity, claims: NodeClaims) -> float:
     return 1 - sum(taken) / max(len(taken), 1) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class _ScoreTerms:
+class _ScoreTerms(Struct, frozen=True):
     """Score terms that depend on the nodes' own rows: what their priorities weigh, maxima, and the part of each node
     that a request takes.
 
