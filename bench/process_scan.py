@@ -43,14 +43,14 @@ def measure() -> list[Line]:
     shell.wait()
     try:
         inventory = ProcessInventory()
-        while len(inventory.look()) < SLEEPERS + INTERPRETERS:
+        while len(inventory.scan()) < SLEEPERS + INTERPRETERS:
             time.sleep(0.2)
         time.sleep(2)  # the interpreters import what they do
         walls, cpus = [], []
         for _ in range(LOOKS):
             time.sleep(0.6)
             began, cpu = time.perf_counter(), time.process_time()
-            found = inventory.look()
+            found = inventory.scan()
             pages = list(pages_of(found))
             walls.append(time.perf_counter() - began)
             cpus.append(time.process_time() - cpu)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from distributed_grid.agent.owner.simulated_usage import OwnerBackground, SimulatedNode
+from distributed_grid.agent.owner.usage_meter import OwnerBackground, SimulatedNode
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.providers import SlurmSettings
 from distributed_grid.config.sections import Background

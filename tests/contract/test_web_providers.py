@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG
 from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.clouds.gce import GceStandIn

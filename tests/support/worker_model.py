@@ -33,7 +33,7 @@ from distributed_grid.ports import CloudProviderBase, WorkerOffer, WorkerOrder
 from distributed_grid.reactor import pending_workers, step, step_through
 from distributed_grid.reactor.effects import CreateWorker
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS
-from distributed_grid.server.workers import call_outcomes, instance_lists
+from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.offers import first_fitting, offer_of, other_worker, worker_of
 from tests.support.clouds.scripted import GIB, ScriptedCloud
 from tests.support.clouds.stand_in import CloudStandIn
@@ -146,14 +146,14 @@ class ControlPlaneModel:
             waiting.pop(0)
             self.late.append((self.now + self.rules.call_ms, self.provider, order))
             self.in_flight.add(worker.id)
-            self.handle(call_outcomes.not_created(worker, TimeoutError("no answer"), self.wall_ms))
+            self.handle(provider_calls.creation_failure(worker, TimeoutError("no answer"), self.wall_ms))
             return
         try:
             made = self.call(lambda: self.provider.create(order))
         except GridError as failure:
-            event = call_outcomes.not_created(worker, failure, self.wall_ms, self._instead(worker, failure))
+            event = provider_calls.creation_failure(worker, failure, self.wall_ms, self._instead(worker, failure))
         else:
-            event = call_outcomes.created(worker, made, self.wall_ms)
+            event = provider_calls.creation_event(worker, made, self.wall_ms)
         if dies_at == "called":
             raise _DiedError
         self.during_call()
@@ -162,7 +162,7 @@ class ControlPlaneModel:
     def _instead(self, worker: Worker, failure: GridError) -> Worker | None:
         if not isinstance(failure, NoCapacity):
             return None
-        closed = call_outcomes.closed_scope(worker, failure)
+        closed = provider_calls.closed_scope(worker, failure)
         other = other_worker(self.ledger, worker, self.offers(), closed, self.now, self.wall_ms)
         return None if other is None else replace(other, id=self.new_id())
 
@@ -171,10 +171,10 @@ class ControlPlaneModel:
             self.call(lambda: self.provider.terminate(worker.id, GRID_ID))
             found = self.call(lambda: self.provider.describe(worker.id, GRID_ID))
         except GridError as failure:
-            event = call_outcomes.not_terminated(worker, failure)
+            event = provider_calls.termination_failure(worker, failure)
         else:
             is_gone = found is None and self.provider.is_consistent
-            event = call_outcomes.terminated(worker, found, self.wall_ms, is_gone=is_gone)
+            event = provider_calls.termination_event(worker, found, self.wall_ms, is_gone=is_gone)
         if dies_at in ("recorded", "called"):
             raise _DiedError
         self.handle(event)
@@ -188,9 +188,9 @@ class ControlPlaneModel:
         except GridError:
             return
         meanwhile()
-        ours = instance_lists.of_this_grid(found, GRID_ID)
-        self.handle(instance_lists.listed(self.name, asked_at, ours, self.wall_ms))
-        for one in instance_lists.strays(ours, self.ledger.workers, self.rules):
+        ours = [one for one in found if one.grid_id == GRID_ID]
+        self.handle(provider_calls.list_event(self.name, asked_at, ours, self.wall_ms))
+        for one in provider_calls.stray_instances(ours, self.ledger.workers, self.rules):
             if one.worker_id in self.in_flight:
                 continue
             self.handle(StrayInstanceFound(self.name, one.worker_id, one.instance))

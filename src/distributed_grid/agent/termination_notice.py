@@ -6,7 +6,7 @@
   for maintenance a minute after that is announced. That one can be called off.
 
 Reads are plain HTTP to a link-local address, past any proxy, with short deadlines and bounded answers. What fails or
-makes no sense says nothing: it is read again in a moment. They block: call them in a thread.
+is invalid says nothing: it is read again in a moment. They block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class MetadataFailed(Exception):
-    """The metadata service was not reached, or its answer makes no sense."""
+    """The metadata service was not reached, or its answer is invalid."""
 
 
 class NoticeSource(Protocol):
@@ -159,7 +159,7 @@ def _spot_action(answer: MetadataAnswer) -> AnnouncedEnd:
         at = datetime.fromisoformat(said["time"])
         ends_in_ms = round(1000 * (at.replace(tzinfo=at.tzinfo or UTC).timestamp() - answer.now))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as failure:
-        raise MetadataFailed(f"a spot notice that makes no sense: {failure}") from failure
+        raise MetadataFailed(f"invalid spot notice: {failure}") from failure
     return AnnouncedEnd(f"EC2 spot notice ({action})", min(max(ends_in_ms, 0), EC2_NOTICE_MS))
 
 

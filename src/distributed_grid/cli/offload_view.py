@@ -20,7 +20,7 @@ Row = dict[str, Any]
 MAX_ENDED = 5
 """So many moves are shown that have ended meanwhile."""
 SCAN_SECONDS = 10.0
-"""A scan looks at every process of the nodes, so it is not made more often."""
+"""A scan reads every process of the nodes, so it is not made more often."""
 ALTERNATE_SCREEN, MAIN_SCREEN, HOME, CLEAR_REST = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 
 
@@ -92,7 +92,7 @@ def watch_offload(session: CliSession, interval: float, node: str) -> None:
     is_screen = sys.stdout.isatty() and not session.json
     try:
         with session.client(query_only=True) as client:
-            _watch(_Look(client, node), session, interval, is_screen=is_screen)
+            _watch(_OffloadPoller(client, node), session, interval, is_screen=is_screen)
     except KeyboardInterrupt:
         return
     finally:
@@ -104,13 +104,13 @@ def _interrupt(number: int, stack: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _watch(look: _Look, session: CliSession, interval: float, *, is_screen: bool) -> None:
+def _watch(poller: _OffloadPoller, session: CliSession, interval: float, *, is_screen: bool) -> None:
     before: dict[str, str] = {}
     shown = ""
     if is_screen:
         echo(ALTERNATE_SCREEN, nl=False)
     while True:
-        picture = look.now()
+        picture = poller.poll()
         if is_screen:
             echo(_fit("\n\n".join(picture.screen())), nl=False)
         elif session.json:
@@ -133,7 +133,7 @@ def _fit(text: str) -> str:
     return HOME + "\r\n".join(f"{line}\x1b[K" for line in lines[: height - 1]) + CLEAR_REST
 
 
-class _Look:
+class _OffloadPoller:
     """Asks for what is shown; a scan is kept for a while."""
 
     def __init__(self, client: Client, node: str) -> None:
@@ -143,7 +143,7 @@ class _Look:
         self._scanned_at = float("-inf")
         self._ended_before: set[str] | None = None
 
-    def now(self) -> OffloadPicture:
+    def poll(self) -> OffloadPicture:
         status = self._client.call("get_status")
         auto = self._client.call("get_auto_offload")["auto_offload"]
         if time.monotonic() - self._scanned_at >= SCAN_SECONDS:
@@ -153,7 +153,7 @@ class _Look:
         return OffloadPicture(status, levels, auto, self._proposals, self._moves())
 
     def _moves(self) -> list[Row]:
-        """The moves that go on, and the last of those that have ended since the first look."""
+        """The moves that go on, and the last of those that have ended since the first poll."""
         moves: list[Row] = self._client.call("list_moves", all=True)["moves"]
         ended = [row for row in moves if row["end"] is not None]
         if self._ended_before is None:

@@ -1,9 +1,10 @@
-"""Client of the control plane's socket for programs with an event loop, and the session that façades build on."""
+"""Clients of the control plane's socket that façades build on: for an event loop, and for plain methods in threads."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +28,7 @@ from distributed_grid.client.conversation import (
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import StateDir
 
-if TYPE_CHECKING:  # programs on nodes have nothing that reads a config
+if TYPE_CHECKING:
     from distributed_grid.config import ClusterConfig
 
 _LOST = (*LOST, FileNotFoundError)
@@ -154,3 +155,42 @@ class GridSession:
 
     async def stop(self) -> None:
         """Detach from the grid; what was borrowed stays borrowed until it is released or its time is over."""
+
+
+class BlockingSession:
+    """Calls the control plane from any thread, starting one where none runs. Each thread has a client of its own, so
+    that a long call delays no other."""
+
+    def __init__(
+        self, cluster_config: ClusterConfig | None = None, *, state_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._place = locate_grid(cluster_config, state_dir)
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._clients: list[Client] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request, one answer; sent again when the control plane went away before it answered."""
+        client: Client | None = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = Client(*self._place)
+            with self._lock:
+                self._clients.append(client)
+        return client.call(op, **arguments)
+
+    def async_client(self) -> AsyncClient:
+        """A client of the same control plane for an event loop."""
+        return AsyncClient(*self._place)
+
+    def close(self) -> None:
+        """Disconnect; a later call connects again. Safe to call twice."""
+        with self._lock:
+            clients, self._clients, self._local = self._clients, [], threading.local()
+        for client in clients:
+            client.close()

@@ -27,7 +27,7 @@ from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.adapters.workdir.tree_digests import TreeDigests
 from distributed_grid.agent.files.attempt_files import list_checkpoint, open_file, work_dir
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home
-from distributed_grid.control.agent_streams import AnswerStreams
+from distributed_grid.control.agent_questions import AnswerStreams
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError
 from distributed_grid.wire import (

@@ -19,15 +19,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid import __version__
-from distributed_grid.control.move_messages import event_of_move, orders_to, unknown_moves
+from distributed_grid.control.agent_messages import (
+    Report,
+    event_of,
+    event_of_move,
+    heartbeat_reply,
+    order_of,
+    orders_to,
+    unknown_moves,
+)
 from distributed_grid.domain.events import (
     AgentRejected,
-    AttemptEnded,
-    AttemptMarked,
-    AttemptPaused,
     AttemptsGone,
     AttemptsListed,
-    AttemptStarted,
     EpochReported,
     Event,
     HeartbeatReceived,
@@ -35,45 +39,34 @@ from distributed_grid.domain.events import (
     NodeHeard,
     WorkerEndAnnounced,
 )
-from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Attempt, Command, Ending
+from distributed_grid.domain.jobs import Attempt, Ending
 from distributed_grid.domain.leases import first_fence, is_plausible_epoch
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import overdue, pending
-from distributed_grid.reactor.effects import Effect, PauseAttempt, StartAttempt
+from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
     MAX_CONNECTIONS_PER_PEER,
-    MAX_WHY_CHARS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
     AgentHello,
     AgentSide,
-    AnnouncedEnd,
     AttemptEndedReport,
-    AttemptPausedReport,
     AttemptsPage,
     AttemptStartedReport,
-    CheckpointAge,
     FromAgent,
     Heartbeat,
-    HeartbeatReply,
     MoveOrder,
     MoveReport,
     OwnerRules,
-    PauseAttemptOrder,
     RejectAgent,
-    StartAttemptOrder,
     StopAttemptOrder,
-    ToAgent,
     Welcome,
-    clipped,
 )
 
 UNWANTED_GRACE_MS = 5_000
@@ -82,10 +75,8 @@ RESEND_MS = 5_000
 """After so long without a report an order is sent again, and no agent gets orders again more often than that."""
 MAX_RESENT = 200
 """So many at once; the others have their turn the next time."""
-MAX_NUMBER_DIGITS = 10
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 Greeting = AgentHello | AttemptsPage
 SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report | MoveReport
 
@@ -187,7 +178,7 @@ class AgentSessions:
                 said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
                 seen = HeartbeatReceived(message.node, *said)
                 self._grid.observe(seen)
-                via.send(heard(self._grid.ledger, message, self._grid.now_ms()))
+                via.send(heartbeat_reply(self._grid.ledger, message, self._grid.now_ms()))
             return
         ledger = self._grid.ledger
         node = ledger.nodes.get(message.node)
@@ -476,7 +467,7 @@ class AgentInbox:
             self._waiting.append(message)
         return not self.has_overflowed
 
-    def take(self) -> list[FromAgent]:
+    def take_waiting(self) -> list[FromAgent]:
         """What may be handled together: all that waits, or a page of a greeting alone, since what comes with it counts
         after it."""
         waiting = self._waiting
@@ -512,90 +503,3 @@ def epoch_on(ledger: Ledger, name: str) -> int:
     """The epoch that counts on a node: the grid's, or a later one of its own."""
     node = ledger.nodes.get(name)
     return max(ledger.counters.get("epoch", 0), node.epoch if node is not None else 0)
-
-
-def heard(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
-    """The answer to a heartbeat: how long the node's work may go on, what of the node is lent through Ray, and when the
-    machine ends, as far as is known here."""
-    hold_ms, seen = hold_of(ledger, message.node), ledger.observations.get(message.node)
-    wanted = seen is not None and seen.report_wanted
-    end = announced_end(ledger, message.node, now)
-    if not ledger.bindings:
-        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end)
-    book = NodeClaims(
-        lease.claim
-        for lease in ledger.leases_of(message.node)
-        if lease.engine and not lease.job and lease.claim is not None
-    )
-    gpu_milli = sum(book.gpu_milli.values())
-    lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
-    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end)
-
-
-def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
-    """The end of a worker's machine, as it was announced."""
-    worker = ledger.workers.get(node) if ledger.workers else None
-    if worker is None or worker.notice is None or not worker.leaving_at_ms:
-        return None
-    return AnnouncedEnd(worker.notice.why[:MAX_WHY_CHARS], min(max(worker.leaving_at_ms - now, 0), MAX_NOTICE_MS))
-
-
-def hold_of(ledger: Ledger, name: str) -> int:
-    """How long the work of a node goes on without a word from here; 0 is without end."""
-    node = ledger.nodes.get(name)
-    return node.hold_ms if node is not None else 0
-
-
-def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
-    """The order that makes an effect happen."""
-    attempt = effect.job.attempt
-    assert attempt is not None
-    if isinstance(effect, StartAttempt):
-        used = ledger.leases.get(effect.lease.request.within, effect.lease)
-        claim = used.claim
-        assert claim is not None
-        seen = ledger.observations.get(effect.node)
-        return StartAttemptOrder(
-            effect.node,
-            attempt.lease_id,
-            attempt.fence,
-            effect.job.id,
-            _without_payload(effect.job.command),
-            claim,
-            hold_ms=hold_of(ledger, effect.node),
-            beat=seen.beat if seen is not None else 0,
-            generation=effect.lease.generation,
-            checkpoint=effect.job.checkpoint,
-        )
-    if isinstance(effect, PauseAttempt):
-        return PauseAttemptOrder(attempt.lease_id, attempt.fence, effect.paused, clipped(effect.why))
-    stop = effect.job.stop
-    assert stop is not None
-    ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
-    ending = Ending.PREEMPTED if stop.ending is Ending.MOVED else ending  # with the same notice, to mark a checkpoint
-    worker = ledger.workers.get(effect.node)
-    grace_ms = effect.job.command.grace_ms
-    if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
-        grace_ms = min(grace_ms, max(worker.notice.stop_by_ms - stop.asked_at_ms, 0))
-    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
-
-
-def _without_payload(command: Command) -> Command:
-    """The command as an agent needs it: what only pull workers read is left out."""
-    return replace(command, payload="") if command.payload else command
-
-
-def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
-    """What the report of an agent that serves these nodes means."""
-    uid, _, number = message.lease_id.rpartition(".")
-    attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
-    if isinstance(message, AttemptStartedReport):
-        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes, message.pid_start)
-    if isinstance(message, AttemptPausedReport):
-        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
-    if isinstance(message, CheckpointAge):
-        return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
-    started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
-    return AttemptEnded(
-        uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint
-    )

@@ -183,7 +183,7 @@ class AgentGateway:
     async def _process_inbox(self, inbox: AgentInbox, via: AgentSide) -> None:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""
         try:
-            while messages := inbox.take():
+            while messages := inbox.take_waiting():
                 if isinstance(messages[0], Greeting):
                     self._greeting.add(via)
                 await asyncio.gather(*(self._process(message, via) for message in messages))

@@ -121,7 +121,7 @@ class ResourceBoostPersistence:
         self.path = Path(path) if path is not None else StateDir(state_dir).root / FILE
 
     def load(self) -> list[StoredBoost]:
-        """The boosts in the file, of all machines; none where there is no file, Corrupted where it makes no sense."""
+        """The boosts in the file, of all machines; none where there is no file, Corrupted where it is invalid."""
         contents = self.read()
         if contents.problem:
             raise Corrupted(f"Persistence file corrupted: {self.path}: {contents.problem}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from distributed_grid.client.blocking_session import BlockingSession
+from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.coordinator_messages import (
     MESSAGE_TYPES,

@@ -29,8 +29,7 @@ from distributed_grid.orchestration.coordinator_messages import Reply, error_rep
 
 if TYPE_CHECKING:
     from distributed_grid.orchestration.coordinator import Coordinator
-    from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
-    from distributed_grid.orchestration.scaling_decision import ScalingDecision
+    from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager, ScalingDecision
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_CONNECTIONS = 1_000

@@ -1,7 +1,7 @@
 """`DynamicResourceManager`: the resources of workers, reservations on them, and when to scale; plain methods.
 
 Nothing is kept here: workers are nodes of the ledger, reservations are its leases, and the mappings are views of both,
-read when they are looked at. Two managers, other programs and the command line see the same.
+read when they are asked for. Two managers, other programs and the command line see the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import Struct, field
+
 from distributed_grid.api.worker_resources import reported_resources, required_amounts
-from distributed_grid.client.blocking_session import BlockingSession
+from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.domain.workers import (
     DEFAULT_EVALUATION_WINDOW,
     DEFAULT_HISTORY_RETENTION,
@@ -27,10 +29,10 @@ from distributed_grid.domain.workers import (
     DEFAULT_WORKER_REASSESSMENT_INTERVAL,
 )
 from distributed_grid.errors import BadInput, GridError, NotFound
-from distributed_grid.orchestration.scaling_decision import ScalingDecision
 
 if TYPE_CHECKING:
     from distributed_grid.config import ClusterConfig
+    from distributed_grid.control.view_types import ScalingDecisionRow
 
 __all__ = [
     "DEFAULT_EVALUATION_WINDOW",
@@ -253,3 +255,36 @@ def _checked(resources: Resources) -> Resources:
         raise BadInput(f"the resources of a worker must be a mapping, not {type(resources).__name__}")
     reported_resources(resources)
     return resources
+
+
+class ScalingDecision(Struct, frozen=True):
+    """Whether to start or give back workers: `action` is `scale_up`, `scale_down` or `none`.
+
+    With `scale_up`, `count` workers of `worker_type` with these `resource_requirements` are to be created by the
+    `provider`; with `scale_down`, those of `worker_ids` are to be terminated. `utilization` is the mean of the window
+    for the bottleneck, above 1 where more waits than there is.
+    """
+
+    action: str
+    reason: str
+    count: int = 0
+    worker_ids: list[str] = field(default_factory=list)
+    utilization: float = 0.0
+    worker_type: str | None = None
+    resource_requirements: dict[str, Any] | None = None
+    provider: str | None = None
+
+    @classmethod
+    def from_row(cls, row: ScalingDecisionRow) -> ScalingDecision:
+        """The decision that the control plane has made."""
+        needs = row["resource_requirements"]
+        return cls(
+            row["action"],
+            row["reason"],
+            row["count"],
+            list(row["worker_ids"]),
+            row["utilization"],
+            row["worker_type"],
+            None if needs is None else {**needs},
+            row["provider"],
+        )

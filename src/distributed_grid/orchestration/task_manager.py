@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.worker_resources import required_amounts
-from distributed_grid.client.blocking_session import BlockingSession
+from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import BadInput
 

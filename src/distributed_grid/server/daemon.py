@@ -76,8 +76,8 @@ from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
+from distributed_grid.server.offloading.move_files import ResultCollector
 from distributed_grid.server.offloading.reconciler import MoveReconciler
-from distributed_grid.server.offloading.results import ResultCollector
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
@@ -87,6 +87,7 @@ from distributed_grid.server.ray.ray_nodes import record_path
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
 from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher, answer_table
+from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
@@ -95,16 +96,13 @@ from distributed_grid.server.services.leases import LeaseService, RequestConvert
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
-from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.tasks import TaskService
-from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.services.workers import ScalingService, WorkerService
 from distributed_grid.server.workers.agent_packages import AgentPackages
-from distributed_grid.server.workers.autoscaler import Autoscaler
+from distributed_grid.server.workers.autoscaler import LOAD_ROW_BYTES, Autoscaler, ExpectedLoad
 from distributed_grid.server.workers.credential_mask import CredentialMask, MaskedLog
-from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.output_collector import OutputCollector
@@ -258,7 +256,7 @@ class Daemon:
         )
         workers = WorkerService(grid, viewer, catalog, tokens)
         predictive = config.resource_sharing.policy == PREDICTIVE
-        load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=ROW_BYTES)
+        load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=LOAD_ROW_BYTES)
         self._autoscaler = Autoscaler(
             grid,
             catalog,

@@ -30,6 +30,7 @@ from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.service import PredictionService
+from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService
 from distributed_grid.server.services.jobs import FileSink, JobService
@@ -37,12 +38,10 @@ from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
-from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.tasks import TaskService
-from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.services.workers import ScalingService, WorkerService
 from distributed_grid.supervision import start_logged
 
 MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered

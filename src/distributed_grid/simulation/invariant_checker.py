@@ -39,7 +39,7 @@ from distributed_grid.reactor.jobs import DISPLACED
 from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
 from distributed_grid.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
 from distributed_grid.simulation.machine import Machine, SimulatedProcess
-from distributed_grid.simulation.move_laws import MoveLaws
+from distributed_grid.simulation.move_invariants import MoveInvariants
 
 EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
@@ -80,7 +80,7 @@ class InvariantChecker:
         self.stopped: dict[str, tuple[str, Ending]] = {}
         """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin, and
         how they end: one that was being stopped for good already ends as that."""
-        self.moves = MoveLaws(self._hold, self.liars)
+        self.moves = MoveInvariants(self._hold, self.liars)
         self.steps = 0
         self.held: Tally[str] = Tally()
         """How often each invariant was checked."""
@@ -212,13 +212,13 @@ class InvariantChecker:
                 if row.is_over and row.uid in self.stopped and row.outcome is not None:
                     ending = row.outcome.ending
                     self._hold(ending is self.stopped[row.uid][1], STOPPED, f"{row.uid} is over, but {ending}")
-        self._look(stepped)
+        self._check_step(stepped)
 
     def refused(self, refusal: GridError) -> None:
         """It was refused."""
-        self._look(refusal)
+        self._check_step(refusal)
 
-    def _look(self, came_of_it: StepResult | GridError) -> None:
+    def _check_step(self, came_of_it: StepResult | GridError) -> None:
         """Hold every invariant of the ledger against what has just happened."""
         moment, self._moment = self._moment, None
         assert moment is not None

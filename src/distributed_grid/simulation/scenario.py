@@ -27,7 +27,7 @@ from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Prio
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
 from distributed_grid.simulation.faults import Fault, draw_faults
 from distributed_grid.simulation.machine import ScriptedJob
-from distributed_grid.simulation.move_plans import PlannedMove, PlannedOriginal, draw_moves, draw_originals
+from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal, draw_moves, draw_originals
 
 GB = 1024**3
 ASKS = (

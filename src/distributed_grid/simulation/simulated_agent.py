@@ -17,7 +17,7 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
 from distributed_grid.simulation.event_queue import ScheduledEvent, SimulatedTask, SimulatedTasks
-from distributed_grid.simulation.lies import Liar
+from distributed_grid.simulation.faults import MessageMutator
 from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
 from distributed_grid.simulation.network import Dialer, SimulatedUplink
 from distributed_grid.simulation.simulated_memory import SimulatedLending
@@ -141,7 +141,7 @@ class SimulatedAgent:
             *self.machine.records,
             *(f"job{self.random.randrange(20)}.1" for _ in "12"),
         )
-        return Liar(self.random, others).lie(message)
+        return MessageMutator(self.random, others).mutate(message)
 
     def received(self, message: ToAgent) -> None:
         """Take in what the control plane says."""

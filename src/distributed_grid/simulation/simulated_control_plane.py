@@ -41,7 +41,7 @@ from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import Effect, ShipCheckpoint, pending_checkpoints
 from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.simulation.network import Network, SimulatedLink
-from distributed_grid.simulation.simulated_shipping import SimulatedReconciler, SourceFiles
+from distributed_grid.simulation.simulated_moves import SimulatedReconciler, SourceFiles
 from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
 
 TICK_MS = 1_000
@@ -361,7 +361,7 @@ class SimulatedGateway:
 
     def _process_inbox(self, inbox: AgentInbox, via: SimulatedLink) -> None:
         """Handle what waits, together as far as it may be; then what has come meanwhile."""
-        messages = inbox.take()
+        messages = inbox.take_waiting()
         if not messages:
             self._inboxes.pop(via, None)
             if inbox.has_overflowed:

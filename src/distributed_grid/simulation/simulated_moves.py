@@ -1,20 +1,144 @@
-"""Simulated execution of orders about moves at their source, as an agent carries them out."""
+"""Simulated moves: who asks for them when, the agents that carry them out at their source, and the reconciler of moves.
+
+A scenario has processes that users have started by hand, and which work is asked to move when. What is asked for
+depends on where a job is at that moment, so the request itself is made then. Orders go to agents; files are read over
+the links, which takes a while or fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardPhase, GuardRecord
 from distributed_grid.agent.outbox import Outbox
+from distributed_grid.control.agent_messages import move_order
+from distributed_grid.control.batch import Entry
+from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, MoveResultsBrought, MoveShipped
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import MOVE_PREFIX, Move, MovedProcess, Way
+from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.states import JobState, MoveState, NodeState
+from distributed_grid.errors import GridError
+from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
 from distributed_grid.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal
+from distributed_grid.simulation.machine import Machine, ScriptedJob
 from distributed_grid.wire import MoveOrder
 
 if TYPE_CHECKING:
-    from distributed_grid.simulation.machine import Machine
+    from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
 
 CLOSE_MS = 500
 UNKNOWN = "nothing is known of this move here"
+RETRY_MS = 500
+FREEZES_MS = (500, 3_000, 10_000)
+WITHIN_MS = (300, 3_000, 20_000)
+"""Soon after a request: in a moment, while its files are shipped, or later."""
+
+
+class PlannedOriginal(Struct, frozen=True):
+    """A process that a user starts on a node, and how long it works."""
+
+    at_ms: int
+    node: str
+    pid: int
+    run_ms: int
+
+
+class PlannedMove(Struct, frozen=True):
+    """Somebody asks that a job, or a process (`pid`), goes to another node. `cancel_ms` later they do not want it any
+    more, and `guard_dies_ms` later its guard is killed; 0 is never."""
+
+    at_ms: int
+    number: int
+    target: str
+    job: str = ""
+    pid: int = 0
+    freeze_ms: int = 10_000
+    run_ms: int = 5_000
+    cancel_ms: int = 0
+    guard_dies_ms: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{MOVE_PREFIX}{self.number}"
+
+
+def draw_originals(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> list[PlannedOriginal]:
+    """A few processes, most of which outlive the busy time."""
+    count = random.choice((0, 1, 3, 6))
+    return [
+        PlannedOriginal(
+            random.randrange(until_ms // 2), random.choice(nodes), 1_000 + number, until_ms * number // 2 + 30_000
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def draw_moves(
+    random: Random, nodes: tuple[str, ...], originals: list[PlannedOriginal], jobs: list[str], *, until_ms: int
+) -> list[PlannedMove]:
+    """Moves of some of the jobs, and of every original, some of them twice."""
+    moves: list[PlannedMove] = []
+    for original in originals:
+        for _ in range(random.choice((1, 2))):
+            at_ms = original.at_ms + random.randrange(1_000, until_ms // 2)
+            moves.append(_move(random, nodes, at_ms, len(moves), pid=original.pid))
+    for job in random.sample(jobs, min(len(jobs), random.choice((0, 2, 8)))):
+        moves.append(_move(random, nodes, random.randrange(until_ms), len(moves), job=job))
+    return moves
+
+
+def _move(
+    random: Random, nodes: tuple[str, ...], at_ms: int, number: int, *, job: str = "", pid: int = 0
+) -> PlannedMove:
+    return PlannedMove(
+        at_ms,
+        number,
+        random.choice(nodes),
+        job,
+        pid,
+        random.choice(FREEZES_MS),
+        random.choice((500, 5_000, 40_000)),
+        random.randrange(1, random.choice(WITHIN_MS)) if random.random() < 0.25 else 0,
+        random.randrange(1, random.choice(WITHIN_MS)) if random.random() < 0.35 else 0,
+    )
+
+
+def requested_move(plan: PlannedMove, ledger: Ledger, node: str, identity: ProcessIdentity | None) -> Move | None:
+    """What a user asks for, as things are; None where there is nothing to move."""
+    asked = Request("unused", "ada", Amounts(500))
+    if identity is not None:
+        return Move(
+            plan.id,
+            "ada",
+            node,
+            _target(plan, ledger, node),
+            Way.PROCESS_RESTART,
+            asked,
+            0,
+            process=MovedProcess(identity, "data"),
+            command=ScriptedJob(plan.run_ms).command(),
+            freeze_ms=plan.freeze_ms,
+        )
+    job = ledger.jobs.get(plan.job)
+    if job is None:
+        return None
+    way = Way.RESTART if job.restartable else Way.CHECKPOINT_RESTART
+    way = Way.QUEUE_ELSEWHERE if job.state in (JobState.QUEUED, JobState.ASSIGNED) else way
+    source = job.attempt.node if job.attempt is not None else min(ledger.nodes)
+    return Move(plan.id, job.request.user, source, _target(plan, ledger, source), way, asked, 0, job=job.uid)
+
+
+def _target(plan: PlannedMove, ledger: Ledger, source: str) -> str:
+    """Where it is to go: not where it is."""
+    return plan.target if plan.target != source else max(name for name in ledger.nodes if name != source)
 
 
 class SimulatedMoves:
@@ -130,3 +254,80 @@ class SimulatedMoves:
             self._outbox.moved(move_id, "dead", detail=record.why)
         else:
             self._outbox.moved(move_id, "gone" if record.step is GuardPhase.GONE else "thawed", detail=record.why)
+
+
+class SourceFiles(NamedTuple):
+    """How the files of originals and jobs are read: what the working directory of a move's original on a node says of
+    its work (None where it cannot be read), and whether a node can be asked for files."""
+
+    progress: Callable[[str, str], int | None]
+    reaches: Callable[[str], bool]
+
+
+class SimulatedReconciler:
+    """Performs the effects of moves during one life of the control plane."""
+
+    def __init__(self, control: SimulatedControlPlane, files: SourceFiles) -> None:
+        self._control = control
+        self._files = files
+        self._life = control.starts
+        self._in_flight: set[tuple[str, str]] = set()
+
+    def poll(self) -> None:
+        """Repeat what is called for and not under way; orders are repeated by the sessions of agents."""
+        found = pending_moves(self._control.ledger, self._control.now)
+        self.perform(effect for effect in found if not isinstance(effect, OrderMoveStep))
+
+    def perform(self, effects: Iterable[MoveEffect]) -> None:
+        for effect in effects:
+            move = effect.move
+            if isinstance(effect, OrderMoveStep):
+                self._control.gateway.order_moves([move_order(effect)])
+            elif isinstance(effect, BringResults):
+                self._begin(move, "results", partial(self._bring, move))
+            elif move.state is MoveState.FROZEN:
+                self._begin(move, "difference", partial(self._settle, move))
+            else:
+                self._begin(move, "ahead", partial(self._ship, move))
+
+    def _begin(self, move: Move, what: str, work: Callable[[], None]) -> None:
+        key = (move.id, what)
+        if key in self._in_flight:
+            return
+        self._in_flight.add(key)
+
+        def done() -> None:
+            self._in_flight.discard(key)
+            if self._is_current():
+                work()
+
+        delay = self._control.random.choice((20, 200, 2_000)) * self._control.random.randint(1, 3)
+        self._control.queue.after(delay, done)
+
+    def _is_current(self) -> bool:
+        return self._control.is_up and self._control.starts == self._life
+
+    def _ship(self, move: Move) -> None:
+        found = self._files.progress(move.source, move.id)
+        if found is not None:
+            self._record(MoveShipped(move.id, str(found), 50))
+
+    def _settle(self, move: Move) -> None:
+        found = self._files.progress(move.source, move.id)
+        failed = MoveFailed(move.id, "what had changed could not be shipped")
+        self._record(failed if found is None else MoveFilesSettled(move.id, str(found), 1))
+
+    def _bring(self, move: Move) -> None:
+        node = self._control.ledger.nodes.get(move.ran_on)
+        if self._files.reaches(move.ran_on):
+            self._record(MoveResultsBrought(move.id, "results"))
+        elif node is None or node.state in (NodeState.LOST, NodeState.LEFT):
+            self._record(MoveResultsBrought(move.id, problem=f"its files are lost with {move.ran_on}"))
+
+    def _record(self, event: Event) -> None:
+        def then(entry: Entry) -> None:
+            if isinstance(entry.failure, GridError) and entry.failure.retryable:
+                self._control.queue.after(RETRY_MS, lambda: self._record(event))
+
+        if self._is_current():
+            self._control.handle(event, then)

@@ -30,12 +30,11 @@ from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.faults import Fault, FaultInjector
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
 from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.move_plans import PlannedMove, PlannedOriginal, requested_move
 from distributed_grid.simulation.network import Network, SimulatedLink, SimulatedUplink
 from distributed_grid.simulation.scenario import Scenario, UserRequest
 from distributed_grid.simulation.simulated_agent import SimulatedAgent
 from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
-from distributed_grid.simulation.simulated_shipping import SourceFiles
+from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal, SourceFiles, requested_move
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""

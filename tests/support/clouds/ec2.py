@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from distributed_grid.adapters.clouds.aws import AWSCloudProvider
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG, AWSCloudProvider
 from tests.support.clouds.booted_machines import BootedMachines
 from tests.support.clouds.ec2_query import (
     REGION,

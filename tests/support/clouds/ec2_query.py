@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG
 
 REGION = "us-west-2"
 XML = "{http://ec2.amazonaws.com/doc/2016-11-15}"

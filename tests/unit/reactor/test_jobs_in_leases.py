@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.control.agent_sessions import order_of
+from distributed_grid.control.agent_messages import order_of
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode, EngineObserved, EngineRegistered, GroupBound
 from distributed_grid.domain.jobs import Ending, Outcome

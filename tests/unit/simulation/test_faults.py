@@ -7,18 +7,60 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from msgspec import structs
 
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.simulation.campaign import failure_text
 from distributed_grid.simulation.event_queue import EventQueue
-from distributed_grid.simulation.faults import EVERYWHERE, JUMP_MS, JUMPS_FROM, STEP_MS, Fault, FaultKind
+from distributed_grid.simulation.faults import (
+    EVERYWHERE,
+    JUMP_MS,
+    JUMPS_FROM,
+    STEP_MS,
+    Fault,
+    FaultKind,
+    MessageMutator,
+)
 from distributed_grid.simulation.machine import MAX_SKEW, MILLION, USUAL_DRIFT, Machine, ScriptedJob, SimulatedProcess
 from distributed_grid.simulation.network import UP, Network, SimulatedLink
 from distributed_grid.simulation.scenario import draw_scenario
 from distributed_grid.simulation.world import BEGIN_MS, World
-from distributed_grid.wire import AcknowledgeReport, AttemptStartedReport, FromAgent, HeartbeatReply, ToAgent
+from distributed_grid.wire import (
+    PROTOCOL,
+    AcknowledgeReport,
+    AgentHello,
+    AnnouncedEnd,
+    AttemptEndedReport,
+    AttemptPausedReport,
+    AttemptStartedReport,
+    CheckpointAge,
+    FromAgent,
+    Heartbeat,
+    HeartbeatReply,
+    ReportedCapacity,
+    ToAgent,
+    decode_from_agent,
+    encode,
+)
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
+
+MESSAGES: list[FromAgent] = [
+    AgentHello(PROTOCOL, "1", "ash", ("job1.1",), ReportedCapacity.of(Capacity(4000, 1 << 34)), 3, "boot"),
+    Heartbeat(
+        "ash",
+        Usage(),
+        5_000,
+        2,
+        marks=(CheckpointAge("job1.1", 9, 100),),
+        capacity=ReportedCapacity.of(Capacity(4000, 1 << 34)),
+        end=AnnouncedEnd("spot notice", 120_000),
+    ),
+    AttemptStartedReport(1, "job1.1", 9, 123, (0, 1)),
+    AttemptPausedReport(2, "job1.1", 9, True, "why"),
+    AttemptEndedReport(3, "job1.1", 9, Outcome(Ending.EXITED, exit_code=0)),
+]
 
 
 def lines(world: World) -> list[str]:
@@ -492,3 +534,17 @@ def test_a_hold_that_runs_out_without_a_disturbance_is_noticed() -> None:
 
     world = World(a_scenario([a_job(70, 100)]), machine=Deaf, keep_all=True)
     assert world.run().violated == "a healthy agent's holds are renewed"
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_field_is_lied_about_within_the_types_of_the_wire(message: FromAgent) -> None:
+    mutator = MessageMutator(Random(1), ("birch", "job2.1"))
+    changed = set()
+    for _ in range(400):
+        said = mutator.mutate(message)
+        assert decode_from_agent(encode(said)) == said
+        assert type(said) is type(message)
+        differs = [name for name, value in structs.asdict(said).items() if value != getattr(message, name)]
+        assert len(differs) <= 1
+        changed.update(differs)
+    assert changed == set(message.__struct_fields__)

@@ -1,10 +1,10 @@
-"""Kernel files: counters of /proc, read in tens of microseconds, and a description of the processor and disks."""
+"""Kernel files: counters of /proc, read in tens of microseconds, the processor and disks, and the raylets that run."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from distributed_grid.posix.private_files import read_all
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)  # user nice system, not idle iowait, irq softirq steal
+RAYLET_PROGRAM = "/ray/core/src/ray/raylet/raylet"  # where every installed Ray has it
 
 
 class MemoryInfo(Struct, frozen=True):
@@ -136,3 +137,25 @@ def _read_text(file: Path) -> str:
         return read_kernel_file(file).decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_raylet(pid: int, besides: str = "") -> bool:
+    """Whether a process runs the raylet of an installed Ray, not below the path `besides`.
+
+    What a process calls itself says nothing. The Ray belongs to root or to this user, or whoever runs it cannot change
+    it. A process of another user shows its program to root only.
+    """
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+        found, runner = os.stat(f"/proc/{pid}/exe"), os.stat(f"/proc/{pid}").st_uid
+    except OSError:  # ended, or another user's
+        return False
+    if besides and program.startswith(os.path.join(os.path.realpath(besides), "")):
+        return False
+    is_trusted = found.st_uid in (0, os.geteuid()) or found.st_uid != runner
+    return program.endswith(RAYLET_PROGRAM) and is_trusted and not found.st_mode & 0o002
+
+
+def find_raylets() -> Iterator[int]:
+    """The pids of all that run on this machine."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and is_raylet(int(name)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.adapters.probes.raylet_probe import find_raylets
+from distributed_grid.adapters.probes.procfs import find_raylets
 from distributed_grid.adapters.ray.driver_messages import Connect, Connected
 
 PROBE_SECONDS = 5.0

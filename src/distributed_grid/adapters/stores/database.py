@@ -1,4 +1,4 @@
-"""Schema of `grid.db`, and opening it without ever harming a file that cannot be used.
+"""Schema of `grid.db`, opening it without ever harming a file that cannot be used, and opening files beside it.
 
 - A refused file keeps every byte, and so does its `-wal`: inspection uses a plain read and a read-only connection,
   which neither recovers into the file nor checkpoints on closing.
@@ -10,6 +10,8 @@
 
 Opening reads the header, the schema and every live row: all the daemon is about to act on. `PRAGMA quick_check` would
 read the whole file, seconds for a big history; `check_integrity` does that on demand.
+
+What the files beside it hold is convenient, and no error of theirs stops anything.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import sqlite3
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -255,3 +257,26 @@ def _remove_with_logs(path: Path) -> None:
 
 def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+def open_auxiliary_file(path: Path, version: int, statements: Iterable[str]) -> sqlite3.Connection:
+    """Open a private file (0600) with this version of its tables, made by the statements where they are missing.
+
+    `sqlite3.DatabaseError` where it is damaged or of another version. Used by one thread at a time.
+    """
+    path.touch(mode=0o600)
+    db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found not in (0, version):
+            raise sqlite3.DatabaseError(f"it has version {found}, this program knows {version}")
+        for statement in statements:
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {version}")
+        db.commit()
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from distributed_grid.adapters.stores.auxiliary_file import open_auxiliary_file
+from distributed_grid.adapters.stores.database import open_auxiliary_file
 
 VERSION = 1
 _TABLE = """

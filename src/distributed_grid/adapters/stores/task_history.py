@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from distributed_grid.adapters.stores.auxiliary_file import open_auxiliary_file
+from distributed_grid.adapters.stores.database import open_auxiliary_file
 from distributed_grid.prediction.task_runs import RunSummary, TaskRun
 
 VERSION = 1

@@ -27,9 +27,15 @@ from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
-from distributed_grid.agent.limits.memory_limit import CgroupMemoryLimit, PolledMemoryLimit, over_limit_message
-from distributed_grid.agent.limits.memory_usage import FIRST_MS, TreeMemory, next_reading_ms
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
+from distributed_grid.agent.limits.tree_memory import (
+    FIRST_MS,
+    CgroupMemoryLimit,
+    PolledMemoryLimit,
+    TreeMemory,
+    next_reading_ms,
+    over_limit_message,
+)
 from distributed_grid.posix.boot_clock import boot_ms
 
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`

@@ -5,7 +5,7 @@ session that one of the tree leads, and whatever was seen in the tree before. A 
 and session before anybody looked cannot be told from a stranger.
 
 A process is signalled by a pidfd whose start time was compared after it was opened, never by its pid. The tree stands
-still when a look at all processes, begun while every thread of every known member was stopped, finds no other member:
+still when a scan of all processes, begun while every thread of every known member was stopped, finds no other member:
 what is stopped has no children. Whoever was stopped before is left alone, by `stop` and by `resume`.
 """
 

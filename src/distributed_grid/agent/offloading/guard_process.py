@@ -150,13 +150,13 @@ class GuardProcess:
             if record.step in FINAL_PHASES:
                 self._unwritten = record
             if record.step is GuardPhase.FREEZING:
-                self._tell({"problem": f"the journal of the move cannot be written: {reason}"})
+                self._report({"problem": f"the journal of the move cannot be written: {reason}"})
             elif record.step in (GuardPhase.THAWED, GuardPhase.GONE):  # these hold, written or not
-                self._tell_record(record)
+                self._report_record(record)
             return reason
         self._core.apply(record)
         self._unwritten = None
-        self._tell_record(record)
+        self._report_record(record)
         return None
 
     def _write_again(self) -> None:
@@ -255,12 +255,12 @@ class GuardProcess:
             return
         self._perform(self._core.freeze(now, lease_ms, self._tree.members, tuple(sorted(self._tree.spared))))
 
-    def _tell_record(self, record: GuardRecord) -> None:
+    def _report_record(self, record: GuardRecord) -> None:
         self._last = record
         for fd in list(self._connections):
             self._send(fd, encode_record(record))
 
-    def _tell(self, message: dict[str, str]) -> None:
+    def _report(self, message: dict[str, str]) -> None:
         for fd in list(self._connections):
             self._send(fd, json.dumps(message).encode() + b"\n")
 
@@ -335,11 +335,11 @@ def _watch_guard(folder: int, guard: int) -> None:
     """Kill a guard that is stuck, while this process waits for its lock. It is the parent
     of this process, so its pid is its own as long as that is so."""
 
-    def look(signum: int, frame: object) -> None:
+    def check(signum: int, frame: object) -> None:
         if os.getppid() == guard and is_stuck(folder, boot_ms()):
             os.kill(guard, signal.SIGKILL)
 
-    signal.signal(signal.SIGALRM, look)
+    signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, WATCH_SECONDS, WATCH_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """Process inventory of a machine: the pieces of work of this user that the grid did not start, as facts.
 
-One look reads the process table, then the processes of this user one by one. CPU use is that between two looks, or
-since the start of a process where there was none. A look touches the files that commands name, so it may hang with a
+One scan reads the process table, then the processes of this user one by one. CPU use is that between two scans, or
+since the start of a process where there was none. A scan touches the files that commands name, so it may hang with a
 network file system: make it in a thread.
 """
 
@@ -19,20 +19,19 @@ from msgspec import Struct
 from distributed_grid.adapters.probes.open_sockets import OpenSockets, read_open_sockets
 from distributed_grid.adapters.probes.procfs import TICK_MS
 from distributed_grid.agent.offloading import proc_entries
-from distributed_grid.agent.offloading.needed_files import NeededFiles, is_below
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessGone, ProcRow, ReaderIdentity
-from distributed_grid.agent.offloading.work_roots import WorkForest, is_interactive_shell
+from distributed_grid.agent.offloading.work_trees import NeededFiles, WorkForest, is_below, is_interactive_shell
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.scheduling.offloading.process_commands import mask_secrets
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
-"""Two looks that are closer than this do not tell a rate."""
+"""Two scans that are closer than this do not tell a rate."""
 PSS_FROM_BYTES = 32 << 20
 """Trees that hold less are told by what is resident: walking page tables takes longer than all else."""
 PSS_SECONDS = 0.1
-"""For so long the shares of the largest trees are read, in one look."""
+"""For so long the shares of the largest trees are read, in one scan."""
 _SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
 
 
@@ -48,21 +47,21 @@ NO_SURROUNDINGS = Surroundings()
 
 
 class ProcessInventory:
-    """Looks at this user's processes; remembers CPU times from look to look."""
+    """Scans this user's processes; remembers CPU times from scan to scan."""
 
     def __init__(self, uid: int | None = None) -> None:
         self._uid = os.getuid() if uid is None else uid
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def look(
+    def scan(
         self, surroundings: Surroundings = NO_SURROUNDINGS, *, pid: int = 0, variables: tuple[str, ...] = ()
     ) -> list[ProcessInfo]:
         """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's."""
-        return _Look(self._uid, surroundings, self._seen).processes(pid, variables)
+        return _InventoryScan(self._uid, surroundings, self._seen).processes(pid, variables)
 
 
-class _Look:
-    """One look: everything that is read once, and the trees that are put together from it."""
+class _InventoryScan:
+    """One scan: everything that is read once, and the trees that are put together from it."""
 
     def __init__(self, uid: int, surroundings: Surroundings, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
         self._uid = uid
@@ -228,12 +227,12 @@ class _Look:
         return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
 
     def _remember(self) -> None:
-        """Keep this look for the next one, and of processes that were looked at a moment ago the earlier one."""
+        """Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one."""
         recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
         own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
-        looked = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
+        scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
         self._seen.clear()
-        self._seen.update(looked)
+        self._seen.update(scanned)
 
     def _other_sessions(self, root: ProcRow) -> int:
         return sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session)

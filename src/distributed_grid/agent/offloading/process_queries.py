@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from distributed_grid.agent.offloading.needed_files import missing_files
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
+from distributed_grid.agent.offloading.work_trees import missing_files
 from distributed_grid.domain.processes import ProcessInfo
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
@@ -68,7 +68,7 @@ class ProcessQueries:
                 found: list[ProcessInfo] = []
                 if query.node == self._typed_on:
                     around, pid, names = self._surroundings(), query.pid, query.variables
-                    found = await asyncio.to_thread(self._inventory.look, around, pid=pid, variables=names)
+                    found = await asyncio.to_thread(self._inventory.scan, around, pid=pid, variables=names)
             except Exception as failure:  # whatever is wrong with a process here, whoever asked must hear of it
                 self._send(_failed(query, f"the processes could not be read: {failure}"))
                 return

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.adapters.probes.raylet_probe import is_raylet
+from distributed_grid.adapters.probes.procfs import is_raylet
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 

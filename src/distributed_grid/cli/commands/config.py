@@ -78,7 +78,7 @@ def check(session: CliSession, path: str | None, providers: bool) -> int:
 
 def _provider_reports(session: CliSession, config: ClusterConfig) -> list[dict[str, Any]]:
     """What each provider lacks; a control plane that was told to listen elsewhere does so."""
-    from distributed_grid.server.workers.provider_check import check_providers, report_view
+    from distributed_grid.server.workers.provider_registry import check_providers, report_view
 
     listens_on = ""
     with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Automatic offloading in the control plane: looks at the pressure of all nodes at every interval, and alerts.
+"""Automatic offloading in the control plane: evaluates the pressure of all nodes at every interval, and alerts.
 
 While it is not enabled, nothing is read and nothing moves; but what was done to degraded nodes is undone.
 """
@@ -19,8 +19,8 @@ from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.reactor.offloading.auto_offload import MAX_MOVES_PER_LOOK, is_enabled
 
-FIRST_LOOK_SECONDS = 5.0
-"""The first look is so soon: by then the nodes have reported, and what lasts is counted from it."""
+FIRST_EVALUATION_SECONDS = 5.0
+"""The first evaluation is so soon: by then the nodes have reported, and what lasts is counted from it."""
 AHEAD_MS = 300_000
 """So far ahead the memory of nodes is forecast, where there are blocks that could leave in time."""
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class PressureReader(Protocol):
 
 
 class AutoOffloader:
-    """Looks at every interval; `alert` is called when a node is degraded or restored, and when it stops itself."""
+    """Evaluates at every interval; `alert` is called when a node is degraded or restored, and when it stops itself."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class AutoOffloader:
         self._degraded: dict[str, str] | None = None
         self._stopped: str | None = None
 
-    def look_soon(self) -> None:
-        """Look at once: somebody has switched it on or off."""
+    def evaluate_soon(self) -> None:
+        """Evaluate at once: somebody has switched it on or off."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
-        pause = min(self.offload.interval_ms / 1000, FIRST_LOOK_SECONDS)
+        """Evaluate until cancelled."""
+        pause = min(self.offload.interval_ms / 1000, FIRST_EVALUATION_SECONDS)
         while True:
             try:
                 await asyncio.wait_for(self._wanted.wait(), pause)
@@ -71,12 +71,12 @@ class AutoOffloader:
             self._wanted.clear()
             pause = self.offload.interval_ms / 1000
             try:
-                await self.look()
-            except Exception:  # the outermost loop: the next look may well succeed
-                log.exception("automatic offloading could not look at the nodes")
+                await self.evaluate()
+            except Exception:  # the outermost loop: the next one may well succeed
+                log.exception("automatic offloading could not evaluate the nodes")
 
-    async def look(self) -> None:
-        """One look, and what follows from it; nothing while it is off and nothing has to be undone."""
+    async def evaluate(self) -> None:
+        """Evaluate once, and do what follows; nothing while it is off and nothing has to be undone."""
         is_on, is_degraded, lenders = await self._grid.read(self._what_is_needed)
         if is_on or is_degraded:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
@@ -90,7 +90,7 @@ class AutoOffloader:
         return is_on, bool(ledger.degraded), frozenset(ledger.blocks_at)
 
     async def _send_alerts(self) -> None:
-        """Alert of what is new since the last look; what was so when the control plane started was told before."""
+        """Alert of what is new since the last evaluation; what was so at the start of the control plane is known."""
         now, degraded, stopped = await self._grid.read(
             lambda ledger, now: (
                 now,

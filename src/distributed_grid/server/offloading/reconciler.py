@@ -13,17 +13,16 @@ from functools import partial
 from typing import Any
 
 from distributed_grid.adapters.workdir.content_store import ContentStore
+from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.move_messages import move_order
 from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, MoveResultsBrought, MoveShipped
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.states import MoveState, NodeState
 from distributed_grid.errors import GridError, NotFound, Unreachable
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
-from distributed_grid.server.offloading.directory_shipping import ShippedTree, ship_tree
-from distributed_grid.server.offloading.results import ResultCollector
+from distributed_grid.server.offloading.move_files import ResultCollector, ShippedTree, ship_tree
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import MoveReport
 
@@ -160,7 +159,7 @@ class MoveReconciler:
             manifest, problem = await self._results.collect(move)
         except Unreachable as failure:
             if not await self._grid.read(lambda ledger, now: _is_lost(ledger, move.ran_on)):
-                return  # tried again with the next look
+                return  # tried again with the next poll
             manifest, problem = "", f"its files are lost with {move.ran_on}: {failure}"
         except (GridError, OSError) as failure:
             if isinstance(failure, GridError) and failure.retryable:

@@ -31,12 +31,12 @@ from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink
 from distributed_grid.server.access.tokens import TokenStore
+from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.offloading_auto import AutoOffloadService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_restarted

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from distributed_grid.api.id_prefixes import fits, not_found, prefix_hint
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.move_views import IsConnected, move_view
+from distributed_grid.control.offload_views import IsConnected, move_view
 from distributed_grid.control.views import View, Viewer, ask_view
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
@@ -28,7 +28,7 @@ from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.scheduling.scaling.demand import why_no_worker
-from distributed_grid.server.services.offload_explanation import explain_node, job_offloading
+from distributed_grid.server.services.auto_offload import explain_node, job_offloading
 from distributed_grid.server.services.records import (
     DecisionRecord,
     choice_in,

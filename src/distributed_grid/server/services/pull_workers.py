@@ -149,7 +149,7 @@ class PullWorkerService:
         """Whether a worker has room now, why not, and its fitness."""
         request = _reservation(op.worker_id, required_amounts(op.requirements), "check")
 
-        def look(ledger: Ledger, now: int) -> View:
+        def read(ledger: Ledger, now: int) -> View:
             node = ledger.nodes.get(op.worker_id)
             if node is None:
                 return _fit(0.0, f"no worker is called {op.worker_id}")
@@ -160,12 +160,12 @@ class PullWorkerService:
                     return _fit(fitness)
             return _fit(0.0, why_not_there(ledger, request, node, now))
 
-        return await self._grid.read(look)
+        return await self._grid.read(read)
 
     async def resources(self) -> View:
         """What every worker has and has free, and what is held for tasks."""
 
-        def look(ledger: Ledger, now: int) -> View:
+        def read(ledger: Ledger, now: int) -> View:
             return {
                 "workers": {name: _resources(ledger, node) for name, node in ledger.nodes.items()},
                 "reservations": [
@@ -175,7 +175,7 @@ class PullWorkerService:
                 ],
             }
 
-        return await self._grid.read(look)
+        return await self._grid.read(read)
 
     async def _usage(self, name: str, reported: ReportedResources) -> Usage:
         return await self._grid.read(

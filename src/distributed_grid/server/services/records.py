@@ -236,10 +236,10 @@ async def decision_on(
     if choice is None and lease is not None and lease.state is LeaseState.ASKED:
         waits = lease
 
-        def look(ledger: Ledger, now: int) -> tuple[str, int | None]:
+        def read(ledger: Ledger, now: int) -> tuple[str, int | None]:
             return str(strategy_of(ledger, waits.request)), estimate_newcomer_start(ledger, waits, now)
 
-        strategy, starts_at_ms = await grid.read(look)
+        strategy, starts_at_ms = await grid.read(read)
         return _undecided(strategy, list(why), viewer.time(starts_at_ms or 0))
     if choice is None:
         earlier = await history_of(grid, subject)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.move_views import IsConnected
+from distributed_grid.control.offload_views import IsConnected
 from distributed_grid.control.views import GB, View, Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import claimed_amount

@@ -1,4 +1,4 @@
-"""Requests about workers: start, list, show and end them, and what providers offer.
+"""Requests about workers and scaling: start, list, show and end workers, what providers offer, what scaling does.
 
 Whoever wants a worker, a person or the autoscaler, asks `start`: it is refused before anything is spent where the
 budget does not allow it, or where the worker could never reach this control plane.
@@ -13,7 +13,7 @@ from distributed_grid.api import requests
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
-from distributed_grid.control.worker_views import budget_view, offer_view, worker_view
+from distributed_grid.control.worker_views import budget_view, offer_view, plan_view, status_view, worker_view
 from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row
@@ -23,13 +23,15 @@ from distributed_grid.errors import Ambiguous, GridError, Refused
 from distributed_grid.ports import Store, WorkerOffer
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
+from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation, evaluate
 from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
 
 if TYPE_CHECKING:
-    from distributed_grid.control.view_types import WorkerRow
+    from distributed_grid.control.view_types import ScalingPlanView, ScalingStatus, WorkerRow
 
 GIB = 1024**3
 MAX_ENDED = 200
@@ -94,7 +96,7 @@ class WorkerService:
 
         return await self._grid.read(check)
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ showing
 
     async def list(self, op: requests.ListWorkers) -> View:
         """The workers that are not proven gone, and with `all` the last ones that were."""
@@ -192,3 +194,55 @@ def _decoded(row: Any) -> Worker:
     worker = decode_row(Worker.kind, row.blob)
     assert isinstance(worker, Worker)
     return worker
+
+
+class ScalingService:
+    """Answers the requests about scaling."""
+
+    def __init__(self, grid: Grid, autoscaler: Autoscaler) -> None:
+        self._grid = grid
+        self._autoscaler = autoscaler
+
+    async def status(self) -> View:
+        """Workers by state, utilization, demand, cooldowns and money."""
+
+        def read(ledger: Ledger, now: int) -> ScalingStatus:
+            return status_view(
+                ledger,
+                self._evaluate(ledger, now),
+                budget_state(ledger, now, wall_ms()),
+                now,
+                wall_ms(),
+                problem=self._autoscaler.problem,
+                expected_milli=self._autoscaler.expected_milli,
+                warm=self._autoscaler.warm,
+            )
+
+        return {"scaling": await self._grid.read(read)}
+
+    async def plan(self) -> View:
+        """What would be done now, and what it would cost."""
+        if self._autoscaler.provider:
+            await self._autoscaler.read_types()
+
+        def read(ledger: Ledger, now: int) -> ScalingPlanView:
+            return plan_view(ledger, self._evaluate(ledger, now).plan, now, wall_ms())
+
+        return {"plan": await self._grid.read(read), "problem": self._autoscaler.problem or None}
+
+    async def run(self, caller: Caller) -> View:
+        """Evaluate now, and act; what was done."""
+        must_be_admin(caller)
+        if not self._autoscaler.provider:
+            raise Refused("scaling.provider is not set: nothing can be started")
+        await self._autoscaler.read_types()
+        done, started = await self._autoscaler.evaluate_now()
+
+        def read(ledger: Ledger, now: int) -> ScalingPlanView:
+            return plan_view(ledger, done, now, wall_ms(), done=True)
+
+        view = await self._grid.read(read)
+        return {"plan": view, "started": started, "problem": self._autoscaler.problem or None}
+
+    def _evaluate(self, ledger: Ledger, now: int) -> ScalingEvaluation:
+        return evaluate(ledger, now, wall_ms(), warm=self._autoscaler.warm)

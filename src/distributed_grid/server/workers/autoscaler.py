@@ -3,41 +3,53 @@
 What the provider can start is read first and kept in the ledger, so that a request which only a worker could serve
 waits for one. Where workers could not reach this control plane, or the provider cannot be used, nothing is started and
 the reason is shown. Without `scaling.provider` it only sets the rules: nothing acts on its own.
+
+For the predictive policy it learns the load that is to be expected from samples of the ledger. Five-minute sums of the
+last eight days are in a file of their own; without it, or with a damaged one, it begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
+from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import ScalingEvaluated, ScalingRulesSet
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import LeaseState
+from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerResources
 from distributed_grid.errors import GridError
 from distributed_grid.ports import WorkerOffer
+from distributed_grid.prediction.warm_pool import KEPT_MS, SLOT_MS, LoadSlot, WarmPool
 from distributed_grid.reactor.decision import ScalingAnswer
+from distributed_grid.scheduling.scaling.demand import read_demand
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate
-from distributed_grid.server.workers.expected_load import ExpectedLoad
+from distributed_grid.scheduling.scaling.idle_workers import has_work
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
 MAX_SHOWN = 5
-LOOK_SECONDS = 0.25
-"""How often it is looked whether the end of a worker was announced, or something waits that no node could serve."""
+POLL_SECONDS = 0.25
+"""How often it is checked whether the end of a worker was announced, or something waits that no node could serve."""
 REST_FACTOR = 20
-"""It is not looked again before so many times the time that it took."""
+"""It is not checked again before so many times the time that it took."""
 log = logging.getLogger(__name__)
+_LOAD_ROW = struct.Struct("<qqq")
+LOAD_ROW_BYTES = _LOAD_ROW.size
+LOAD = "load"
+"""The name under which the slots are stored."""
 
 
 class Autoscaler:
@@ -112,7 +124,7 @@ class Autoscaler:
         that no node could serve."""
         until = asyncio.get_running_loop().time() + self.interval_seconds
         while (left := until - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(left, LOOK_SECONDS))
+            await asyncio.sleep(min(left, POLL_SECONDS))
             leaving = await self._grid.read(
                 lambda ledger, now: {one.id for one in ledger.workers.values() if one.is_leaving}
             )
@@ -124,7 +136,7 @@ class Autoscaler:
 
     async def _has_no_node(self) -> bool:
         """Whether something waits that no node could serve, and workers are to be started for it; in a long queue that
-        is not looked at all the time."""
+        is not checked all the time."""
         began = time.monotonic()
         if began < self._rests_until:
             return False
@@ -195,3 +207,77 @@ def _why_nothing(provider: str, offers: Sequence[WorkerOffer]) -> str:
 
 def _template(worker: Worker) -> Worker:
     return replace(worker, id="", by="")
+
+
+class ExpectedLoad:
+    """Learns the load of a grid, and says how many workers to keep."""
+
+    def __init__(self, grid: Grid, store: MinuteStore) -> None:
+        self._grid = grid
+        self._store = store
+        self._pool = WarmPool()
+
+    async def start(self, wall_ms: int) -> None:
+        """Learn what was known before."""
+        rows = await asyncio.to_thread(self._store.load, wall_ms - KEPT_MS, wall_ms)
+        await asyncio.to_thread(self._learn, rows)
+
+    def _learn(self, rows: list[tuple[str, bytes]]) -> None:
+        for _, row in rows:
+            slot, load_sum, counts = _LOAD_ROW.unpack(row)
+            self._pool.learn(LoadSlot(slot, load_sum, counts >> 32, counts & 0xFFFFFFFF))
+
+    async def sample(self, wall_ms: int) -> int:
+        """Learn the load of this moment; how many workers are to be kept."""
+        load, own, workers, in_use = await self._grid.read(lambda ledger, now: read_load(ledger))
+        ended = self._pool.observe(wall_ms, load, in_use)
+        if ended is not None:
+            row = _LOAD_ROW.pack(ended.slot, ended.load_sum, ended.samples << 32 | ended.workers_in_use)
+            written = [(ended.slot * SLOT_MS, LOAD, row)]
+            await asyncio.to_thread(self._store.write, written, before_ms=wall_ms - KEPT_MS)
+        rules = self._grid.ledger.scaling
+        return self._pool.size(workers, in_use, own_milli=own, target_milli=rules.target_milli, limit=rules.max_workers)
+
+    @property
+    def expected_milli(self) -> int | None:
+        """The load that is expected soon, in thousandths of a worker; None while too little is known."""
+        return self._pool.expected_milli()
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        self._store.close()
+
+
+def read_load(ledger: Ledger) -> tuple[int, int, int, int]:
+    """What is lent and waits, and what nodes have that are no workers, in thousandths of a worker of the preferred
+    type; how many workers there are, and how many of them are in use."""
+    serving = [one for one in ledger.workers.values() if one.is_on_its_way or one.state is WorkerState.JOINED]
+    in_use = sum(has_work(ledger, worker.node) for worker in serving)
+    types = ledger.scaling.types
+    if not types:
+        return 0, 0, len(serving), in_use
+    unit = types[0].resources
+    lent = [sum(parts) for parts in zip(*(_lent_on(ledger, name) for name in ledger.node_claims), strict=True)]
+    for shape in read_demand(ledger, [one.resources for one in types]).shapes:
+        ask = shape.request.ask
+        asked = (ask.cpu_milli, ask.memory_bytes, ask.gpu_milli)
+        lent = [one + shape.members * more for one, more in zip(lent or [0, 0, 0], asked, strict=True)]
+    own = [node.lendable for node in ledger.nodes.values() if node.name not in ledger.workers]
+    has = (
+        sum(one.cpu_milli for one in own),
+        sum(one.memory_bytes for one in own),
+        WHOLE_GPU * sum(len(one.gpus) for one in own),
+    )
+    load = max(_parts(lent or [0, 0, 0], unit), default=0)
+    return load, min(_parts(has, unit), default=0), len(serving), in_use
+
+
+def _lent_on(ledger: Ledger, node: str) -> tuple[int, int, int]:
+    claims = ledger.claims_on(node)
+    return claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values())
+
+
+def _parts(amounts: list[int] | tuple[int, int, int], unit: WorkerResources) -> list[int]:
+    """Each resource in thousandths of what a worker has of it."""
+    sizes = (unit.cpu_milli, unit.memory_bytes, WHOLE_GPU * unit.gpu_count)
+    return [1000 * amount // size for amount, size in zip(amounts, sizes, strict=True) if size]

@@ -84,7 +84,7 @@ class OutputCollector:
         self._max_bytes = max_bytes
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._first_tried: dict[str, float] = {}
-        self._next_look: dict[str, float] = {}
+        self._next_check: dict[str, float] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -100,13 +100,13 @@ class OutputCollector:
                 task.cancel()
 
     def _is_due(self, worker: Worker) -> bool:
-        """Whether to look on a worker now: while something runs there, once in a while."""
+        """Whether to check a worker now: while something runs there, once in a while."""
         if not is_still_needed(self._grid.ledger, worker.node):
             return True
         now = asyncio.get_running_loop().time()
-        if now < self._next_look.get(worker.id, 0.0):
+        if now < self._next_check.get(worker.id, 0.0):
             return False
-        self._next_look = {one: at for one, at in self._next_look.items() if at > now} | {
+        self._next_check = {one: at for one, at in self._next_check.items() if at > now} | {
             worker.id: now + LEAVING_SECONDS
         }
         return True

@@ -1,19 +1,27 @@
-"""Registry of providers: the built-in ones that the config names, and those of other packages by entry point.
+"""Registry of providers: the built-in ones that the config names, those of other packages, and a check of each.
 
 A package plugs a provider in by an entry point of the group `distributed_grid.providers`, whose name is the provider's
 and whose object is a subclass of `CloudProviderBase`. It is made with its section of the config, `providers.<name>`, as
 a mapping with its variables expanded. Nothing is made before it is used.
+
+A check says what a provider lacks before it can be used, and what a call that changes nothing says. It needs no control
+plane. Nothing that it says has a credential in it, whoever said it first.
 """
 
 from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from distributed_grid.config import ClusterConfig
+from msgspec import Struct
+
+from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
-from distributed_grid.errors import BadInput, GridError
-from distributed_grid.ports import CloudProviderBase
+from distributed_grid.config.value_kinds import is_loopback
+from distributed_grid.errors import BadInput, GridError, TimedOut
+from distributed_grid.ports import CloudProviderBase, WorkerOffer
 from distributed_grid.server.workers.credential_mask import CredentialMask
 
 _CLOUDS = "distributed_grid.adapters.clouds"
@@ -24,6 +32,7 @@ BUILT_IN = {
     "slurm": (f"{_CLOUDS}.slurm", "SlurmProvider"),
 }
 """The providers of this package: the module of each, loaded where it is used, and its class."""
+T = TypeVar("T")
 
 
 class ProviderRegistry:
@@ -86,3 +95,112 @@ class ProviderRegistry:
         if not isinstance(made, CloudProviderBase):
             raise GridError(f"the provider {name} ({point.value}) is no CloudProviderBase")
         return made
+
+
+class ProviderReport(Struct, frozen=True):
+    """What a provider lacks (`problems`: it cannot be used until they are solved), and what works (`checks`)."""
+
+    provider: str
+    problems: tuple[str, ...]
+    checks: tuple[str, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.problems
+
+
+def check_providers(config: ClusterConfig, *, listens_on: str = "") -> list[ProviderReport]:
+    """A report of each provider; `listens_on` is where the control plane listens, unless as the config says."""
+    registry = ProviderRegistry(config)
+    host = listens_on or config.server.host
+    return [check_provider(config, registry, name, host) for name in registry.names()]
+
+
+def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str, host: str) -> ProviderReport:
+    """What one provider lacks. Of its calls each has the deadline of the config."""
+    problems: list[str] = []
+    checks: list[str] = []
+    try:
+        provider = registry.open(name)
+        reach = reach_problem(provider, host)
+        problems += [reach] if reach else []
+        checks += _answered(f"{name} check", provider.check, config.workers.call_seconds)
+        offers = _answered(f"{name} offers", provider.offers, config.workers.call_seconds)
+        offered, missing = offer_lines(config, offers)
+        checks += offered
+        problems += missing
+    except ConfigProblems as found:
+        problems += str(found).splitlines()
+    except Exception as failure:  # an SDK's own, and those of other packages, too: it is what is wrong
+        problems.append(_one_line(failure))
+    mask = CredentialMask.of_providers(config, [name])
+    return ProviderReport(name, tuple(map(mask.text, problems)), tuple(map(mask.text, checks)))
+
+
+def reach_problem(provider: CloudProviderBase, host: str) -> str:
+    """Why its machines could not reach the control plane; empty where they can."""
+    if provider.is_on_this_host or not (host == "local" or is_loopback(host)):
+        return ""
+    return (
+        "its machines could not reach the control plane, which listens on this machine only; "
+        "set server.host and server.names, or type: grid daemon start --listen 0.0.0.0:7433"
+    )
+
+
+def offer_lines(config: ClusterConfig, offers: Sequence[WorkerOffer]) -> tuple[list[str], list[str]]:
+    """What is offered and why some of it cannot be had; and what is wrong where nothing of it could be started."""
+    scaling = config.scaling
+    is_limited = scaling.budget_usd_per_hour is not None or scaling.budget_usd_per_day is not None
+    lines, usable = [], 0
+    for offer in offers:
+        problem = offer.unavailable
+        if not problem and is_limited and offer.price_micro is None:
+            problem = "its price is not known, and there is a budget: set price_per_hour"
+        usable += not problem
+        lines.append(f"{offer.id}: {problem or _price(offer)}")
+    if usable:
+        return lines, []
+    return lines, ["nothing that it offers can be started" if offers else "it offers nothing"]
+
+
+def _price(offer: WorkerOffer) -> str:
+    has = offer.resources
+    price = "price not known" if offer.price_micro is None else f"${offer.price_micro / 1_000_000:g} an hour"
+    gpus = f", {has.gpu_count} GPUs" if has.gpu_count else ""
+    return f"{has.cpu_milli / 1000:g} cores, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
+
+
+def report_view(report: ProviderReport) -> Mapping[str, Any]:
+    """A report as JSON."""
+    return {
+        "provider": report.provider,
+        "ok": report.is_usable,
+        "problems": list(report.problems),
+        "checks": list(report.checks),
+    }
+
+
+def _answered(what: str, call: Callable[[], T], seconds: float) -> T:
+    """What a call answers within its time; it may go on in its thread, which keeps no process alive."""
+    outcome: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as failure:  # it is raised where it is waited for
+            failed.append(failure)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not outcome:
+        raise TimedOut(f"{what}: no answer within {seconds:g} s")
+    return outcome[0]
+
+
+def _one_line(failure: BaseException) -> str:
+    text = " ".join(str(failure).split()) or type(failure).__name__
+    return text if isinstance(failure, GridError) else f"{type(failure).__name__}: {text}"

@@ -36,7 +36,7 @@ from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
 from distributed_grid.reactor.workers.worker_checks import DAY_ALARM, HOUR_ALARM, core_alarm
 from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
-from distributed_grid.server.workers import call_outcomes, instance_lists
+from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
 from distributed_grid.supervision import start_logged, start_restarted
@@ -126,7 +126,7 @@ class WorkerReconciler:
             await self._report_failure(worker, failure)
             await call.settled()
         else:
-            await self._handle(call_outcomes.created(worker, made, wall_ms()))
+            await self._handle(provider_calls.creation_event(worker, made, wall_ms()))
 
     async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
         """What is asked of the provider; identical whenever it is asked again."""
@@ -144,21 +144,21 @@ class WorkerReconciler:
     async def _report_failure(self, worker: Worker, failure: Exception) -> None:
         other = None
         if isinstance(failure, NoCapacity):
-            closed = call_outcomes.closed_scope(worker, failure)
+            closed = provider_calls.closed_scope(worker, failure)
             other = await self._catalog.alternative(worker, closed, wall_ms())
         log.warning("worker %s was not made: %s", worker.id, failure)
-        await self._handle(call_outcomes.not_created(worker, failure, wall_ms(), other))
+        await self._handle(provider_calls.creation_failure(worker, failure, wall_ms(), other))
 
     # ------------------------------------------------------------------ terminating
 
     async def _terminate(self, worker: Worker) -> None:
-        """Have a machine ended, and look whether it is gone; its key is worth nothing from here on."""
+        """Have a machine ended, and check whether it is gone; its key is worth nothing from here on."""
         grid_id = self._grid_id()
         await self._revoke(worker.id)
         try:
             calls = await self._catalog.calls(worker.provider)
         except GridError as failure:
-            await self._keep(worker, failure)
+            await self._report_unterminated(worker, failure)
             return
         provider = calls.provider
         call = await calls.begin(f"terminate {worker.id}", lambda: provider.terminate(worker.id, grid_id))
@@ -166,7 +166,7 @@ class WorkerReconciler:
             await call.result()
             found = await calls.call(f"describe {worker.id}", lambda: provider.describe(worker.id, grid_id))
         except Exception as failure:  # it stays, and is ended again: it may still cost money
-            await self._keep(worker, failure)
+            await self._report_unterminated(worker, failure)
             await call.settled()
             return
         is_late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
@@ -174,7 +174,7 @@ class WorkerReconciler:
         if problem:
             log.error("worker %s: %s; it goes on costing money", worker.id, problem)
         is_gone = found is None and provider.is_consistent
-        await self._handle(call_outcomes.terminated(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
+        await self._handle(provider_calls.termination_event(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
 
     async def _revoke(self, worker_id: str) -> None:
         """Have the key of a worker be worth nothing; where that fails, the worker is ended all the same."""
@@ -183,13 +183,13 @@ class WorkerReconciler:
         except GridError as failure:
             log.warning("the join token of %s could not be revoked: %s", worker_id, failure)
 
-    async def _keep(self, worker: Worker, failure: Exception) -> None:
+    async def _report_unterminated(self, worker: Worker, failure: Exception) -> None:
         """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
         why = f"worker {worker.id} could not be terminated, it goes on costing money: {failure}"
         log.error("%s", why)
         if not worker.tries:
             self._on_alarm(worker.id, why)
-        await self._handle(call_outcomes.not_terminated(worker, failure))
+        await self._handle(provider_calls.termination_failure(worker, failure))
 
     async def _handle(self, event: Event) -> None:
         await self._grid.handle_with_retry(event)
@@ -233,13 +233,13 @@ class WorkerReconciler:
         except Exception as failure:  # the next list comes soon
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
-        ours = instance_lists.of_this_grid(found, grid_id)
+        ours = [one for one in found if one.grid_id == grid_id]
         before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
-        await self._handle(instance_lists.listed(provider_name, asked_at, ours, wall_ms()))
+        await self._handle(provider_calls.list_event(provider_name, asked_at, ours, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         for worker_id in before - known:
             await self._revoke(worker_id)
-        for one in instance_lists.strays(ours, known, self._rules):
+        for one in provider_calls.stray_instances(ours, known, self._rules):
             await self._end_stray(calls.provider, provider_name, one)
 
     async def _end_stray(self, provider: CloudProviderBase, name: str, stray: WorkerInstance) -> None:

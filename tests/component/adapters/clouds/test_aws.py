@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.aws import AWSCloudProvider
-from distributed_grid.adapters.clouds.aws_launch import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG, AWSCloudProvider
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerOffer, WorkerOrder

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from distributed_grid.agent.offloading.needed_files import missing_files
 from distributed_grid.agent.offloading.proc_entries import (
     ProcessGone,
     ReaderIdentity,
@@ -30,6 +29,7 @@ from distributed_grid.agent.offloading.proc_entries import (
 )
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
 from distributed_grid.agent.offloading.process_queries import pages_of
+from distributed_grid.agent.offloading.work_trees import missing_files
 from distributed_grid.domain.processes import ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.scheduling.offloading.obstacles import process_obstacles
@@ -167,7 +167,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         stage.type_at_shell("foreground", "plain", "")
         stage.wait()
         inventory = ProcessInventory()
-        listed = {one.pid: one for one in inventory.look()}
+        listed = {one.pid: one for one in inventory.scan()}
         yield Seen(stage, inventory, listed)
     finally:
         stage.close()
@@ -239,8 +239,8 @@ def test_rights_of_another_group(seen: Seen) -> None:
 
 
 def test_terminals_and_pipes_are_named(seen: Seen) -> None:
-    assert {"terminal", "parent_waits"} <= kinds(seen.inventory.look(pid=seen.stage.pid("terminal"))[0])
-    found = seen.inventory.look(pid=seen.stage.pid("pipe"))[0]
+    assert {"terminal", "parent_waits"} <= kinds(seen.inventory.scan(pid=seen.stage.pid("terminal"))[0])
+    found = seen.inventory.scan(pid=seen.stage.pid("pipe"))[0]
     assert "foreign_pipe" in kinds(found)
     assert found.streams[1].path.startswith("pipe:[")
 
@@ -248,7 +248,7 @@ def test_terminals_and_pipes_are_named(seen: Seen) -> None:
 @pytest.mark.parametrize("name", ["make", "sh"])
 def test_a_parent_that_waits_is_named(seen: Seen, name: str) -> None:
     pid = seen.stage.pid("make" if name == "make" else "script")
-    (found,) = seen.inventory.look(pid=pid)
+    (found,) = seen.inventory.scan(pid=pid)
     assert found.parent == f"{name} (pid {found.ppid})"
     assert pid not in seen.listed  # it is part of what its parent does
 
@@ -274,7 +274,7 @@ def test_all_that_is_told_can_be_sent(seen: Seen) -> None:
 
 
 def test_only_variables_that_are_asked_for_are_told(seen: Seen) -> None:
-    (found,) = seen.inventory.look(pid=seen.stage.pid("plain"), variables=("WANTED", "MISSING"))
+    (found,) = seen.inventory.scan(pid=seen.stage.pid("plain"), variables=("WANTED", "MISSING"))
     assert found.environment == (("WANTED", "yes"),)
 
 
@@ -292,7 +292,7 @@ def test_cpu_use_is_that_between_two_looks(seen: Seen) -> None:
     assert seen("busy").cpu_ms >= 250
     assert seen("busy").cpu_milli > 0
     until = time.monotonic() + DEADLINE_SECONDS
-    while {one.pid: one for one in seen.inventory.look()}[seen.stage.pid("busy")].cpu_milli > 0:
+    while {one.pid: one for one in seen.inventory.scan()}[seen.stage.pid("busy")].cpu_milli > 0:
         assert time.monotonic() < until, "it does nothing any more"
         time.sleep(0.1)
 
@@ -300,11 +300,11 @@ def test_cpu_use_is_that_between_two_looks(seen: Seen) -> None:
 def test_jobs_and_the_agent_itself_are_left_out(seen: Seen) -> None:
     plain, flocks = seen.stage.pid("plain"), seen.stage.pid("flocks")
     around = Surroundings((flocks,), {plain: "job.1"}, {seen.stage.pid("busy"): 7})
-    listed = {one.pid: one for one in seen.inventory.look(around)}
+    listed = {one.pid: one for one in seen.inventory.scan(around)}
     assert plain not in listed
     assert flocks not in listed
     assert listed[seen.stage.pid("busy")].gpu_memory_bytes == 7
-    (asked,) = seen.inventory.look(around, pid=plain)
+    (asked,) = seen.inventory.scan(around, pid=plain)
     assert asked.job == "job.1"
 
 
@@ -314,7 +314,7 @@ def test_a_pid_that_is_used_by_another_process_is_not_mistaken(seen: Seen) -> No
     with pytest.raises(ProcessGone):
         read_details(row._replace(start=row.start - 1, inode=0), ReaderIdentity.read())
     assert read_details(row._replace(inode=0), ReaderIdentity.read()).argv[-1] == "3"
-    assert seen.inventory.look(pid=2**22) == []
+    assert seen.inventory.scan(pid=2**22) == []
 
 
 def test_processes_that_come_and_go_while_they_are_read_do_no_harm(seen: Seen) -> None:
@@ -328,7 +328,7 @@ def test_processes_that_come_and_go_while_they_are_read_do_no_harm(seen: Seen) -
     storm.start()
     try:
         for _ in range(5):
-            assert seen.stage.pid("plain") in {one.pid for one in seen.inventory.look()}
+            assert seen.stage.pid("plain") in {one.pid for one in seen.inventory.scan()}
     finally:
         done.set()
         storm.join()
@@ -341,7 +341,7 @@ def test_children_that_end_while_they_are_read_are_no_obstacle(tmp_path: Path) -
             inventory, looks, until = ProcessInventory(), list[ProcessInfo](), time.monotonic() + 40
             while len(looks) < 30 or not any(one.processes > 1 for one in looks):
                 assert time.monotonic() < until, "its children are never seen"
-                (one,) = inventory.look(pid=work.pid)
+                (one,) = inventory.scan(pid=work.pid)
                 looks.append(one)
             assert {one.unreadable for one in looks} == {""}
         finally:

@@ -27,7 +27,7 @@ from distributed_grid.wire import (
 
 
 def test_pages_hold_all_processes_in_their_order_and_fit_into_messages() -> None:
-    (one,) = ProcessInventory().look(pid=os.getpid())
+    (one,) = ProcessInventory().scan(pid=os.getpid())
     small = [replace(one, pid=number) for number in range(2 * MAX_PROCESSES + 1)]
     large = [replace(one, pid=number, argv=("x" * 8_000,) * 4) for number in range(300)]
     paths = ("\U0010ffff" * 4096,) * MAX_PATHS

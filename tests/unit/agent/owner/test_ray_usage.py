@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.probes import raylet_probe
+from distributed_grid.adapters.probes import procfs
 from distributed_grid.agent.limits.process_tree import children_of, read_process
 from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, find_raylets, is_named, total_loan
 from distributed_grid.posix.boot_clock import boot_id
@@ -142,16 +142,16 @@ def test_a_process_that_only_calls_itself_raylet_is_none(program: str, tmp_path:
         (tmp_path / "started.json").write_text(json.dumps(leader))
         assert not found(pid)
         assert not found(pid, tmp_path / "started.json")  # not even inside of the Ray that the grid has started
-        assert pid not in set(raylet_probe.find_raylets())
+        assert pid not in set(procfs.find_raylets())
 
 
 def test_a_raylet_that_anybody_could_have_replaced_is_none(tmp_path: Path) -> None:
     program = install_raylet(tmp_path)
     with running(program) as pid:
-        assert pid in set(raylet_probe.find_raylets())
+        assert pid in set(procfs.find_raylets())
         program.chmod(0o757)
         assert not found(pid)
-        assert pid not in set(raylet_probe.find_raylets())
+        assert pid not in set(procfs.find_raylets())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_grid.control.agent_sessions import announced_end, order_of
+from distributed_grid.control.agent_messages import announced_end, order_of
 from distributed_grid.domain.events import (
     BlockAsked,
     ScalingEvaluated,

@@ -19,7 +19,7 @@ from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
-from distributed_grid.server.services.offloading_auto import AutoOffloadService
+from distributed_grid.server.services.auto_offload import AutoOffloadService
 from tests.support.builders import a_node
 from tests.support.offload_looks import rebalance_rules
 from tests.unit.server.in_process_grid import Clock
@@ -50,12 +50,12 @@ class Server:
         self.offloader = AutoOffloader(self.grid, self.pressure, rules, offload, alert=self.alerts.append)
         self.service = AutoOffloadService(self.grid, lambda: Viewer(0), self.offloader)
 
-    async def look(self, times: int = 1) -> None:
+    async def evaluate(self, times: int = 1) -> None:
         for _ in range(times):
             self.clock.ms += 60_000
             await self.grid.handle(HeartbeatReceived("ash", Usage()))
             await self.grid.handle(TimePassed())
-            await self.offloader.look()
+            await self.offloader.evaluate()
 
     def said(self) -> list[tuple[str, str, bool]]:
         return [(one.node, one.resource, one.raised) for one in self.alerts]
@@ -81,7 +81,7 @@ def served(
 
 def test_while_it_is_off_nothing_is_even_read() -> None:
     async def story(server: Server) -> None:
-        await server.look(5)
+        await server.evaluate(5)
         assert server.pressure.asked == 0
 
     served(story, enabled=False)
@@ -89,7 +89,7 @@ def test_while_it_is_off_nothing_is_even_read() -> None:
 
 def test_without_sharing_nothing_is_read_and_the_status_says_why() -> None:
     async def story(server: Server) -> None:
-        await server.look(5)
+        await server.evaluate(5)
         assert server.pressure.asked == 0
         view = (await server.service.status())["auto_offload"]
         assert (view["enabled"], view["configured"]) == (False, True)
@@ -100,11 +100,11 @@ def test_without_sharing_nothing_is_read_and_the_status_says_why() -> None:
 
 def test_a_node_that_is_degraded_and_restored_is_alerted_of_once_each() -> None:
     async def story(server: Server) -> None:
-        await server.look(4)
+        await server.evaluate(4)
         assert server.said() == [("ash", "degraded", True)]
         assert "ash is degraded: memory at 90 %" in server.alerts[0].detail
         server.pressure.level = 100
-        await server.look(3)
+        await server.evaluate(3)
         assert server.said()[1:] == [("ash", "degraded", False)]
 
     served(story)
@@ -112,11 +112,11 @@ def test_a_node_that_is_degraded_and_restored_is_alerted_of_once_each() -> None:
 
 def test_what_a_control_plane_finds_at_its_start_was_told_before() -> None:
     async def story(server: Server) -> None:
-        await server.look(4)
+        await server.evaluate(4)
         next_one = AutoOffloader(
             server.grid, server.pressure, SHARED, server.offloader.offload, alert=server.alerts.append
         )
-        await next_one.look()
+        await next_one.evaluate()
         assert len(server.alerts) == 1
 
     served(story)
@@ -125,14 +125,14 @@ def test_what_a_control_plane_finds_at_its_start_was_told_before() -> None:
 def test_it_is_alerted_when_it_has_stopped_itself_and_when_it_goes_on() -> None:
     async def story(server: Server) -> None:
         server.pressure.level = 100
-        await server.look()
+        await server.evaluate()
         ledger = server.grid.ledger
         ledger.apply([replace(ledger.auto_offload, failures=3, stopped_why="automatic offloading has stopped")])
-        await server.look(2)
+        await server.evaluate(2)
         assert server.said() == [("auto_offload", "auto_offload", True)]
         view = (await server.service.set(requests.SetAutoOffload("enable"), ADMIN))["auto_offload"]
         assert (view["enabled"], view["set_by"], view["stopped"], view["failures"]) == (True, "ada", None, 0)
-        await server.look()
+        await server.evaluate()
         assert server.said()[1:] == [("auto_offload", "auto_offload", False)]
 
     served(story)

@@ -16,9 +16,8 @@ from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.prediction.warm_pool import SLOT_MS
 from distributed_grid.server.access.tokens import Caller, Forbidden
-from distributed_grid.server.services.scaling import ScalingService
-from distributed_grid.server.workers.autoscaler import Autoscaler
-from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
+from distributed_grid.server.services.workers import ScalingService
+from distributed_grid.server.workers.autoscaler import LOAD_ROW_BYTES, Autoscaler, ExpectedLoad
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from tests.support.builders import a_node, a_request
@@ -162,14 +161,14 @@ def test_the_load_is_learned_and_known_again_after_a_restart(tmp_path: Path) -> 
         await scaler.read_types()
         await home.grid.handle(LeaseAsked(a_request("all", cores=1)))
         await home.grid.handle(LeaseAsked(a_request("more", cores=1)))
-        expected = ExpectedLoad(home.grid, MinuteStore(tmp_path / "load.db", row_bytes=ROW_BYTES))
+        expected = ExpectedLoad(home.grid, MinuteStore(tmp_path / "load.db", row_bytes=LOAD_ROW_BYTES))
         for slot in range(300):
             assert await expected.sample(slot * SLOT_MS) in (0, 1)
         assert expected.expected_milli == pytest.approx(1000, abs=5), "two cores are one worker of the preferred type"
         kept = await expected.sample(300 * SLOT_MS)
         assert kept == 1, "the grid has half a worker itself"
         expected.close()
-        again = ExpectedLoad(home.grid, MinuteStore(tmp_path / "load.db", row_bytes=ROW_BYTES))
+        again = ExpectedLoad(home.grid, MinuteStore(tmp_path / "load.db", row_bytes=LOAD_ROW_BYTES))
         await again.start(300 * SLOT_MS)
         assert again.expected_milli == expected.expected_milli
         again.close()

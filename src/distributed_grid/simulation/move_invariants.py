@@ -1,4 +1,4 @@
-"""Laws of moves, held against what really happens on the machines.
+"""Invariants of moves, held against what really happens on the machines.
 
 - Never two: the job that takes the place of a process begins only when nothing of that process is left.
 - Never none: a process that a guard has frozen goes on, or is ended for good, when its freeze lease is over.
@@ -23,7 +23,7 @@ TWO, NONE, LOST = "never two of what is moved", "never none for longer than a fr
 Hold = Callable[[bool, str, str], None]
 
 
-class MoveLaws:
+class MoveInvariants:
     """Knows which original each move is about."""
 
     def __init__(self, hold: Hold, liars: set[str]) -> None:

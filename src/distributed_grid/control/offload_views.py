@@ -1,4 +1,4 @@
-"""Views of moves, proposals and consents; of a move also what it waits for, in words."""
+"""Views of offloading: moves and what each waits for, in words; proposals, consents, and automatic offloading."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from distributed_grid.control.views import Viewer
-from distributed_grid.domain.moves import Move, MoveConsent
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
 from distributed_grid.domain.states import MoveState
+from distributed_grid.reactor.offloading.auto_offload import is_enabled
 from distributed_grid.scheduling.offloading.proposals import Proposal
 
 if TYPE_CHECKING:
-    from distributed_grid.control.view_types import ConsentRow, MoveRow, ProposalRow
+    from distributed_grid.control.view_types import AutoOffloadLook, AutoOffloadView, ConsentRow, MoveRow, ProposalRow
 
 GIB = 1024**3
 MAX_COMMAND_CHARS = 400
 IsConnected = Callable[[str], bool]
 """Whether the agent of a node can be sent orders now."""
+NOT_SHARED = "resource_sharing.enabled is false: nothing is lent, so nothing can move"
 
 
 def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
@@ -131,4 +134,43 @@ def consent_view(viewer: Viewer, consent: MoveConsent) -> ConsentRow:
         "shape": consent.shape,
         "variables": [*consent.variables],
         "given_at": viewer.time(consent.given_at_ms),
+    }
+
+
+def auto_offload_view(viewer: Viewer, ledger: Ledger, rules: OffloadRules, *, shares: bool) -> AutoOffloadView:
+    """Whether work moves by itself, by whose word, and what became of it."""
+    state = ledger.auto_offload
+    stopped = state.stopped_why or ("" if shares else NOT_SHARED)
+    return {
+        "enabled": is_enabled(ledger, rules) and not stopped,
+        "configured": rules.enabled,
+        "set_by": state.set_by or None,
+        "set_at": viewer.time(state.set_at_ms),
+        "stopped": stopped or None,
+        "failures": state.failures,
+        "last_move_at": viewer.time(state.moved_at_ms),
+        "thresholds": {
+            "cpu": rules.cpu_high / 1000,
+            "memory": rules.memory_high / 1000,
+            "gpu": rules.gpu_high / 1000,
+        },
+        "check_interval_seconds": rules.interval_ms / 1000,
+        "cooldown_seconds": rules.cooldown_ms / 1000,
+        "degraded": {row.node: row.why for row in ledger.degraded.values()},
+        "nodes": [
+            offload_node_view(viewer, ledger, watch)
+            for watch in sorted(ledger.offload_watches.values(), key=lambda one: one.node)
+            if is_enabled(ledger, rules)
+        ],
+    }
+
+
+def offload_node_view(viewer: Viewer, ledger: Ledger, watch: OffloadWatch) -> AutoOffloadLook:
+    """What was last decided about a node, and why."""
+    jobs = ((one, ledger.jobs.get(one.job)) for one in watch.considered)
+    return {
+        "node_id": watch.node,
+        "at": viewer.time(watch.looked_at_ms),
+        "reason": watch.reason or "below its thresholds",
+        "jobs": [{"job_id": job.id, "reason": one.reason} for one, job in jobs if job is not None],
     }

@@ -10,8 +10,8 @@ from distributed_grid.simulation.campaign import failure_text
 from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
 from distributed_grid.simulation.guarded_process import SimulatedGuard
 from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.move_plans import PlannedMove, PlannedOriginal
 from distributed_grid.simulation.scenario import Scenario
+from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal
 from distributed_grid.simulation.world import World
 from tests.unit.simulation.scenarios import a_fault, a_job, a_scenario
 

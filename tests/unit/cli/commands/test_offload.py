@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.cli.shell_hook import hook_script
+from distributed_grid.cli.commands.offload import hook_script
 from distributed_grid.errors import BadInput
 
 SHELLS = [shell for shell in ("bash", "zsh") if shutil.which(shell)]

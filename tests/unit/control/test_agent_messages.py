@@ -1,10 +1,10 @@
-"""Orders and reports of moves."""
+"""Messages to and from agents: orders and reports of moves."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.control.move_messages import event_of_move, move_order, orders_to, unknown_moves
+from distributed_grid.control.agent_messages import event_of_move, move_order, orders_to, unknown_moves
 from distributed_grid.domain import events
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger

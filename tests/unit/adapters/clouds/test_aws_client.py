@@ -5,7 +5,7 @@ from __future__ import annotations
 import botocore.exceptions as sdk
 import pytest
 
-from distributed_grid.adapters.clouds.aws_errors import error_code, grid_error
+from distributed_grid.adapters.clouds.aws_client import error_code, grid_error
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerOffer

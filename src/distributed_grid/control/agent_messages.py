@@ -1,0 +1,176 @@
+"""Messages to and from agents: the orders that effects become, and the events that reports become."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptMarked,
+    AttemptPaused,
+    AttemptStarted,
+    Event,
+    MoveDecided,
+    MoveDied,
+    MoveFailed,
+    MoveFrozen,
+    MoveReturned,
+    MoveThawed,
+)
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.jobs import Command, Ending
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.workers import MAX_NOTICE_MS
+from distributed_grid.reactor.effects import Effect, OrderMoveStep, PauseAttempt, StartAttempt, pending_moves
+from distributed_grid.wire import (
+    MAX_WHY_CHARS,
+    AgentHello,
+    AnnouncedEnd,
+    AttemptEndedReport,
+    AttemptPausedReport,
+    AttemptStartedReport,
+    CheckpointAge,
+    Heartbeat,
+    HeartbeatReply,
+    MoveOrder,
+    MoveReport,
+    PauseAttemptOrder,
+    StartAttemptOrder,
+    StopAttemptOrder,
+    ToAgent,
+    clipped,
+)
+
+MAX_NUMBER_DIGITS = 10
+Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
+
+
+def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
+    """The answer to a heartbeat: how long the node's work may go on, what of the node is lent through Ray, and when the
+    machine ends, as far as is known here."""
+    hold_ms, seen = _hold_of(ledger, message.node), ledger.observations.get(message.node)
+    wanted = seen is not None and seen.report_wanted
+    end = announced_end(ledger, message.node, now)
+    if not ledger.bindings:
+        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end)
+    book = NodeClaims(
+        lease.claim
+        for lease in ledger.leases_of(message.node)
+        if lease.engine and not lease.job and lease.claim is not None
+    )
+    gpu_milli = sum(book.gpu_milli.values())
+    lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
+    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end)
+
+
+def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
+    """The end of a worker's machine, as it was announced."""
+    worker = ledger.workers.get(node) if ledger.workers else None
+    if worker is None or worker.notice is None or not worker.leaving_at_ms:
+        return None
+    return AnnouncedEnd(worker.notice.why[:MAX_WHY_CHARS], min(max(worker.leaving_at_ms - now, 0), MAX_NOTICE_MS))
+
+
+def _hold_of(ledger: Ledger, name: str) -> int:
+    """How long the work of a node goes on without a word from here; 0 is without end."""
+    node = ledger.nodes.get(name)
+    return node.hold_ms if node is not None else 0
+
+
+def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
+    """The order that makes an effect happen."""
+    attempt = effect.job.attempt
+    assert attempt is not None
+    if isinstance(effect, StartAttempt):
+        used = ledger.leases.get(effect.lease.request.within, effect.lease)
+        claim = used.claim
+        assert claim is not None
+        seen = ledger.observations.get(effect.node)
+        return StartAttemptOrder(
+            effect.node,
+            attempt.lease_id,
+            attempt.fence,
+            effect.job.id,
+            _without_payload(effect.job.command),
+            claim,
+            hold_ms=_hold_of(ledger, effect.node),
+            beat=seen.beat if seen is not None else 0,
+            generation=effect.lease.generation,
+            checkpoint=effect.job.checkpoint,
+        )
+    if isinstance(effect, PauseAttempt):
+        return PauseAttemptOrder(attempt.lease_id, attempt.fence, effect.paused, clipped(effect.why))
+    stop = effect.job.stop
+    assert stop is not None
+    ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+    ending = Ending.PREEMPTED if stop.ending is Ending.MOVED else ending  # with the same notice, to mark a checkpoint
+    worker = ledger.workers.get(effect.node)
+    grace_ms = effect.job.command.grace_ms
+    if worker is not None and worker.notice is not None and worker.leaving_at_ms:  # it must be over before the machine
+        grace_ms = min(grace_ms, max(worker.notice.stop_by_ms - stop.asked_at_ms, 0))
+    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
+
+
+def _without_payload(command: Command) -> Command:
+    """The command as an agent needs it: what only pull workers read is left out."""
+    return replace(command, payload="") if command.payload else command
+
+
+def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
+    """What the report of an agent that serves these nodes means."""
+    uid, _, number = message.lease_id.rpartition(".")
+    attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
+    if isinstance(message, AttemptStartedReport):
+        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes, message.pid_start)
+    if isinstance(message, AttemptPausedReport):
+        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
+    if isinstance(message, CheckpointAge):
+        return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
+    started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
+    return AttemptEnded(
+        uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint
+    )
+
+
+def move_order(effect: OrderMoveStep) -> MoveOrder:
+    """The order to the agent of the source that takes a step of a move."""
+    move, step = effect.move, effect.step
+    identity = move.process.identity if move.process is not None else None
+    freeze_ms = move.freeze_ms if step == "freeze" else 0
+    results, shipped = (move.results, move.final) if step == "return" else ("", "")
+    return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped)
+
+
+def orders_to(ledger: Ledger, node: str, now: int) -> list[MoveOrder]:
+    """All that moves call for from the agent of a node."""
+    if not ledger.moves_at.get(node):
+        return []
+    effects = (effect for effect in pending_moves(ledger, now) if isinstance(effect, OrderMoveStep))
+    return [move_order(effect) for effect in effects if effect.move.source == node]
+
+
+def unknown_moves(ledger: Ledger, hello: AgentHello, nodes: tuple[str, ...]) -> list[MoveOrder]:
+    """Orders to forget the moves that an agent has a journal of and the ledger knows nothing of (any more)."""
+    known = {move_id for node in nodes for move_id in ledger.moves_at.get(node, ())}
+    ours = {move_id for move_id in known if ledger.moves[move_id].source in nodes}
+    return [MoveOrder(hello.node, move_id, "close") for move_id in hello.moves if move_id not in ours]
+
+
+def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) -> Event | None:
+    """What the report of an agent that serves these nodes means; None where it changes nothing."""
+    move = ledger.moves.get(report.move_id)
+    if move is None or move.source not in nodes:
+        return None
+    if report.step == "frozen":
+        return MoveFrozen(move.id, report.left_ms, nodes)
+    if report.step == "decided":
+        return MoveDecided(move.id, nodes, report.frozen_ms)
+    if report.step == "dead":
+        return MoveDied(move.id, nodes, report.detail)
+    if report.step in ("thawed", "gone"):
+        return MoveThawed(move.id, report.detail, nodes, gone=report.step == "gone", frozen_ms=report.frozen_ms)
+    if report.step == "returned":
+        return MoveReturned(move.id, report.files, report.kept, report.detail, nodes)
+    if report.step == "failed":
+        return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
+    return None

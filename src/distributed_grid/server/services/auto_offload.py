@@ -1,0 +1,98 @@
+"""Requests about automatic offloading: how it stands, switching it, and what it last decided about a node or job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distributed_grid.api import requests
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.offload_views import auto_offload_view, offload_node_view
+from distributed_grid.control.views import View, Viewer
+from distributed_grid.domain.events import AutoOffloadSet
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.offloading.auto_offload import AutoOffloader
+from distributed_grid.server.services.records import event_view
+
+NODE_EVENTS = ("node-degraded", "node-restored", "auto-offload", "move-requested", "move-ended")
+MAX_EVENTS = 20
+MAX_SEARCHED = 500
+"""Among so many of the newest ones those of a node are searched for."""
+
+
+class AutoOffloadService:
+    """Answers the requests about automatic offloading."""
+
+    def __init__(self, grid: Grid, viewer: Callable[[], Viewer], offloader: AutoOffloader) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._offloader = offloader
+
+    async def set(self, op: requests.SetAutoOffload, caller: Caller) -> View:
+        """Switch it on or off, or let the config decide again; the nodes are evaluated at once."""
+        if not caller.admin:
+            raise Forbidden(f"{caller.user} may not switch automatic offloading")
+        enabled = {"enable": True, "disable": False, "reset": None}[op.action]
+        await self._grid.handle(AutoOffloadSet(enabled, caller.user))
+        self._offloader.evaluate_soon()
+        return await self.status()
+
+    async def status(self) -> View:
+        """Whether work moves by itself, by whose word, and what was last decided for each node."""
+        viewer, offloader = self._viewer(), self._offloader
+        shares = offloader.rules is not None
+        view = await self._grid.read(
+            lambda ledger, now: auto_offload_view(viewer, ledger, offloader.offload, shares=shares)
+        )
+        return {"auto_offload": view}
+
+
+async def job_offloading(grid: Grid, viewer: Viewer, job: Job) -> View | None:
+    """Why a job was moved or left when its node was last evaluated; None where it was not considered."""
+
+    def read(ledger: Ledger, now: int) -> View | None:
+        attempt = job.attempt
+        watch = ledger.offload_watches.get(attempt.node) if attempt is not None else None
+        degraded = ledger.degraded.get(attempt.node) if attempt is not None else None
+        reason = next((one.reason for one in watch.considered if one.job == job.uid), None) if watch else None
+        if watch is None or (reason is None and degraded is None):
+            return None
+        return {
+            "at": viewer.time(watch.looked_at_ms),
+            "node_id": watch.node,
+            "node_reason": watch.reason,
+            "reason": reason,
+            "degraded": degraded.why if degraded is not None else None,
+        }
+
+    return await grid.read(read)
+
+
+async def explain_node(grid: Grid, viewer: Viewer, node: Node) -> View:
+    """Whether a node is degraded, what was last decided about it, and what left it or came to it by itself."""
+
+    def read(ledger: Ledger, now: int) -> View:
+        watch, degraded = ledger.offload_watches.get(node.name), ledger.degraded.get(node.name)
+        return {
+            "look": offload_node_view(viewer, ledger, watch) if watch is not None else None,
+            "degraded": {"since": viewer.time(degraded.since_ms), "why": degraded.why} if degraded else None,
+        }
+
+    seen = await grid.read(read)
+    newest = await grid.query(lambda store: store.events(types=NODE_EVENTS, limit=MAX_SEARCHED, newest=True))
+    rows = [row for row in newest if row.node == node.name][-MAX_EVENTS:]
+    return {
+        "kind": "node",
+        "id": node.name,
+        "state": "degraded" if seen["degraded"] else str(node.state),
+        "waiting": None,
+        "placements": [],
+        "machine_end": None,
+        "stopping": None,
+        "refusal": None,
+        "end": None,
+        "offloading": seen,
+        "events": [event_view(row, viewer) for row in rows],
+    }
