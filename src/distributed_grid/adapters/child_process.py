@@ -151,6 +151,7 @@ class ChildProcess(Generic[T]):
         self._numbers = itertools.count(1)
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = False
+        self._retry_now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -168,6 +169,10 @@ class ChildProcess(Generic[T]):
         if before is not None:
             before.cancel()
         self._task = start_restarted(partial(self._run, before, socket_path), f"the {self._label} process")
+
+    def retry(self) -> None:
+        """Make no pause before the next child: what the last one lacked is there now."""
+        self._retry_now.set()
 
     async def stop(self) -> None:
         """Let the child go. Safe to call twice."""
@@ -230,6 +235,7 @@ class ChildProcess(Generic[T]):
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
         while True:
             began = loop.time()
+            self._retry_now.clear()
             try:
                 async with _connected(socket_path) if socket_path else _started(self._module) as (reader, writer):
                     await self._exchange(reader, writer)
@@ -238,7 +244,9 @@ class ChildProcess(Generic[T]):
                 self._on_exit(f"its process could not be started: {failure}")
             if loop.time() - began > STABLE_SECONDS:
                 pause = FIRST_PAUSE
-            await asyncio.sleep(max(pause, self._min_pause()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(pause, self._min_pause())):
+                    await self._retry_now.wait()
             pause = min(2 * pause, MAX_PAUSE)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

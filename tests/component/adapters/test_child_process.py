@@ -28,7 +28,7 @@ MODULE = "distributed_grid.adapters.ssh.worker"
 class Owner:
     """Keeps a child, and counts the ones it had."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, min_pause: float = 0.0) -> None:
         self.connected = self.lost = 0
         self.child: ChildProcess[SshReport] = ChildProcess(
             MODULE,
@@ -38,6 +38,7 @@ class Owner:
             on_connect=self._on_connect,
             on_report=lambda report: None,
             on_exit=self._on_exit,
+            min_pause=lambda: min_pause,
         )
 
     def _on_connect(self) -> None:
@@ -118,6 +119,20 @@ def test_a_lost_child_fails_its_requests_and_the_next_one_answers(slow_once: tup
             await waiting
         assert (await owner.resolve()).answer == {"address": "127.0.0.1"}
         assert (owner.connected, owner.lost) == (2, 1)
+        await owner.child.stop()
+
+    asyncio.run(story())
+
+
+def test_the_pause_before_the_next_child_ends_when_that_is_asked_for() -> None:
+    async def story() -> None:
+        owner = Owner(min_pause=3600)
+        owner.child.start()
+        await owner.resolve()
+        kill_child()
+        await until(lambda: owner.lost == 1)
+        owner.child.retry()
+        assert (await owner.resolve()).answer == {"address": "127.0.0.1"}
         await owner.child.stop()
 
     asyncio.run(story())

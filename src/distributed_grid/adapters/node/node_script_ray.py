@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+from typing import BinaryIO, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from distributed_grid.adapters.node.node_script import (
     AGENTS,
@@ -245,7 +245,8 @@ def start_locked(request: Map, folder: str) -> Map:
             "Ray runs there with other settings (%s); type: grid cluster stop %s, then start it again"
             % (differences(life["parameters"], parameters) or "another cluster", request["node"])
         )
-    ended = stop_processes(read_record(folder))
+    is_orphaned = request.get("session") not in (None, "", life["session"])  # its head is gone, and another came
+    ended = stop_processes(read_record(folder), is_orphaned)
     check_ports(request.get("ports") or {}, EXIT_SECONDS if ended else 0.0)
     temp = make_temp_dir(folder)
     command = [python, "-c", RAY_MAIN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
@@ -490,12 +491,12 @@ def remove_files(folder: str, purge: bool) -> None:
                 continue
 
 
-def stop_processes(note: Map) -> int:
+def stop_processes(note: Map, is_orphaned: bool = False) -> int:
     """End all that was begun under a note; how many there were. Its node leaves the cluster first, in good order."""
     first = left = own_processes(note)
     programs = {pid: program_name(pid) for pid in left}
     raylets = {pid for pid, program in programs.items() if program == "raylet"}
-    if note.get("role") == "head" and "gcs_server" not in programs.values():
+    if raylets and (is_orphaned or not has_head(note, programs.values())):
         raylets = set()  # there is nobody whom it could tell that it leaves
     for pid in raylets:
         send(pid, signal.SIGTERM)
@@ -510,6 +511,14 @@ def stop_processes(note: Map) -> int:
         if left and time.monotonic() > deadline:
             raise ScriptError("Ray cannot be ended (pids %s)" % ", ".join(map(str, sorted(left))))
     return len(first)
+
+
+def has_head(note: Map, programs: Iterable[str]) -> bool:
+    """Whether the head of what was begun under a note is there, as far as it can be seen from here."""
+    if note.get("role") == "head":
+        return "gcs_server" in programs
+    head = head_address(note.get("parameters", {}).get("options", []))
+    return head is None or answers(head)
 
 
 def wait_for_exit(pids: Set[int], seconds: float) -> None:

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from distributed_grid.adapters.probes.procfs import find_raylets
 from distributed_grid.adapters.ray.driver_messages import Connect, Connected
 
 PROBE_SECONDS = 5.0
+RAYLET_SECONDS, POLL_SECONDS = 20.0, 0.1
 GCS_PORT, CLIENT_PORT = 6379, 10001
 CLIENT_SCHEME = "ray://"
 AUTO = "auto"
@@ -108,7 +110,7 @@ def connect(settings: Connect) -> tuple[Connected, Endpoint]:
         raise RayConnectError(RAY_MISSING, final=True)
     os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call on a connection that is gone must not start a Ray of its own
-    address, probed = _usable_address(settings.address)
+    address, probed = _usable_address(settings.address, await_raylet=settings.await_raylet)
     ray: Any = importlib.import_module("ray")
     if probed.ray and probed.ray != ray.__version__:
         raise RayConnectError(
@@ -151,7 +153,7 @@ async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
     return False
 
 
-def _usable_address(address: str) -> tuple[str, ProbeResult]:
+def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResult]:
     """The address by which this machine can speak to the cluster, and what probing it showed."""
     if address == AUTO:
         if not _runs_ray_node():
@@ -165,7 +167,7 @@ def _usable_address(address: str) -> tuple[str, ProbeResult]:
         )
     host, port = _host_and_port(address, GCS_PORT)
     probed = _probe_or_raise(address, host, port, client=False)
-    if _runs_ray_node():
+    if _runs_ray_node() or (await_raylet and _wait_for_raylet()):
         return address, probed
     if _why_unreachable(host, CLIENT_PORT):
         raise RayConnectError(
@@ -192,6 +194,16 @@ def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> Prob
 def _runs_ray_node() -> bool:
     """Whether a Ray node of this user runs on this machine: a program that is no client needs one."""
     return any(True for _ in find_raylets())
+
+
+def _wait_for_raylet() -> bool:
+    """Whether a Ray node of this user runs here before long: a head answers some seconds before its own node runs."""
+    deadline = time.monotonic() + RAYLET_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if _runs_ray_node():
+            return True
+    return False
 
 
 def _host_and_port(place: str, port: int) -> Endpoint:

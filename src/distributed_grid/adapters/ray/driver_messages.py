@@ -29,7 +29,10 @@ AWAY = "away: "
 
 
 class Connect(ChildCommand, frozen=True):
-    """Be connected with this Ray cluster, for this grid; `environ` has the credentials for it."""
+    """Be connected with this Ray cluster, for this grid; `environ` has the credentials for it.
+
+    With `await_raylet` one of its nodes is to run on the driver's machine, and is waited for.
+    """
 
     address: Text
     grid: Name
@@ -37,6 +40,7 @@ class Connect(ChildCommand, frozen=True):
     hold_seconds: Seconds = 60.0
     environ: Environ = field(default_factory=dict)
     wheels: FilePath = ""
+    await_raylet: bool = False
 
 
 class GroupSpec(Struct, frozen=True):

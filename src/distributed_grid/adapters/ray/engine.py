@@ -106,6 +106,10 @@ class RayEngine:
         self.problem, self.is_final = "", False
         self._child.restart(socket_path)
 
+    def retry(self) -> None:
+        """The cluster is there again: where it was not, the next child tries at once."""
+        self._child.retry()
+
     async def wait_for_loss(self, seconds: float) -> None:
         """Return when a connection has broken off since the last call, else after so many seconds."""
         with contextlib.suppress(TimeoutError):

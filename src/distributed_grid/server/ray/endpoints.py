@@ -222,7 +222,7 @@ class RayConnector:
         environ, socket = await self._endpoints.start_driver(row, self._socket)
         environ.pop("RAY_ADDRESS", None)
         hold = self._config.hold_seconds
-        settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels)
+        settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels, await_raylet=True)
         self._engine.connect(settings, socket)
         self._connected_to = (row.address, row.nodes)
 

@@ -152,6 +152,7 @@ class RayCluster:
                 raise
             await self.desired.set(addresses[head], session, (await self.desired.nodes()) or (head, *workers))
             self.endpoints.open()
+            self._engine.retry()
             if not loading:
                 loading = self._starts(workers, addresses, say, session, replace=replace)
             done = await asyncio.gather(*loading, return_exceptions=True)

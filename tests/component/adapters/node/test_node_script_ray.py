@@ -30,7 +30,11 @@ mkdir -p "$temp/session_1/sockets"
 ln -s "$temp/session_1" "$temp/session_latest"
 for name in raylet gcs_server worker; do rm -f "$temp/$name"; cp SLEEP "$temp/$name"; done
 case "$*" in *--deaf*) trap '' TERM ;; esac
-"$temp/raylet" 1000 &
+case "$*" in
+*--polite*) rm "$temp/raylet"; cp SHELL "$temp/raylet"
+    "$temp/raylet" -c 'trap "touch $HOME/asked; exit" TERM; while :; do sleep 0.05; done' & ;;
+*) "$temp/raylet" 1000 & ;;
+esac
 env -i "$temp/worker" 1000 &
 case "$*" in *--head*) "$temp/gcs_server" 1000 & ;; esac
 case "$*" in *--slow*) if [ ! -e "$HOME/slow" ]; then
@@ -40,13 +44,20 @@ case "$*" in *--broken*) echo "ValueError: no such option"; exit 1 ;; esac
 HEAD = ["--head", "--num-cpus", "2"]
 
 
+def _filled(text: str, **programs: str) -> str:
+    """A text with the paths of programs in it."""
+    for name, program in programs.items():
+        text = text.replace(name, str(shutil.which(program)))
+    return text
+
+
 class RayNode(Node):
     """A node with an interpreter that behaves as one with Ray does."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.python = home / "ray-python"
-        self.python.write_text(STAND_IN.replace("SLEEP", str(shutil.which("sleep"))))
+        self.python.write_text(_filled(STAND_IN, SLEEP="sleep", SHELL="bash"))
         self.python.chmod(0o755)
         self.given: dict[str, Any] = {"python": str(self.python), "auth": "token", "token": TOKEN, "role": "head"}
         self.given["options"] = HEAD
@@ -128,6 +139,23 @@ def test_a_raylet_that_ignores_sigterm_is_killed_though_nothing_else_is_left(ray
     wait_until(lambda: ray_node.processes() == ["raylet"])
     assert ray_node.do("ray-stop") == {"stopped": 1}
     assert not is_running(started["pid"])
+
+
+def test_a_raylet_is_asked_to_leave_its_cluster_only_where_that_has_a_head(ray_node: RayNode) -> None:
+    asked = ray_node.home / "asked"
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        given: dict[str, Any] = {"role": "worker"}
+        given["options"] = ["--address", f"127.0.0.1:{head.getsockname()[1]}", "--polite", "1"]
+        assert ray_node.do("ray-start", **given)["started"]
+        ray_node.do("ray-stop")
+        assert asked.exists()
+        asked.unlink()
+        assert ray_node.do("ray-start", **given)["started"]
+        assert ray_node.do("ray-start", **given, session="another", replace=True)["started"]
+        assert not asked.exists()
+    ray_node.do("ray-stop")
+    assert ray_node.processes() == []
+    assert not asked.exists()
 
 
 def test_the_token_is_a_file_for_its_owner_alone(ray_node: RayNode) -> None:
