@@ -21,6 +21,7 @@ from tests.support.processes import is_running, processes_naming
 GRID = [str(Path(sys.executable).with_name("grid"))]
 QUERIES: dict[tuple[str, ...], tuple[str, dict[str, Any], str]] = {
     ("boost", "status"): ("list_boosts", {}, ""),
+    ("cluster", "status"): ("manage_cluster", {"verb": "status"}, "nodes"),
     ("jobs", "list"): ("list_jobs", {}, "jobs"),
     ("offload", "status"): ("list_moves", {}, "moves"),
     ("scale", "status"): ("get_scaling", {}, "scaling"),

@@ -93,6 +93,9 @@ class RayHost:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "PYTHONUNBUFFERED": "1",
+            "OPENBLAS_NUM_THREADS": "1",  # every process of Ray loads it, and idle threads of it are busy for a while
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
             "GRID_TEST_RUN": str(run),  # by which it is found and ended if the test run is interrupted
         }
 
@@ -126,9 +129,10 @@ class RayHost:
             where = [f"--address={self.address}"]
         ports = ["--min-worker-port=0", "--max-worker-port=0"]
         sizes = ["--num-cpus=1", "--memory=1073741824", "--object-store-memory=104857600"]
+        spared = ["--disable-usage-stats", "--include-log-monitor=false"]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.nodes[name] = subprocess.Popen(
-                [ray, "start", "--block", f"--node-name={name}", "--disable-usage-stats", *where, *ports, *sizes],
+                [ray, "start", "--block", f"--node-name={name}", *spared, *where, *ports, *sizes],
                 env=self.env | {"HOME": str(self.home_of(name))},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -214,11 +218,11 @@ def grid(ray: RayHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[She
 
 
 def states(grid: Shell) -> dict[str, str]:
-    return {row["node_id"]: row["state"] for row in grid.json("cluster", "status")}
+    return {row["node_id"]: row["state"] for row in grid.observe("cluster", "status")}
 
 
 def is_linked(grid: Shell, node: str) -> bool:
-    row = next(row for row in grid.json("cluster", "status") if row["node_id"] == node)
+    row = next(row for row in grid.observe("cluster", "status") if row["node_id"] == node)
     return row["state"] == "alive" and row["link"] == "up" and row["seconds_since_heard"] < 3
 
 

@@ -283,7 +283,7 @@ asyncio.run(main())
 def test_guide_api_and_automatic_cleanup(clone: RayClone) -> None:
     assert json.loads(in_ray(clone, f"python -c '{MANAGER}'")) == [True, "gpu1", "ray", 1, True, 0]
     clone("boost", "request", "gpu-master", "gpu", "1", "--duration", "1", check=0)
-    wait_until(lambda: not clone.json("boost", "status")["boosts"])
+    wait_until(lambda: not clone.observe("boost", "status")["boosts"])
     wait_until(lambda: clone.in_ray()["groups"] == {})
 
 
@@ -343,7 +343,7 @@ print("done", ray.get(burn.remote(sys.argv[1])))
 @pytest.mark.usefixtures("nothing_left")
 def test_what_ray_uses_counts_on_its_own_node_and_on_no_other(clone: RayClone) -> None:
     def usage() -> dict[str, tuple[float, float]]:
-        nodes = clone.json("status")["nodes"]
+        nodes = clone.observe("status")["nodes"]
         return {node["node_id"]: (node["cpu_percent"], node["memory_used_gb"]) for node in nodes}
 
     before = usage()
@@ -428,7 +428,7 @@ def test_when_the_head_has_died_all_start_anew_and_boosts_are_bound_again(clone:
     assert not any(map(is_running, before.values()))
 
     def is_bound_again() -> bool:
-        (row,) = clone.json("boost", "status")["boosts"]
+        (row,) = clone.observe("boost", "status")["boosts"]
         return row["is_active"] and row["placement_group"] not in (None, boost["placement_group"])
 
     wait_until(is_bound_again, 60)
@@ -446,7 +446,7 @@ def test_an_automatic_lease_is_bound_in_ray_and_its_use_counts(clone: RayClone) 
     )
     try:
         (used,) = wait_until(
-            lambda: [row for row in clone.json("boost", "status")["boosts"] if row["used_amount"]], 100
+            lambda: [row for row in clone.observe("boost", "status")["boosts"] if row["used_amount"]], 100
         )
     finally:
         until.touch()

@@ -66,17 +66,16 @@ def ray_grid(ray_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> RayGrid:
     return _running.enter_context(_grid(ray_lab, tmp_path_factory.mktemp("grid")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def console(ray_grid: RayGrid, ray_lab: Lab) -> Iterator[Console]:
     """A Ray program that runs on the head."""
-    program = Console(ray_grid, ray_lab.host("gpu-master"))
-    yield program
-    program.close()
+    with contextlib.closing(Console(ray_grid, ray_lab.host("gpu-master"))) as program:
+        yield program
 
 
 @pytest.fixture
 def nothing_held(ray_grid: RayGrid) -> Iterator[None]:
     """The test ends with no boost."""
     yield
-    for row in ray_grid.json("boost", "status")["boosts"]:
+    for row in ray_grid.observe("boost", "status")["boosts"]:
         ray_grid("boost", "release", row["boost_id"], check=0)

@@ -33,11 +33,11 @@ def kill_agent(grid: RayGrid, lab: Lab) -> None:
 
 
 def kill_raylet(grid: RayGrid, lab: Lab) -> None:
-    kill_and_wait(lab.host(SOURCE), "/raylet/raylet")
+    kill_and_wait(grid, lab.host(SOURCE), "/raylet/raylet")
 
 
 def kill_gcs(grid: RayGrid, lab: Lab) -> None:
-    kill_and_wait(lab.host("gpu-master"), "/gcs/gcs_server")
+    kill_and_wait(grid, lab.host("gpu-master"), "/gcs/gcs_server")
 
 
 def kill_driver(grid: RayGrid, lab: Lab) -> None:
