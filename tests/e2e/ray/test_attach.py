@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 CONFIG = """
 name: attached
-hold_seconds: 40
+hold_seconds: 25
 nodes:
 - {name: here, host: local}
 - {name: w1, host: 198.51.100.1, dedicated: true}
@@ -94,8 +94,6 @@ class RayHost:
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "PYTHONUNBUFFERED": "1",
             "OPENBLAS_NUM_THREADS": "1",  # every process of Ray loads it, and idle threads of it are busy for a while
-            "RAY_enable_worker_prestart": "0",
-            "RAY_prestart_worker_first_driver": "0",
             "GRID_TEST_RUN": str(run),  # by which it is found and ended if the test run is interrupted
         }
 
@@ -124,10 +122,9 @@ class RayHost:
     def _begin(self, name: str) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
         head = ["--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}"]
-        where = [*head, "--include-dashboard=false", f"--temp-dir={self.folder}/ray"]
-        if name != HEAD:
-            where = [f"--address={self.address}"]
-        ports = ["--min-worker-port=0", "--max-worker-port=0"]
+        where = [*head, "--include-dashboard=false"] if name == HEAD else [f"--address={self.address}"]
+        where += [f"--temp-dir={self.folder}/ray-{name}"]  # of two nodes that start at once one fails in a common one
+        ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         sizes = ["--num-cpus=1", "--memory=1073741824", "--object-store-memory=104857600"]
         spared = ["--disable-usage-stats", "--include-log-monitor=false"]
         with (self.folder / f"{name}.log").open("wb") as log:

@@ -111,6 +111,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayClone]:
     """A clone with its Ray cluster on a machine where Ray's ports are taken; nothing is borrowed automatically."""
     folder = tmp_path_factory.mktemp("clone")
     shell = RayClone(folder / "state", clone_to(folder / "clone"))
+    shell.env["OPENBLAS_NUM_THREADS"] = (
+        "1"  # every process of Ray loads it, and idle threads of it are busy for a while
+    )
     set_rebalance_interval(shell.cwd / "config", NEVER_SECONDS)
     with contextlib.ExitStack() as taken:
         for name in HEAD_PORTS:

@@ -19,6 +19,8 @@ PACKAGES = "/opt/ray-packages"
 PYTHON = "rayenv/bin/python"
 SHARE = {PACKAGES: Path(sysconfig.get_path("purelib"))}
 """What the hosts of a lab have to see of this machine: the packages of the project's own environment."""
+ONE_THREAD = 'import os; os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")'
+"""Every process of Ray loads this library, whose idle threads are busy for a while."""
 RAY = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
 
 
@@ -26,7 +28,7 @@ def furnish(host: Host) -> None:
     """Give a host an interpreter that has Ray, as its user would make it."""
     host.run(["python3", "-m", "venv", "--without-pip", "rayenv"])
     site = f"{host.home}/rayenv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    host.run(["tee", f"{site}/ray.pth"], input=f"{PACKAGES}\n")
+    host.run(["tee", f"{site}/ray.pth"], input=f"{PACKAGES}\n{ONE_THREAD}\n")
 
 
 class RayGrid(Cluster):

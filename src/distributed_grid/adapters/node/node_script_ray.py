@@ -57,6 +57,17 @@ HEAD_TIMEOUT_SECONDS = 8.0
 RAY_SECONDS, EXIT_SECONDS, KILL_ALL_SECONDS, QUERY_SECONDS = 100.0, 3.0, 10.0, 30.0
 HEAD_ANSWERS = "Ray's head answers"
 RAY_MAIN = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
+RAY_START = (  # without the commands that Ray itself can do without: loading them takes longer than all the rest
+    "import sys\n"
+    "sys.argv[0] = 'ray'\n"
+    "unused = ('ray.serve.scripts', 'ray.dashboard.modules.job.cli', 'ray.util.state.state_cli')\n"
+    "sys.modules.update(dict.fromkeys(unused))\n"
+    "try: from ray.scripts.scripts import main\n"
+    "except ImportError:\n"
+    "    for name in unused: del sys.modules[name]\n"
+    "    from ray.scripts.scripts import main\n"
+    "main()"
+)
 VERSION_QUERY = (
     "import importlib.metadata as m, json, platform\n"
     "try: ray = m.version('ray')\n"
@@ -249,7 +260,7 @@ def start_locked(request: Map, folder: str) -> Map:
     ended = stop_processes(read_record(folder), is_orphaned)
     check_ports(request.get("ports") or {}, EXIT_SECONDS if ended else 0.0)
     temp = make_temp_dir(folder)
-    command = [python, "-c", RAY_MAIN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
+    command = [python, "-c", RAY_START, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
     if "--object-store-memory" not in command:
         store = default_store_bytes(int(request.get("memory_bytes") or 0), int(request.get("simulated") or 0))
         command += ["--object-store-memory", str(store)]
