@@ -6,6 +6,7 @@ import gzip
 import json
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -57,9 +58,11 @@ def swf(jobs: int) -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     """`grid` without a control plane: a simulation needs none."""
-    return Shell(tmp_path / "state", tmp_path)
+    shell = Shell(tmp_path / "state", tmp_path)
+    yield shell
+    shell.close()
 
 
 def test_a_log_is_replayed_under_several_policies_and_drawn(shell: Shell, tmp_path: Path) -> None:
