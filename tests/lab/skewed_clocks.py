@@ -28,15 +28,15 @@ def build(into: Path) -> None:
         into.chmod(0o755)
 
 
-def environment() -> dict[str, str]:
-    """What makes a program in a host live by the clock that OFFSET says.
+def environment(sleep: Path = SLEEP, offset: Path = OFFSET, *, fresh: bool = False) -> dict[str, str]:
+    """What makes a program live by the clock that the file `offset` says; `sleep` is what `build` has made.
 
-    It is read anew once a second: at each look at a clock that takes most of an agent's time.
+    The file is read anew once a second, or if `fresh` at each look at a clock, which takes most of an agent's time.
     """
     faked = {
-        "LD_PRELOAD": f"{SLEEP}:{_library()}",
-        "FAKETIME_TIMESTAMP_FILE": str(OFFSET),
-        "FAKETIME_CACHE_DURATION": "1",
+        "LD_PRELOAD": f"{sleep}:{_library()}",
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        **({"FAKETIME_NO_CACHE": "1"} if fresh else {"FAKETIME_CACHE_DURATION": "1"}),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
     }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.crashes.conftest import call, daemon_pid, environment_of, kill_nine, submission
+from tests.lab import skewed_clocks
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -26,14 +27,8 @@ class FakedClock:
     def __init__(self, grid: Shell, library: Path, offset: Path) -> None:
         self._grid = grid
         self._offset = offset
-        faked = {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(offset),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "NO_FAKE_STAT": "1",
-        }
-        self._env = faked | {"GRID_KEEP_ENV": ",".join(faked)}
+        skewed_clocks.build(library)
+        self._env = skewed_clocks.environment(library, offset, fresh=True)
 
     def set(self, hours: int) -> None:
         """Move it so many hours away from the real one."""
@@ -63,10 +58,9 @@ def no_segments_are_left() -> Iterator[None]:
 
 @pytest.fixture
 def clock(grid: Shell, tmp_path: Path) -> FakedClock:
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        pytest.skip("libfaketime is not installed (Debian: faketime)")
-    faked = FakedClock(grid, found[0], tmp_path / "offset")
+    if reason := skewed_clocks.problem():
+        pytest.skip(reason)
+    faked = FakedClock(grid, tmp_path / "sleep.so", tmp_path / "offset")
     faked.set(0)
     return faked
 
