@@ -22,6 +22,7 @@ import os
 import sys
 from typing import NoReturn
 
+from distributed_grid.agent.leftovers import has_leftovers
 from distributed_grid.errors import BadInput, GridError
 
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.join or JOIN_VARIABLE in os.environ:
             _restart_without_token(options)
         options.join = _read_token(options)
+        if options.end and not has_leftovers(options.dir):
+            return 0
         from distributed_grid.agent import agent_process
 
         return agent_process.stop_jobs(options.dir) if options.end else agent_process.serve(options)

@@ -3,24 +3,19 @@
 Only the standard library is used, and the text parses on old Pythons, so that they can say that they are too old. A
 request is a length, a line end, JSON, then the bytes it announces; each gets one answer, and after a failure the script
 ends. Every operation may be repeated: a new version is built aside and renamed, the old one stays usable until then.
+It is started for every link: what only some operations need is imported by them.
 """
 
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
 import errno
-import hashlib
 import json
 import os
-import platform
 import re
-import secrets
-import shutil
 import signal
 import stat
-import subprocess
 import sys
 import time
-import zipfile
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 Map = Dict[str, Any]
@@ -84,7 +79,7 @@ def read_text(*parts: str) -> str:
 
 def write_text(path: str, text: str) -> None:
     """Whole or not at all; where there is no room for a second file, in place, which a full disk has room for."""
-    fresh = "%s.%s.new" % (path, secrets.token_hex(4))
+    fresh = "%s.%s.new" % (path, os.urandom(4).hex())
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
@@ -100,6 +95,14 @@ def write_text(path: str, text: str) -> None:
             old.write(text.encode().ljust(os.fstat(old.fileno()).st_size))
 
 
+def remove_tree(folder: str) -> None:
+    """Remove a directory with all in it, as far as that is possible."""
+    if os.path.lexists(folder):
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def list_dir(folder: str) -> List[str]:
     try:
         return sorted(os.listdir(folder))
@@ -112,6 +115,8 @@ def list_dir(folder: str) -> List[str]:
 
 def inspect(request: Map, source: BinaryIO) -> Map:
     """What is there: this Python, this machine, versions, wheels, the agent."""
+    import platform
+
     libc, libc_version = platform.libc_ver()
     folder = agent_dir_of(request)
     return {
@@ -176,7 +181,10 @@ def build(request: Map, source: BinaryIO) -> Map:
 
 def receive_wheels(wheels: List[Map], source: BinaryIO) -> None:
     """Keep the announced bytes, each under its digest."""
-    free = shutil.disk_usage(HOME).free
+    import hashlib
+
+    disk = os.statvfs(HOME)
+    free = disk.f_bavail * disk.f_frsize
     if free < NEEDED_BYTES:
         megabytes = (free >> 20, HOME, NEEDED_BYTES >> 20)
         raise ScriptError("only %d MB are free for %s; %d MB are needed" % megabytes)
@@ -184,7 +192,7 @@ def receive_wheels(wheels: List[Map], source: BinaryIO) -> None:
         digest = check_name(wheel["sha256"])
         path = os.path.join(WHEELS, digest + ".whl")
         if wheel["sent"]:
-            fresh = "%s.%s.new" % (path, secrets.token_hex(4))
+            fresh = "%s.%s.new" % (path, os.urandom(4).hex())
             with open(fresh, "wb") as file:
                 copy_exactly(source, file, int(wheel["size"]))
                 file.flush()
@@ -211,7 +219,7 @@ def build_aside(version: str, wheels: List[Map]) -> None:
     """Build a version under another name and rename it, so that it is there whole or not at all."""
     import venv
 
-    aside = os.path.join(VERSIONS, ".new-" + secrets.token_hex(8))
+    aside = os.path.join(VERSIONS, ".new-" + os.urandom(8).hex())
     target = os.path.join(VERSIONS, version)
     try:
         venv.EnvBuilder(symlinks=True, with_pip=False).create(aside)
@@ -221,18 +229,21 @@ def build_aside(version: str, wheels: List[Map]) -> None:
         manifest = {"files": file_sizes(aside), "wheels": [wheel["sha256"] for wheel in wheels]}
         write_text(os.path.join(aside, "files.json"), json.dumps(manifest))
         if os.path.lexists(target):  # one that a crash left in pieces
-            os.rename(target, os.path.join(VERSIONS, ".old-" + secrets.token_hex(8)))
+            os.rename(target, os.path.join(VERSIONS, ".old-" + os.urandom(8).hex()))
         try:
             os.rename(aside, target)
         except OSError:  # another grid was quicker with the very same version
             if not is_complete(version):
                 raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
 
 
 def unpack(path: str, target: str) -> None:
     """Put the files of a wheel where Python finds them; its scripts are not needed."""
+    import shutil
+    import zipfile
+
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             inside = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", name)
@@ -272,7 +283,7 @@ def remove_unused(wheel_seconds: float) -> None:
         path = os.path.join(VERSIONS, name)
         left_over = name.startswith(".old-") or (name.startswith(".new-") and age_seconds(path) > STALE_SECONDS)
         if left_over or (not name.startswith(".") and name not in used):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
     needed = set()
     for name in list_dir(VERSIONS):
         try:
@@ -306,9 +317,9 @@ def link(request: Map, source: BinaryIO) -> Map:
     remove_sockets(folder)
     run = os.path.join(folder, "run")
     make_private_dir(run)
-    path = os.path.join(run, secrets.token_hex(8) + ".sock")
+    path = os.path.join(run, os.urandom(8).hex() + ".sock")
     if len(os.fsencode(path)) > MAX_SOCKET_BYTES:  # the kernel's limit is 108 bytes
-        run = "/tmp/grid-" + secrets.token_hex(8)  # noqa: S108 (nobody can guess it)
+        run = "/tmp/grid-" + os.urandom(8).hex()  # noqa: S108 (nobody can guess it)
         os.mkdir(run, 0o700)
         write_text(os.path.join(folder, "elsewhere"), run)
         path = os.path.join(run, "agent.sock")
@@ -316,10 +327,10 @@ def link(request: Map, source: BinaryIO) -> Map:
 
 
 def remove_sockets(folder: str) -> None:
-    shutil.rmtree(os.path.join(folder, "run"), ignore_errors=True)
+    remove_tree(os.path.join(folder, "run"))
     elsewhere = read_text(folder, "elsewhere").strip()
     if re.fullmatch(r"/tmp/grid-[0-9a-f]{16}", elsewhere):  # noqa: S108
-        shutil.rmtree(elsewhere, ignore_errors=True)
+        remove_tree(elsewhere)
         os.unlink(os.path.join(folder, "elsewhere"))
 
 
@@ -351,6 +362,8 @@ def agent_environment() -> Dict[str, str]:
 
 def start_agent(folder: str, version: str) -> int:
     """Start the agent in a session of its own, and wait until it says who it is."""
+    import subprocess
+
     log = os.path.join(folder, "agent.log")
     if os.path.exists(log) and os.stat(log).st_size > MAX_LOG_BYTES:
         os.replace(log, log + ".old")
@@ -427,6 +440,8 @@ def stop(request: Map, source: BinaryIO) -> Map:
 
 def stop_jobs(folder: str, version: str) -> None:
     """Stop whatever jobs are left below a directory; the agent's own code knows how."""
+    import subprocess
+
     if not version or not is_complete(version):
         raise ScriptError("the environment that knows how to stop jobs is gone; install it again, then stop")
     step("stopping what is left of jobs")
@@ -453,7 +468,7 @@ def purge(request: Map, source: BinaryIO) -> Map:
     folder = agent_dir_of(request)
     if agent_pid(folder):
         raise ScriptError("the agent still runs")
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     remove_unused(0)
     for place in (os.path.dirname(folder), AGENTS, VERSIONS, WHEELS, HOME):
         try:
