@@ -65,7 +65,7 @@ test-e2e: setup system-packages ## the real grid in temporary state directories
 	$(BIN)/pytest tests/e2e $(wildcard tests/test_*.py) $(PARALLEL) $(PYTEST_ARGS)
 
 test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/internals/lab.md)
-	$(BIN)/pytest tests/lab/hosts $(PYTEST_ARGS)
+	$(BIN)/pytest tests/lab/hosts -m "not chaos" $(PYTEST_ARGS)
 
 test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (docs/guide/ray.md)
 	$(BIN)/pytest tests/lab/ray -m "not chaos" $(PYTEST_ARGS)
@@ -79,6 +79,7 @@ chaos: setup ## break 1,000 simulated grids and check every invariant after ever
 	$(BIN)/python -m tests.clouds $(CLOUD_ARGS)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	$(BIN)/python -m tests.lab.move_campaign $(MOVE_ARGS)
+	$(BIN)/pytest tests/lab/hosts -m chaos $(PYTEST_ARGS)
 	$(BIN)/pytest tests/lab/ray -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
