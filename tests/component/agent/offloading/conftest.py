@@ -72,10 +72,11 @@ class Source:
 
         async def wait() -> T:
             end = time.monotonic() + TIMEOUT_S
-            while not (found := condition()):
-                assert time.monotonic() < end, f"waited in vain; {self.reports}"
-                await asyncio.sleep(0.002)
-            return found
+            while (began := time.monotonic()) < end:
+                if found := condition():
+                    return found
+                await asyncio.sleep(max(0.002, 2 * (time.monotonic() - began)))  # it looks a third of the time at most
+            raise AssertionError(f"waited in vain; {self.reports}")
 
         return self.loop.run_until_complete(wait())
 
