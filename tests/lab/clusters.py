@@ -43,11 +43,15 @@ class Cluster(Shell):
         row = self.node(name)
         return (row["state"], row["link"]) == ("alive", "up") and row["seconds_since_heard"] < 5
 
-    def close(self) -> None:
+    def purge_nodes(self) -> None:
+        """Leave nothing of ours on any host."""
         self.lab.mend()
         used = [host.name for host in self.lab if remains(host) != ([], [])]
         if used:
             self("cluster", "stop", "--force", "--purge", *used, timeout=120)
+
+    def close(self) -> None:
+        self.purge_nodes()
         super().close()
 
     def clear_leftovers(self) -> dict[str, tuple[list[str], list[str]]]:

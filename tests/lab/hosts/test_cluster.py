@@ -39,11 +39,26 @@ def a_cluster(lab: Lab, tmp_path: Path) -> Iterator[Starter]:
         assert cluster.clear_leftovers() == {}
 
 
+@pytest.fixture(scope="module")
+def shared_cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The control plane of the tests that do not mind what it did before."""
+    made = Cluster(shared_lab, tmp_path_factory.mktemp("shared"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def grid(shared_cluster: Cluster, lab: Lab) -> Iterator[Cluster]:
+    """The hosts of the lab as its nodes, with nothing on them before and after a test."""
+    yield shared_cluster
+    shared_cluster.purge_nodes()
+    assert shared_cluster.clear_leftovers() == {}
+
+
 # ---------------------------------------------------------------- the way it is meant
 
 
-def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(a_cluster: Starter, lab: Lab) -> None:
-    grid = a_cluster()
+def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(grid: Cluster, lab: Lab) -> None:
     grid("config", "check", check=0)
     installed = grid.results("install")
     assert all(row["ok"] and "installed 0." in row["detail"] for row in installed.values())
@@ -69,21 +84,19 @@ def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(a_cluster: S
     assert [remains(host) for host in lab] == [([], [])] * 3
 
 
-def test_what_the_page_about_clusters_tells_to_type_works(a_cluster: Starter) -> None:
+def test_what_the_page_about_clusters_tells_to_type_works(grid: Cluster) -> None:
     page = (PROJECT / "docs/guide/cluster.md").read_text()
     typed = re.findall(r"^\$ grid (.*)$", page, re.MULTILINE)
     assert len(typed) > 5
-    grid = a_cluster()
     for line in typed:
         said = grid(*shlex.split(line), check=0, timeout=120).stdout
         if line.startswith("run-shared"):
             assert said == "gpu2\n"
 
 
-def test_what_the_readme_tells_to_type_about_three_machines_works(a_cluster: Starter) -> None:
+def test_what_the_readme_tells_to_type_about_three_machines_works(grid: Cluster) -> None:
     readme = (PROJECT / "README.md").read_text()
     block = readme[readme.index("## Three machines") :].split("```text\n")[1].split("```")[0]
-    grid = a_cluster()
     (grid.cwd / "train.py").write_text(
         "import pathlib, socket\npathlib.Path('out').mkdir()\n"
         "pathlib.Path('out/result.txt').write_text(f'trained on {socket.gethostname()}\\n')\n"
@@ -95,8 +108,7 @@ def test_what_the_readme_tells_to_type_about_three_machines_works(a_cluster: Sta
     assert (grid.cwd / "out/result.txt").read_text() == block.split("$ cat out/result.txt\n")[1].split("$")[0]
 
 
-def test_the_steps_of_each_node_are_told(a_cluster: Starter) -> None:
-    grid = a_cluster()
+def test_the_steps_of_each_node_are_told(grid: Cluster) -> None:
     lines = grid("cluster", "start", "gpu1", check=0).stdout.splitlines()
     for step in ("connecting", "sending 8 of 8 wheels", "building the environment", "starting the agent"):
         assert f"gpu1: {step}" in lines
@@ -183,8 +195,7 @@ def test_a_host_that_does_not_answer_fails_alone_and_in_time(a_cluster: Starter,
     assert "no answer from" in found["gpu1"]["detail"] or "cannot be reached" in found["gpu1"]["detail"]
 
 
-def test_a_full_disk_is_told(a_cluster: Starter, lab: Lab) -> None:
-    grid = a_cluster()
+def test_a_full_disk_is_told(grid: Cluster, lab: Lab) -> None:
     lab.host("gpu1").fill_disk()
     found = grid.results("install", "gpu1", check=1)
     assert "free" in found["gpu1"]["detail"] or "No space" in found["gpu1"]["detail"]
