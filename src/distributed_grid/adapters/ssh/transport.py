@@ -21,17 +21,19 @@ IDLE_SECONDS = 3.0
 OPEN_SECONDS = 15.0
 NO_PYTHON, NOT_THIS_PYTHON = 97, 98
 # The first line of the input is the interpreter that the config names (or nothing), the second those to look for.
-# No newline and no `!`, so that it passes every login shell unharmed.
+# No newline and no `!`, so that it passes every login shell unharmed. The script needs nothing that is installed there,
+# and what packages have the interpreter do at its start (-S) may take longer than all else.
 COMMAND = (
     "exec /bin/sh -c '"
     "IFS= read -r wanted; IFS= read -r names; "
     f'boot="{BOOT}"; '
     'case $wanted in "~/"*) wanted=$HOME/${wanted#??};; esac; '
-    'if [ -n "$wanted" ]; then command -v "$wanted" >/dev/null || exit 98; exec "$wanted" -I -c "$boot"; fi; '
+    'if [ -n "$wanted" ]; then command -v "$wanted" >/dev/null || exit 98; exec "$wanted" -I -S -c "$boot"; fi; '
     "PATH=$PATH:/usr/local/bin:$HOME/.local/bin; "
-    'for name in $names; do if "$name" -I -c "" </dev/null >/dev/null 2>&1; then exec "$name" -I -c "$boot"; fi; done; '
+    'for name in $names; do if "$name" -I -S -c "" </dev/null >/dev/null 2>&1; '
+    'then exec "$name" -I -S -c "$boot"; fi; done; '
     "command -v python3 >/dev/null || exit 97; "
-    'exec python3 -I -c "$boot"'
+    'exec python3 -I -S -c "$boot"'
     "'"
 )
 
