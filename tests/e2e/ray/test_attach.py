@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from distributed_grid.adapters.node.node_script_ray import RAY_START
 from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.errors import Unreachable
@@ -120,7 +121,7 @@ class RayHost:
         return STARTED in (self.folder / f"{name}.log").read_text()
 
     def _begin(self, name: str) -> None:
-        ray = str(Path(sys.executable).with_name("ray"))
+        command = [sys.executable, "-c", RAY_START, "start", "--block"]
         head = ["--head", f"--port={self.port}", f"--ray-client-server-port={self.client_port}"]
         where = [*head, "--include-dashboard=false"] if name == HEAD else [f"--address={self.address}"]
         where += [f"--temp-dir={self.folder}/ray-{name}"]  # of two nodes that start at once one fails in a common one
@@ -129,7 +130,7 @@ class RayHost:
         spared = ["--disable-usage-stats", "--include-log-monitor=false"]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.nodes[name] = subprocess.Popen(
-                [ray, "start", "--block", f"--node-name={name}", *spared, *where, *ports, *sizes],
+                [*command, f"--node-name={name}", *spared, *where, *ports, *sizes],
                 env=self.env | {"HOME": str(self.home_of(name))},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -160,8 +161,16 @@ class RayHost:
         return 0
 
     def close(self) -> None:
-        for name in reversed(list(self.nodes)):
-            self.stop(name)
+        """End all nodes at once: what one of them had, no other starts anew."""
+        alive = [process for process in self.nodes.values() if process.poll() is None]
+        trees = [psutil.Process(process.pid).children(recursive=True) for process in alive]
+        for left in [one for tree in trees for one in tree]:
+            with contextlib.suppress(psutil.Error):
+                left.kill()
+        for process in self.nodes.values():
+            process.kill()
+            process.wait()
+        self.nodes.clear()
         for pid in self.agents():  # of a test that failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -64,7 +64,8 @@ ACTOR_NAME = "grid-placement-groups"
 CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
 FIRST_WAIT_SECONDS, WAIT_SECONDS = 0.2, 2.0
 MAX_CALLS, MAX_OPERATIONS = 64, 16
-WATCH_SECONDS, MAX_MISSES, MAX_REFUSALS = 1.0, 3, 2
+WATCH_SECONDS, RECHECK_SECONDS = 1.0, 0.25
+MAX_MISSES, MAX_REFUSALS = 3, 2
 BUILD = hashlib.sha256(Path(placement_group_actor.__file__).read_bytes()).hexdigest()[:12]
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class RayDriver:
         """
         refusals = 0
         while self._misses < MAX_MISSES and refusals < MAX_REFUSALS and is_connected():
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(RECHECK_SECONDS if refusals else WATCH_SECONDS)
             refusals = refusals + 1 if await is_refused(endpoint, WATCH_SECONDS) else 0
 
     def handle(self, command: RayCommand) -> None:
