@@ -23,7 +23,6 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from distributed_grid import __version__
-from distributed_grid.control.view_types import ErrorAnswer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
@@ -34,7 +33,6 @@ from distributed_grid.server.rest.responses import JsonResponse, error_response,
 from distributed_grid.supervision import start_essential
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
 ARRIVAL_SECONDS = {"headers": 15.0, "body": 30.0}
 """How long each part of a request may take to arrive."""
 SHUTDOWN_SECONDS = 0.5
@@ -50,15 +48,16 @@ def make_app(
         title="grid",
         version=__version__,
         description=ABOUT,
-        responses=ERRORS,
+        routes=[
+            *routes.router.routes,
+            *routes.prometheus_router.routes,
+        ],  # as they are: to include them is to make anew
         openapi_url=None,  # served below, to those with a token
         docs_url=None,  # the page that draws it would be fetched from the internet
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.services, app.state.admission = services, admission
-    app.include_router(routes.router)
-    app.include_router(routes.prometheus_router)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(call: Authenticated) -> JsonResponse:

@@ -30,8 +30,11 @@ JobState = Literal["queued", "assigned", "running", "paused", "stopping", "ended
 Bytes = Annotated[int, Query(ge=0, le=2**62)]
 Minutes = Annotated[int | None, Query(ge=1, le=1440, description="How far back, in minutes.")]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", description="The same key and body do nothing twice.")]
-router = APIRouter(prefix="/v1")
-prometheus_router = APIRouter(tags=["metrics"])
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": views.ErrorAnswer, "description": "Why the request failed."}
+}
+router = APIRouter(prefix="/v1", responses=ERRORS)
+prometheus_router = APIRouter(tags=["metrics"], responses=ERRORS)
 
 
 # ------------------------------------------------------------------ without a token
