@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from distributed_grid.adapters.node.node_script_ray import RAY_START
 from tests.lab.clusters import Cluster, remains
 from tests.lab.lab import Lab
 from tests.lab.lab_host import Host
@@ -21,7 +22,6 @@ SHARE = {PACKAGES: Path(sysconfig.get_path("purelib"))}
 """What the hosts of a lab have to see of this machine: the packages of the project's own environment."""
 ONE_THREAD = 'import os; os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")'
 """Every process of Ray loads this library, whose idle threads are busy for a while."""
-RAY = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
 
 
 def furnish(host: Host) -> None:
@@ -68,7 +68,7 @@ class RayGrid(Cluster):
     ) -> subprocess.CompletedProcess[str]:
         """Run one of Ray's own commands on a host, as its user."""
         given = self.environ(host) if env is None else env
-        return host.run([PYTHON, "-c", RAY, *words], env=given, check=check, timeout=timeout)
+        return host.run([PYTHON, "-c", RAY_START, *words], env=given, check=check, timeout=timeout)
 
     def program(self, host: Host, text: str, *, timeout: float = 60) -> Any:
         """Run a Ray program on a host, as its user; what it says last, as JSON."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.adapters.node.node_script_ray import RAY_START
 from tests.lab.lab import Lab, problem
 from tests.lab.lab_host import Host
-from tests.lab.ray.ray_grids import PYTHON, RAY, SHARE, furnish, remains_of
+from tests.lab.ray.ray_grids import PYTHON, SHARE, furnish, remains_of
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.chaos, pytest.mark.timeout(400)]
@@ -49,7 +50,7 @@ class Cluster:
         words = [*(role if name == "head" else [f"--address={self.address}"]), f"--node-ip-address={host.address}"]
         words += ["--num-cpus=2", "--memory=1073741824", "--object-store-memory=104857600", "--disable-usage-stats"]
         env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "GRPC_ENABLE_FORK_SUPPORT": "false"}
-        command = [PYTHON, "-c", RAY, "start", "--block", f"--node-name={name}", *words]
+        command = [PYTHON, "-c", RAY_START, "start", "--block", f"--node-name={name}", *words]
         self._nodes[name] = host.popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: host.find("/raylet/raylet"), 90)
 
