@@ -126,7 +126,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayClone]:
             shell("cluster", "stop", "--force", "--purge", timeout=60)
             shell.close()
             for note in shell.cwd.glob(".distributed_grid/agents/*/*/ray/elsewhere"):  # of a node that left the config
-                shutil.rmtree(note.read_text().strip(), ignore_errors=True)
+                shutil.rmtree(Path(note.read_text().strip()).parent, ignore_errors=True)
 
 
 def test_each_simulated_node_is_a_raylet_with_what_is_declared_for_it(clone: RayClone) -> None:
