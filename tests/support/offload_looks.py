@@ -21,6 +21,7 @@ from distributed_grid.domain.rebalancing import (
 )
 from distributed_grid.domain.resources import Priority
 from distributed_grid.reactor import Record
+from distributed_grid.scheduling.offloading.offload_scan import OffloadScan, scan_offload
 from tests.support.builders import NOW, Scenario, a_command, a_node, a_request
 
 HOUR_MS = 3_600_000
@@ -113,3 +114,8 @@ def ahead(node: str, memory: int, later: int) -> PressureReading:
 
 def kinds(records: list[Record]) -> list[str]:
     return [record.type for record in records]
+
+
+def scan_now(grid: Looks, **levels: int | PressureReading) -> OffloadScan:
+    readings = tuple(grid._reading(name, levels.get(name, 0)) for name in grid.ledger.nodes)
+    return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)

@@ -55,7 +55,7 @@ FIRST = (
     "tests/e2e/test_simulate.py",
     "tests/component/agent/execution/test_escapes.py",
     "tests/e2e/test_seed_001.py",
-    "tests/unit/scheduling/placement/test_confidence_calibration.py",
+    "tests/unit/scheduling/placement/test_confidence.py",
     "tests/e2e/agents/test_joined_again.py",
     "tests/e2e/test_queries.py",
     "tests/lab/hosts/test_join.py",

@@ -21,7 +21,7 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerResources
 from distributed_grid.reactor.decision import ScalingAnswer
-from tests.support.builders import GB, Scenario, a_node
+from tests.support.builders import GB, Scenario, a_node, a_request
 
 PROVIDER = "scripted"
 MIDDAY_MS = 20_000 * 86_400_000 + 43_200_000
@@ -104,3 +104,9 @@ class ScalingScenario(Scenario):
             self.handle(WorkerTerminationAccepted(worker_id))
             self.handle(WorkerGone(worker_id, "it is gone", self.wall_ms))
         return ending
+
+
+def a_busy_grid(cores: float = 2, **fields: int) -> ScalingScenario:
+    scenario = ScalingScenario(a_node("home", cores=cores), scaling=rules(**fields))
+    scenario.ask(a_request("all", cores=cores))
+    return scenario

@@ -11,20 +11,17 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineCapacity
-from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.moves import OffloadWatch
 from distributed_grid.domain.nodes import NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
-from distributed_grid.domain.resources import Claim, GpuShare, Priority
+from distributed_grid.domain.resources import Claim, GpuShare
 from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseState
 from distributed_grid.domain.workers import UtilizationWindow
-from tests.support.builders import GB, NOW, a_capacity, a_command, a_node, a_request, an_exit, caps, thresholds
+from tests.support.builders import GB, NOW, a_capacity, a_node, caps, thresholds
+from tests.unit.domain.sample_rows import ATTEMPT, JOB, LEASE
 
-LEASE = Lease("r1", a_request(wait_s=5, priority="high"), NOW)
-ATTEMPT = Attempt(1, "r1.1", "gpu1", 7, NOW, cores=(0, 1), pid=4242)
-JOB = Job("r1", "train", a_command("python", "train.py"), a_request(), NOW, attempts=(ATTEMPT,), lease_id="r1.1")
 CLAIM = Claim(1000, GB, (GpuShare(0, 500, GB),), (("fpga", 1),))
 
 
@@ -82,59 +79,3 @@ def test_every_row_has_a_key_and_says_whether_it_is_over():
     assert replace(LEASE, state=LeaseState.ENDED).is_over
     assert replace(JOB, state=JobState.ENDED).is_over
     assert replace(offer, withdrawn=True).is_over
-
-
-def test_a_lease_holds_from_its_grant_to_its_end():
-    assert [state for state in LeaseState if replace(LEASE, state=state).holds] == [
-        LeaseState.RESERVING,
-        LeaseState.ACTIVE,
-        LeaseState.RELEASING,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("state", "deadline"),
-    [
-        (LeaseState.ASKED, NOW + 5_000),
-        (LeaseState.RESERVING, NOW + 99),
-        (LeaseState.ACTIVE, NOW + 99),
-        (LeaseState.RELEASING, 0),
-        (LeaseState.ENDED, 0),
-    ],
-)
-def test_time_alone_ends_a_wait_or_a_term_and_nothing_else(state, deadline):
-    assert replace(LEASE, state=state, ends_at_ms=NOW + 99).deadline_ms == deadline
-
-
-def test_the_place_in_line_is_priority_then_age():
-    older = replace(LEASE, id="r2", asked_at_ms=NOW - 1)
-    urgent = replace(LEASE, id="r3", request=replace(LEASE.request, priority=Priority.URGENT))
-    line = sorted([LEASE, older, urgent], key=lambda lease: lease.queue_key)
-    assert [lease.id for lease in line] == ["r3", "r2", "r1"]
-
-
-def test_the_attempt_of_a_job_is_the_one_that_has_not_ended():
-    assert JOB.attempt is ATTEMPT
-    assert replace(JOB, attempts=()).attempt is None
-    assert replace(JOB, attempts=(replace(ATTEMPT, outcome=an_exit()),)).attempt is None
-
-
-@pytest.mark.parametrize(
-    ("outcome", "succeeded", "retried"),
-    [
-        (an_exit(0), True, False),
-        (an_exit(1), False, True),
-        (Outcome(Ending.SIGNALLED, signal=9), False, True),
-        (Outcome(Ending.LOST), False, True),
-        (Outcome(Ending.TIMED_OUT), False, True),
-        (Outcome(Ending.CANCELLED), False, False),
-        (Outcome(Ending.CANCELLED, exit_code=0), False, False),
-        (Outcome(Ending.PREEMPTED), False, False),
-        (Outcome(Ending.OVER_LIMIT), False, False),
-        (Outcome(Ending.EXPIRED), False, False),
-        (Outcome(Ending.NEVER_STARTED), False, False),
-        (Outcome(Ending.WAITED_TOO_LONG), False, False),
-    ],
-)
-def test_only_what_failed_by_itself_may_be_retried(outcome, succeeded, retried):
-    assert (outcome.succeeded, outcome.may_be_retried) == (succeeded, retried)

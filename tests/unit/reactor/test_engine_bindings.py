@@ -1,10 +1,10 @@
 """Leases on a node of an engine: bound before they are active, bound again after a crash, freed when over."""
 
-# mypy: disable-error-code="union-attr,arg-type,comparison-overlap"
+# mypy: disable-error-code="arg-type,comparison-overlap,union-attr"
 
 from __future__ import annotations
 
-from distributed_grid.domain.engines import Binding, EngineResources, parse_group_name
+from distributed_grid.domain.engines import Binding, EngineResources
 from distributed_grid.domain.events import (
     EngineNode,
     EngineObserved,
@@ -301,10 +301,3 @@ def test_who_makes_room_is_gone_before_the_urgent_lease_is_bound():
     scenario.handle(GroupBound(hot.key))
     assert scenario.ledger.leases["hot"].state is LeaseState.ACTIVE
     scenario.ledger.check()
-
-
-def test_only_our_own_names_are_understood():
-    assert parse_group_name("grid-boost-a-b-7") == ("a-b", 7)
-    assert [parse_group_name(name) for name in ("grid-boost-a", "boost-a-7", "grid-boost--7", "grid-boost-a-x")] == [
-        None
-    ] * 4

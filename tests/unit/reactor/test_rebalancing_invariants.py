@@ -26,7 +26,7 @@ from distributed_grid.reactor import Record
 from distributed_grid.scheduling.rebalancing.loans import total_of
 from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, a_request, thresholds
-from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
+from tests.support.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World
 from tests.unit.reactor.test_invariants import CALLS, action, begin, kinds
 
@@ -234,8 +234,6 @@ def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high,
 
 
 # ------------------------------------------------------------------ among everything else that may happen
-
-
 class BalancedWorld(World):
     """The world of the laws with a rebalancer in it; its nodes are machines of their own."""
 

@@ -9,29 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.domain.moves import Move, MoveConsent, MovedProcess, Way
-from distributed_grid.domain.processes import ProcessInfo
-from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.scheduling.offloading.obstacles import ObstacleKind
-from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_check, process_ask, propose
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
+from distributed_grid.scheduling.offloading.proposals import process_ask, propose
 from tests.support.builders import GB, NOW, Scenario, a_node, a_request
-from tests.unit.reactor.rebalance_rounds import a_reading, apart, rules, three
+from tests.support.rebalance_rounds import a_reading, apart, three
 from tests.unit.scheduling.offloading.processes import a_process
-
-PRESSED = a_reading("master", memory=900, cpu=200)
-BIG: dict[str, Any] = {"pss_bytes": 4 * GB, "cpu_milli": 900, "cpu_ms": 60_000}
-
-
-def a_scan(scenario: Scenario, *readings: PressureReading, **numbers: Any) -> PressureScan:
-    named = {reading.node for reading in readings}
-    idle = (a_reading(name) for name in scenario.ledger.nodes if name not in named)
-    return scan_pressure(scenario.ledger, (*readings, *idle), rules(**numbers), scenario.now)
-
-
-def propose_all(
-    scenario: Scenario, *processes: ProcessInfo, reading: PressureReading = PRESSED, **how: Any
-) -> list[Proposal]:
-    return propose(a_scan(scenario, reading), "master", processes, scenario.ledger.consents, **how)
+from tests.unit.scheduling.offloading.proposing import BIG, a_scan, propose_all, the_only
 
 
 def a_job(scenario: Scenario, uid: str, *, memory_gb: float = 8, restartable: bool = False, **request: Any) -> None:
@@ -40,14 +23,7 @@ def a_job(scenario: Scenario, uid: str, *, memory_gb: float = 8, restartable: bo
     scenario.ledger.apply([replace(scenario.job(uid), restartable=restartable)])
 
 
-def the_only(proposals: list[Proposal]) -> Proposal:
-    (one,) = proposals
-    return one
-
-
 # ---------------------------------------------------------------------- jobs
-
-
 def test_a_job_that_marks_checkpoints_restarts_from_there() -> None:
     scenario = Scenario(*three())
     a_job(scenario, "j1")
@@ -111,8 +87,6 @@ def test_a_job_that_is_moved_already_is_not_proposed_again() -> None:
 
 
 # ---------------------------------------------------------------------- processes
-
-
 def test_a_process_needs_consent_for_its_shape_and_is_recommended_anyway() -> None:
     scenario = Scenario(*three())
     one = the_only(propose_all(scenario, a_process("python3", "sim.py", "--n", "4", **BIG)))
@@ -144,20 +118,6 @@ def test_a_process_that_is_moved_already_is_not_proposed_again() -> None:
     assert the_only(propose_all(scenario, process)).obstacles[0].kind is ObstacleKind.MOVING
 
 
-def test_a_target_that_lacks_a_needed_file_is_passed_over() -> None:
-    scenario = Scenario(*three())
-    process = a_process(**BIG, needs=(("/data/x.bin", 7),))
-    first = the_only(propose_all(scenario, process))
-    assert files_to_check([first]) == {first.target: (("/data/x.bin", 7),)}
-    second = the_only(propose_all(scenario, process, absent={first.target: ["/data/x.bin"]}))
-    assert second.movable
-    assert second.target != first.target
-    none = the_only(propose_all(scenario, process, absent={"gpu1": ["/data/x.bin"], "gpu2": ["/data/x.bin"]}))
-    assert none.obstacles[0].kind is ObstacleKind.MISSING_FILES
-    assert "/data/x.bin" in none.obstacles[0].text
-    assert files_to_check([none]) == {}
-
-
 def test_checked_files_make_a_proposal_surer() -> None:
     scenario = Scenario(*three())
     process = a_process(**BIG, needs=(("/data/x.bin", 7),))
@@ -165,29 +125,6 @@ def test_checked_files_make_a_proposal_surer() -> None:
     checked = the_only(propose_all(scenario, process, absent={first.target: ()}))
     assert checked.target == first.target
     assert 0 < first.confidence < checked.confidence <= 1000
-
-
-def test_a_named_target_is_the_only_one() -> None:
-    scenario = Scenario(*three())
-    assert the_only(propose_all(scenario, a_process(**BIG), target="gpu2")).target == "gpu2"
-    for wrong in ("master", "nobody"):
-        one = the_only(propose_all(scenario, a_process(**BIG), target=wrong))
-        assert one.obstacles[0].kind is ObstacleKind.NO_TARGET
-
-
-def test_nobody_with_room_is_said_node_by_node() -> None:
-    scenario = Scenario(*three())
-    busy = [a_reading(name, memory=950) for name in ("gpu1", "gpu2")]
-    found = propose(a_scan(scenario, PRESSED, *busy), "master", [a_process(**BIG)], {})
-    assert the_only(found).obstacles[0].kind is ObstacleKind.NO_TARGET
-    assert "gpu1" in found[0].obstacles[0].text
-    assert "gpu2" in found[0].obstacles[0].text
-
-
-def test_a_node_that_is_unknown_or_alone_has_no_target() -> None:
-    alone = Scenario(apart(a_node("master", memory_gb=30)))
-    assert "no other machine" in the_only(propose_all(alone, a_process(**BIG))).obstacles[0].text
-    assert propose(a_scan(alone), "nobody", [a_process()], {}) == []
 
 
 def test_names_and_paths_that_steer_a_terminal_are_shown_harmless() -> None:
@@ -203,8 +140,6 @@ def test_names_and_paths_that_steer_a_terminal_are_shown_harmless() -> None:
 
 
 # ---------------------------------------------------------------------- what is recommended
-
-
 def test_just_enough_is_recommended_and_the_least_lost_work_first() -> None:
     scenario = Scenario(*three())
     work = [a_process("./a", pid=pid, pss_bytes=8 * GB, cpu_milli=100, cpu_ms=pid) for pid in (3, 1, 2)]

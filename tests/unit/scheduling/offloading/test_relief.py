@@ -11,11 +11,9 @@ from distributed_grid.domain.rebalancing import PressureReading, PressureWatch, 
 from distributed_grid.domain.resources import Priority
 from distributed_grid.scheduling.offloading.offload_scan import (
     OffloadScan,
-    excess_bytes,
     nodes_to_relieve,
     scan_offload,
     track_offload,
-    will_be_short_of_memory,
 )
 from distributed_grid.scheduling.offloading.relief import (
     Relief,
@@ -25,14 +23,7 @@ from distributed_grid.scheduling.offloading.relief import (
     why_degraded,
     why_restored,
 )
-from tests.support.offload_looks import HOUR_MS, Looks, ahead, apart, rebalance_rules
-
-GB = 1024**3
-
-
-def scan_now(grid: Looks, **levels: int | PressureReading) -> OffloadScan:
-    readings = tuple(grid._reading(name, levels.get(name, 0)) for name in grid.ledger.nodes)
-    return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)
+from tests.support.offload_looks import HOUR_MS, Looks, apart, rebalance_rules, scan_now
 
 
 def relief_after(grid: Looks, seconds: float, node: str = "ash", **levels: int | PressureReading) -> Relief:
@@ -214,22 +205,6 @@ def test_evening_out_never_makes_the_other_node_the_busier_one():
     grid = Looks(rules=rebalance_rules("dynamic_balancing", "aggressive"))
     grid.run_job("r1", "ash", memory_gb=16, cores=4)
     assert relief_after(grid, 60, ash=700, birch=300).outcome is not ReliefOutcome.MOVE
-
-
-def test_memory_comes_before_what_works_harder():
-    grid = Looks(*apart("ash", "birch", "cedar"))
-    scan = scan_now(grid, ash=PressureReading("ash", 900, 100, 990), birch=PressureReading("birch", 500, 900, 100))
-    watches = track_offload(scan)
-    assert nodes_to_relieve(scan, watches) == ("birch", "ash")
-
-
-def test_a_sure_forecast_of_memory_is_believed_and_says_how_much_has_to_go():
-    grid = Looks()
-    scan = scan_now(grid, ash=ahead("ash", 700, 900), birch=ahead("birch", 100, 900))
-    assert will_be_short_of_memory(scan, "ash")
-    assert not will_be_short_of_memory(scan, "birch")  # it is far from it now
-    assert excess_bytes(scan, "ash") == 32 * GB * 200 // 1000
-    assert not will_be_short_of_memory(scan_now(grid, ash=ahead("ash", 700, 805)), "ash")
 
 
 def test_where_the_node_has_borrowed_work_goes_before_all_others():

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from bench.preemption import KINDS, NOW, an_ask, full_grid
 from distributed_grid.domain.events import AttemptMarked, LeaseAsked, PolicySet
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import GridError
+from distributed_grid.scheduling.offers.pause import FIRST_REST_MS
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from distributed_grid.scheduling.preemption.victims import PreemptionCandidates, work_lost
 from tests.support.builders import GB, Scenario, a_node, a_request
@@ -41,6 +42,7 @@ nodes = st.lists(
     min_size=1,
     max_size=3,
 )
+
 asks = st.sampled_from(
     [
         *[{"cores": 1}, {"cores": 2}, {"cores": 0.5, "memory_gb": 3}, {"cores": 2, "memory_gb": 1}, {"memory_gb": 4}],
@@ -48,6 +50,7 @@ asks = st.sampled_from(
         *[{"gpus": 0.3}, {"gpus": 0.5}, {"cores": 1, "gpus": 0.7}, {"gpus": 1}, {"cores": 2, "gpus": 1}, {"gpus": 2}],
     ]
 )
+
 held = st.lists(
     st.tuples(
         asks,
@@ -199,3 +202,255 @@ def test_looking_closely_at_every_node_finds_nothing_better(kind, size, seed):
 
 def paid(ledger: Ledger, way: PreemptionPlan, request: Request) -> tuple:
     return price(ledger, [ledger.leases[victim] for victim in way.victims], way.node, request, NOW)
+
+
+PREEMPTED = Outcome(Ending.PREEMPTED)
+
+
+def runs(
+    scenario: Scenario,
+    uid: str,
+    *,
+    on: str = "gpu1",
+    cores: float = 0,
+    memory_gb: float = 0,
+    gpus: float = 0,
+    priority: str = "low",
+    seconds: float = 0,
+) -> None:
+    """A job that runs there, and so many seconds later."""
+    asked = a_request(uid, cores=cores, memory_gb=memory_gb, gpus=gpus, priority=priority, require=[on])
+    scenario.submit(asked, starts=True)
+    scenario.advance(seconds)
+
+
+def marks(scenario: Scenario, uid: str, *, ago_s: float = 0) -> None:
+    attempt = scenario.job(uid).attempt
+    assert attempt is not None
+    scenario.handle(AttemptMarked(uid, attempt.number, attempt.fence, round(1000 * ago_s)))
+
+
+def urgent(**kwargs) -> Request:
+    return a_request("vip", priority="urgent", **kwargs)
+
+
+def way_for(scenario: Scenario, request: Request) -> PreemptionPlan | None:
+    return plan_preemption(scenario.ledger, request, scenario.now)
+
+
+def victims(scenario: Scenario, **ask) -> list[str] | None:
+    way = way_for(scenario, urgent(**ask))
+    return None if way is None else sorted(victim.split(".")[0] for victim in way.victims)
+
+
+def two_nodes(**kwargs) -> Scenario:
+    return Scenario(a_node("gpu1", **kwargs), a_node("gpu2", **kwargs))
+
+
+def test_two_low_ones_on_another_node_go_before_one_high():
+    scenario = two_nodes(cores=2)
+    runs(scenario, "high", cores=2, priority="high")
+    runs(scenario, "a", on="gpu2", cores=1)
+    runs(scenario, "b", on="gpu2", cores=1, seconds=3600)
+    assert victims(scenario, cores=2) == ["a", "b"]
+
+
+def test_work_is_counted_in_cores_and_time():
+    scenario = two_nodes(cores=8)
+    runs(scenario, "narrow", on="gpu1", cores=2)
+    runs(scenario, "rest", on="gpu1", cores=6, priority="urgent", seconds=10)
+    runs(scenario, "wide", on="gpu2", cores=8, seconds=5)
+    assert victims(scenario, cores=2) == ["narrow"]  # 30 core-seconds, not 40
+    scenario.advance(10)
+    assert victims(scenario, cores=2) == ["narrow"]  # 50, not 120
+    assert victims(scenario, cores=8) == ["wide"]
+
+
+def test_a_gpu_or_memory_counts_as_the_cores_that_are_as_large_a_part_of_the_grid():
+    scenario = two_nodes(cores=8, memory_gb=16, gpus=2)
+    runs(scenario, "gpu", on="gpu1", cores=1, gpus=1)
+    runs(scenario, "rest", on="gpu1", cores=7, priority="urgent")
+    runs(scenario, "cores", on="gpu2", cores=3)
+    runs(scenario, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
+    assert victims(scenario, cores=1) == ["cores"]  # three cores of sixteen are less than one GPU of four
+    scenario = two_nodes(cores=8, memory_gb=16)
+    runs(scenario, "memory", on="gpu1", cores=1, memory_gb=8)
+    runs(scenario, "rest", on="gpu1", cores=7, priority="urgent")
+    runs(scenario, "cores", on="gpu2", cores=3)
+    runs(scenario, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
+    assert victims(scenario, cores=1) == ["cores"]
+
+
+def test_who_has_just_marked_a_checkpoint_goes_before_who_has_just_begun():
+    scenario = Scenario(a_node(cores=2))
+    runs(scenario, "old", cores=1, seconds=3600)
+    runs(scenario, "young", cores=1, seconds=60)
+    assert victims(scenario, cores=1) == ["young"]
+    marks(scenario, "old", ago_s=5)
+    assert victims(scenario, cores=1) == ["old"]
+    scenario.advance(300)
+    marks(scenario, "young")
+    assert victims(scenario, cores=1) == ["young"]
+
+
+def test_the_minimum_run_time_is_the_policys_and_counts_from_the_start():
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(minimum_run_ms=60_000)))
+    scenario.submit(a_request("a", cores=1, priority="low"))
+    scenario.advance(100)
+    scenario.start("a")
+    scenario.advance(59.999)
+    assert victims(scenario, cores=1) is None
+    scenario.advance(0.001)
+    assert victims(scenario, cores=1) == ["a"]
+
+
+def test_who_was_displaced_as_often_as_the_policy_allows_stays():
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=2)))
+    runs(scenario, "a", cores=1, seconds=10)
+    for _ in range(2):
+        assert victims(scenario, cores=1) == ["a"]
+        scenario.end("a", PREEMPTED)
+        scenario.advance(FIRST_REST_MS / 1000)  # nobody had asked for it, so the node counts as one that takes it back
+        scenario.heartbeat("gpu1")
+        scenario.start("a")
+        scenario.advance(10)
+    assert victims(scenario, cores=1) is None
+
+
+def test_with_a_cap_of_nothing_nobody_is_displaced():
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=0)))
+    runs(scenario, "a", cores=1, seconds=10)
+    assert victims(scenario, cores=1) is None
+
+
+def test_what_ended_otherwise_does_not_count_for_the_cap():
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=1)))
+    runs(scenario, "a", cores=1, seconds=10)
+    scenario.end("a", Outcome(Ending.RECLAIMED))
+    scenario.heartbeat("gpu1")
+    scenario.advance(1)
+    scenario.start("a")
+    scenario.advance(10)
+    assert victims(scenario, cores=1) == ["a"]
+
+
+def gang(scenario: Scenario, uid: str, *, cores: float, seconds: float = 10, priority: str = "low") -> None:
+    """A gang of two plain leases, one on each of two nodes."""
+    scenario.handle(LeaseAsked(replace(a_request(uid, cores=cores, priority=priority), gang=2)))
+    scenario.advance(seconds)
+
+
+def test_a_member_of_a_gang_takes_its_gang_along_and_counts_as_many():
+    scenario = two_nodes(cores=4)
+    gang(scenario, "both", cores=2)
+    runs(scenario, "alone", on="gpu1", cores=2)
+    runs(scenario, "rest", on="gpu2", cores=2, priority="urgent", seconds=3600)
+    assert victims(scenario, cores=2) == ["alone"]
+    way = way_for(scenario, urgent(cores=2, require=["gpu2"]))
+    assert way is not None
+    assert set(way.victims) == {"both", "both:2"}
+    assert [scenario.ledger.leases[lease_id].node for lease_id in way.awaits] == ["gpu2"]
+
+
+def test_a_gang_stays_where_one_of_its_nodes_is_not_heard():
+    scenario = two_nodes(cores=2)
+    gang(scenario, "both", cores=2)
+    scenario.now += 7_000
+    scenario.heartbeat("gpu1")
+    scenario.advance(0, heard=False)
+    assert victims(scenario, cores=1) is None
+
+
+def test_a_gang_that_asks_does_not_displace():
+    scenario = two_nodes(cores=2)
+    runs(scenario, "a", on="gpu1", cores=2)
+    runs(scenario, "b", on="gpu2", cores=2, seconds=10)
+    assert way_for(scenario, replace(urgent(cores=1), gang=2)) is None
+
+
+def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
+    scenario = Scenario(a_node(cores=4))
+    runs(scenario, "a", cores=2)
+    runs(scenario, "b", cores=2, seconds=10)
+    scenario.cancel("a")
+    way = way_for(scenario, urgent(cores=2))
+    assert way is not None
+    assert (way.victims, way.awaits) == ((), ("a.1",))
+
+
+def test_who_is_being_stopped_is_not_waited_for_without_need():
+    scenario = Scenario(a_node(cores=4))
+    runs(scenario, "a", cores=1)
+    runs(scenario, "b", cores=3, seconds=10)
+    scenario.cancel("a")
+    way = way_for(scenario, urgent(cores=3))
+    assert way is not None
+    assert (way.victims, way.awaits) == (("b.1",), ("b.1",))
+
+
+def test_a_part_of_an_exclusive_gpu_is_not_made_room_for():
+    devices = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 24 * GB))
+    scenario = Scenario(a_node(cores=4, gpus=devices))
+    runs(scenario, "whole", gpus=1)
+    runs(scenario, "other", gpus=1, priority="urgent", seconds=10)
+    first = scenario.lease_of("whole").claim
+    assert first is not None
+    assert first.gpus[0].index == 0
+    assert victims(scenario, gpus=0.5) is None
+    assert victims(scenario, gpus=1) == ["whole"]
+    scenario.end("other")
+    runs(scenario, "old", gpus=1, seconds=3600)
+    scenario.end("whole")
+    runs(scenario, "young", gpus=1, seconds=10)
+    assert victims(scenario, gpus=1) == ["young"]
+    assert victims(scenario, gpus=0.5) == ["old"]
+
+
+def test_several_gpus_are_cleared_where_the_fewest_are_on_them():
+    scenario = Scenario(a_node(cores=16, memory_gb=64, gpus=4))
+    runs(scenario, "pair", gpus=2, seconds=600)
+    for number in range(4):
+        runs(scenario, f"half{number}", gpus=0.5)
+    scenario.advance(10)
+    assert victims(scenario, gpus=2) == ["pair"]
+    assert victims(scenario, gpus=1, cores=1) == ["pair"]
+    assert victims(scenario, gpus=3) == ["half0", "half1", "pair"]
+
+
+def test_only_nodes_that_the_request_may_have_are_cleared():
+    fast = replace(a_node("gpu2", cores=2), labels=(("disk", "fast"),))
+    scenario = Scenario(a_node("gpu1", cores=2), fast)
+    runs(scenario, "a", on="gpu2", cores=2, seconds=3600)
+    runs(scenario, "b", on="gpu1", cores=2, seconds=10)
+    assert victims(scenario, cores=1) == ["b"]
+    labelled = way_for(scenario, replace(urgent(cores=1), labels=(("disk", "fast"),)))
+    apart = way_for(scenario, replace(urgent(cores=1), anti_affinity=("gpu1",)))
+    near = way_for(scenario, replace(urgent(cores=1), affinity=("job-a",)))
+    assert [way.victims for way in (labelled, apart, near) if way is not None] == [("a.1",)] * 3
+    assert way_for(scenario, replace(urgent(cores=1), labels=(("disk", "none"),))) is None
+
+
+def test_a_wish_for_a_node_costs_nobody_more_important_and_not_more_of_them_their_run():
+    scenario = two_nodes(cores=2)
+    runs(scenario, "high", on="gpu1", cores=2, priority="high")
+    runs(scenario, "low", on="gpu2", cores=2, seconds=10)
+    assert victims(scenario, cores=1, prefer=["gpu1"]) == ["low"]
+    scenario = two_nodes(cores=2)
+    runs(scenario, "a", on="gpu1", cores=1)
+    runs(scenario, "b", on="gpu1", cores=1)
+    runs(scenario, "c", on="gpu2", cores=2, seconds=10)
+    assert victims(scenario, cores=2, prefer=["gpu1"]) == ["c"]
+
+
+def test_custom_resources_are_made_room_for():
+    scenario = Scenario(a_node(cores=8, custom={"fpga": 2}))
+    scenario.submit(a_request("a", custom={"fpga": 1}, priority="low"), starts=True)
+    scenario.advance(60)
+    scenario.submit(a_request("b", cores=1, custom={"fpga": 1}, priority="low"), starts=True)
+    scenario.advance(60)
+    assert victims(scenario, custom={"fpga": 1}) == ["a"]
+    assert victims(scenario, custom={"fpga": 2}) == ["a", "b"]

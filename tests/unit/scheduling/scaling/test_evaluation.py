@@ -1,25 +1,24 @@
-"""Evaluation: when workers are started and given back, how many and which."""
+"""Evaluation: when workers are started and given back, how many and which; and who replaces what is taken away."""
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import ScalingRulesSet, WorkerRefused, WorkerRulesSet, WorkersChecked
-from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.events import (
+    WorkerDrainRequested,
+    WorkerEndAnnounced,
+    WorkerRefused,
+    WorkerRulesSet,
+    WorkersChecked,
+)
 from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, WorkerRules
+from distributed_grid.scheduling.queue.reasons import why_not_now
 from distributed_grid.scheduling.scaling.demand import why_no_worker
-from tests.support.builders import a_node, a_request
-from tests.support.scaling import DOLLAR, ScalingScenario, a_type, rules
+from tests.support.builders import a_node, a_request, a_submission
+from tests.support.scaling import DOLLAR, ScalingScenario, a_busy_grid, a_type, rules
 
 ON_ITS_WAY = (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING)
-
-
-def a_busy_grid(cores: float = 2, **fields: int) -> ScalingScenario:
-    scenario = ScalingScenario(a_node("home", cores=cores), scaling=rules(**fields))
-    scenario.ask(a_request("all", cores=cores))
-    return scenario
 
 
 def test_256_tasks_on_256_idle_cores_start_nothing() -> None:
@@ -39,30 +38,6 @@ def test_without_a_provider_nothing_is_started() -> None:
     scenario.ask(a_request("waits", cores=1))
     assert scenario.evaluate().reason == "scaling.provider is not set"
     assert not scenario.ledger.workers
-
-
-def test_what_waits_is_packed_onto_new_workers() -> None:
-    scenario = a_busy_grid()
-    for number in range(9):
-        scenario.ask(a_request(f"r{number}", cores=1))
-    plan = scenario.evaluate()
-    assert (plan.action, plan.count, plan.bottleneck) == ("scale_up", 3, ResourceType.CPU)
-    assert plan.worker is not None
-    assert plan.worker.worker_type == "cpu"
-    assert plan.reason == "9 requests wait for cpu at 550 % over the window"
-    assert len(scenario.in_state(WorkerState.WANTED)) == 3
-
-
-def test_workers_on_their_way_are_capacity() -> None:
-    scenario = a_busy_grid()
-    for number in range(8):
-        scenario.ask(a_request(f"r{number}", cores=1))
-    assert scenario.evaluate().count == 2
-    again = scenario.evaluate(seconds=10)
-    assert (again.action, again.reason) == ("none", "what waits is served by what there is or comes")
-    scenario.ask(a_request("one-more", cores=4))
-    assert scenario.evaluate(seconds=10).count == 1
-    assert len(scenario.ledger.workers) == 3
 
 
 def test_the_tasks_run_on_the_workers_that_join() -> None:
@@ -90,33 +65,6 @@ def test_a_short_queue_after_a_quiet_time_starts_nothing_yet() -> None:
         plan = scenario.evaluate(seconds=10)
     assert plan.action == "scale_up"
     assert 20 < seconds < 100
-
-
-def test_the_bottleneck_picks_the_type() -> None:
-    types = (a_type("cpu"), a_type("memory", cores=2, memory_gb=64, price=0.3), a_type("gpu", gpus=1, price=1.0))
-    for request, bottleneck, memory_gb in (
-        (a_request("c", cores=2), ResourceType.CPU, 16),
-        (a_request("m", cores=0.1, memory_gb=30), ResourceType.MEMORY, 32),
-        (a_request("g", gpus=1), ResourceType.GPU, 16),
-    ):
-        home = a_node("home", cores=2, memory_gb=memory_gb, gpus=1)
-        scenario = ScalingScenario(home, scaling=rules(*types))
-        scenario.ask(a_request("all", cores=2, memory_gb=memory_gb, gpus=1))
-        scenario.ask(request)
-        plan = scenario.evaluate()
-        assert plan.worker is not None, plan.reason
-        assert (plan.bottleneck, plan.worker.worker_type, plan.count) == (bottleneck, str(bottleneck), 1)
-
-
-def test_the_cheapest_offer_of_a_type_is_started() -> None:
-    types = (a_type(cores=4, price=0.2), a_type(cores=8, price=0.3), a_type(cores=2, price=0.15))
-    scenario = ScalingScenario(a_node("home", cores=1), scaling=rules(*types))
-    scenario.ask(a_request("all", cores=1))
-    for number in range(8):
-        scenario.ask(a_request(f"r{number}", cores=1))
-    plan = scenario.evaluate()
-    assert plan.worker is not None
-    assert (plan.worker.offer, plan.count) == ("cpu-8", 1)
 
 
 def test_a_request_that_no_node_can_ever_serve_waits_for_a_worker() -> None:
@@ -167,18 +115,6 @@ def test_the_budget_limits_what_is_started() -> None:
     assert "2 of 4 are within the budget" in plan.reason
     assert len(scenario.ledger.workers) == 2
     assert scenario.evaluate(seconds=1).action == "none"
-
-
-def test_a_gang_waits_until_all_of_its_machines_may_be_started() -> None:
-    scenario = ScalingScenario(a_node("home", cores=1), a_node("other", cores=1), scaling=rules(max_workers=2))
-    scenario.ask(a_request("all", cores=1))
-    scenario.ask(a_request("gang", cores=1, gang=2))
-    assert scenario.evaluate().count == 1, "the other node has room for one member"
-    larger = ScalingScenario(*(a_node(f"n{one}", cores=1) for one in range(5)), scaling=rules(max_workers=1))
-    for number in range(5):
-        larger.ask(a_request(f"r{number}", cores=1))
-    larger.ask(a_request("gang", cores=1, gang=4))
-    assert larger.evaluate().action == "none"
 
 
 def test_scaling_up_rests_after_a_worker_has_joined_not_after_it_was_wanted() -> None:
@@ -248,77 +184,102 @@ def test_the_expected_load_keeps_workers_warm() -> None:
     assert scenario.evaluate(warm=9).count == 1, "the maximum holds"
 
 
-@pytest.fixture
-def idle() -> ScalingScenario:
-    """Three workers whose tasks are over, idle from now on."""
-    scenario = a_busy_grid(up_cooldown_ms=0)
-    for number in range(3):
-        scenario.ask(a_request(f"r{number}", cores=4))
+def a_leaving_grid(jobs: int = 4, **fields: int) -> tuple[ScalingScenario, str]:
+    """A worker of four cores with jobs of one core, in a grid that was quiet for long and is in its cooldown."""
+    scenario = ScalingScenario(a_node("home", cores=2), scaling=rules(**{"up_cooldown_ms": 3_600_000, **fields}))
+    scenario.ask(a_request("all", cores=2))
+    for number in range(jobs):
+        scenario.handle(a_submission(a_request(f"j{number}", cores=1)))
     scenario.evaluate()
-    scenario.deliver()
-    scenario.advance(30)
-    for number in range(3):
-        scenario.advance(5)
-        scenario.release(f"r{number}")
-    return scenario
+    (worker_id,) = scenario.deliver()
+    for number in range(jobs):
+        scenario.start(f"j{number}")
+    return scenario, worker_id
 
 
-def test_the_longest_idle_go_first_and_the_last_warm_one_stays_for_its_cooldown(idle: ScalingScenario) -> None:
-    order = sorted(idle.ledger.workers.values(), key=lambda worker: worker.used_at_ms)
-    assert idle.evaluate(seconds=60).action == "none", "they had leases for more than 30 % of the window"
-    plan = idle.evaluate(seconds=30)
-    assert (plan.action, plan.worker_ids) == ("scale_down", (order[0].id, order[1].id))
-    assert plan.reason == "2 workers without a lease, the first for 100 s"
-    kept = idle.evaluate(seconds=1)
-    assert (kept.action, kept.reason) == (
-        "none",
-        "nothing waits for a worker; the last warm worker is kept for its cooldown",
-    )
+def announce(scenario: ScalingScenario, worker_id: str, seconds: float | None = 120) -> None:
+    ends_in_ms = None if seconds is None else round(1000 * seconds)
+    scenario.handle(WorkerEndAnnounced(worker_id, "spot notice", ends_in_ms))
 
 
-def test_scaling_down_rests_after_a_worker_is_gone(idle: ScalingScenario) -> None:
-    idle.evaluate(seconds=100)
-    assert SCALED_DOWN not in idle.ledger.counters
-    idle.bring_home()
-    assert SCALED_DOWN not in idle.ledger.counters
-    idle.end_terminating()
-    assert idle.ledger.counters[SCALED_DOWN] == idle.now
-    assert "given back a short while ago" in idle.evaluate(seconds=100).reason
-    assert idle.evaluate(seconds=100).action == "scale_down"
-    idle.bring_home()
-    idle.end_terminating()
-    assert not idle.ledger.workers
+def test_a_replacement_is_ordered_at_once_for_what_has_to_leave() -> None:
+    scenario, old = a_leaving_grid(max_workers=1)
+    for _ in range(10):
+        scenario.evaluate(seconds=10)
+    announce(scenario, old)
+    plan = scenario.evaluate()
+    assert (plan.action, plan.count) == ("scale_up", 1)
+    assert plan.reason.startswith(f"4 jobs have to leave {old}, which ends in 120 s: spot notice")
+    again = scenario.evaluate(seconds=1)
+    assert (again.action, again.reason) == ("none", "what waits is served by what there is or comes")
 
 
-def test_a_worker_with_a_live_lease_is_never_given_back(idle: ScalingScenario) -> None:
-    idle.ask(a_request("again", cores=1))
-    busy = idle.ledger.leases["again"].node
-    plan = idle.evaluate(seconds=150)
-    assert plan.action == "scale_down"
-    assert busy not in plan.worker_ids
+def test_what_fits_elsewhere_or_ends_in_time_needs_no_replacement() -> None:
+    scenario, old = a_leaving_grid(jobs=2)
+    scenario.release("all")
+    announce(scenario, old)
+    assert scenario.evaluate().action == "none", "there is room at home"
+    scenario, old = a_leaving_grid(jobs=1)
+    scenario.handle(a_submission(a_request("short", cores=1, expects_ms=30_000)))
+    scenario.end("j0")
+    announce(scenario, old)
+    assert scenario.evaluate().action == "none"
 
 
-def test_the_others_stay_below_the_target_without_those_that_go(idle: ScalingScenario) -> None:
-    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, target_milli=400)))
-    idle.ask(a_request("again", cores=3))
-    plan = idle.evaluate(seconds=150)
-    assert len(plan.worker_ids) == 1, "3 of 8 cores are below 40 %, 3 of 4 are not"
+def test_a_recommendation_orders_nothing_while_nothing_has_to_leave() -> None:
+    scenario, old = a_leaving_grid()
+    announce(scenario, old, None)
+    assert scenario.evaluate().action == "none"
 
 
-def test_the_minimum_stays(idle: ScalingScenario) -> None:
-    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, min_workers=2)))
-    assert len(idle.evaluate(seconds=500).worker_ids) == 1
+def test_without_money_for_both_the_replacement_waits_until_the_old_one_is_gone() -> None:
+    scenario, old = a_leaving_grid(jobs=1)
+    scenario.handle(WorkerRulesSet(WorkerRules(budget_per_hour_micro=15 * DOLLAR // 100)))
+    announce(scenario, old, 60)
+    plan = scenario.evaluate()
+    assert plan.action == "none"
+    assert f"1 job has to leave {old}, which ends in 60 s: spot notice" in plan.reason
+    assert "scaling.budget_per_hour is $0.15; the replacement waits until it is gone" in plan.reason
+    scenario.now += 61_000
+    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.end_terminating()
+    assert old not in scenario.ledger.workers
+    plan = scenario.evaluate(seconds=1)
+    assert (plan.action, plan.count) == ("scale_up", 1), plan.reason
 
 
-def test_more_than_the_maximum_go_at_once(idle: ScalingScenario) -> None:
-    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, max_workers=1)))
-    assert len(idle.evaluate(seconds=1).worker_ids) == 2
+def test_a_worker_that_is_taken_away_is_not_kept_for_new_demand() -> None:
+    scenario, old = a_leaving_grid(jobs=1)
+    scenario.end("j0")
+    scenario.handle(WorkerDrainRequested(old, "grid", "idle"))
+    announce(scenario, old)
+    scenario.ask(a_request("later", cores=4))
+    plan = scenario.evaluate(seconds=1)
+    assert old not in plan.worker_ids
+    assert scenario.ledger.workers[old].state is WorkerState.DRAINING
+    why = why_not_now(scenario.ledger, a_request("later", cores=4), scenario.now)
+    assert f"{old}: its machine ends in 119 s: spot notice" in why
 
 
-def test_idle_is_counted_from_the_last_lease_also_where_no_evaluation_saw_it(idle: ScalingScenario) -> None:
-    idle.advance(60)
-    for number in range(3):
-        idle.ask(a_request(f"short{number}", cores=4))
-    for number in range(3):
-        idle.release(f"short{number}")
-    assert idle.evaluate(seconds=60).action == "none"
+def test_the_replacement_is_not_given_back_because_there_are_too_many() -> None:
+    scenario, old = a_leaving_grid(jobs=1, max_workers=1, window_ms=600_000)
+    announce(scenario, old, 60)
+    scenario.evaluate()
+    (new,) = scenario.deliver()
+    scenario.now += 61_000
+    for name in (new, "home"):
+        scenario.heartbeat(name)
+    scenario.handle(WorkersChecked(scenario.wall_ms))
+    assert scenario.ledger.workers[old].state is WorkerState.TERMINATING
+    plan = scenario.evaluate(seconds=1)
+    assert plan.action == "none", plan.reason
+    assert scenario.ledger.workers[new].state is WorkerState.JOINED
+
+
+def test_the_minimum_is_filled_up_while_one_leaves() -> None:
+    scenario, old = a_leaving_grid(jobs=1, min_workers=1)
+    scenario.end("j0")
+    announce(scenario, old)
+    plan = scenario.evaluate()
+    assert (plan.action, plan.reason) == ("scale_up", "at least 1 worker must be there")

@@ -23,6 +23,7 @@ from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
 from tests.support.builders import NOW, Scenario, a_node
 
 INTERVAL_MS = 30_000
+
 Level = int | tuple[int, Forecast] | None
 
 
@@ -106,3 +107,13 @@ def actions(records: list[Record]) -> list[str]:
     """What was done: `asked`, `refused`, `given_back`, `recommended`."""
     kinds = {"rebalanced", "recommended"}
     return [str(record.data.get("action", record.type)) for record in records if record.type in kinds]
+
+
+SHARE = "share_and_offload"
+HARD = a_reading("master", memory=900)
+CALM = a_reading("master", memory=500)
+IDLE = a_reading("master", memory=100)
+
+
+def begin_rounds(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Rounds:
+    return Rounds(rules=rules(policy, mode, **numbers))

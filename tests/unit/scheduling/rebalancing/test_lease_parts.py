@@ -25,7 +25,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import Refused
 from distributed_grid.scheduling.rebalancing.loans import used_amount
 from tests.support.builders import GB, a_command, a_node, a_request
-from tests.unit.reactor.rebalance_rounds import Rounds, a_reading, actions, apart, rules
+from tests.support.rebalance_rounds import Rounds, a_reading, actions, apart, rules
 
 HARD = a_reading("master", memory=900)
 BETWEEN = a_reading("master", memory=500)
@@ -45,8 +45,6 @@ def held_gb(scenario: Rounds) -> float:
 
 
 # ------------------------------------------------------------------ what belongs to the node
-
-
 def test_a_job_for_the_node_is_carved_out_of_its_lease_though_other_nodes_are_free():
     scenario, lease = pressed()
     before, lent = held_gb(scenario), scenario.ledger.claims_on(lease.node).memory_bytes
@@ -136,8 +134,6 @@ def test_a_block_without_room_elsewhere_gets_a_part_too():
 
 
 # ------------------------------------------------------------------ how much, and what is left
-
-
 def test_all_of_it_is_used_and_the_rest_comes_from_what_is_free():
     scenario, lease = pressed()
     records = scenario.handle(
@@ -216,8 +212,6 @@ def test_in_an_engine_the_lease_is_bound_anew_with_what_it_has_left():
 
 
 # ------------------------------------------------------------------ tasks of an engine that use all of it
-
-
 def in_ray(**numbers: int) -> tuple[Rounds, Lease, Binding]:
     """A grid that holds 10.5 GB for the master, bound in Ray."""
     scenario, lease = pressed(**numbers)
@@ -270,8 +264,6 @@ def test_the_use_of_a_boost_that_somebody_requested_is_not_noted():
 
 
 # ------------------------------------------------------------------ a command that uses all of it
-
-
 def run_in(scenario: Rounds, lease: Lease, user: str = "bob") -> None:
     request = a_request("within", user=user, within=lease.id)
     scenario.handle(JobSubmitted("within", a_command("true"), replace(request, ask=Amounts())))
@@ -301,8 +293,6 @@ def test_a_command_beyond_its_users_quota_is_refused():
 
 
 # ------------------------------------------------------------------ unused
-
-
 def test_what_nothing_uses_goes_back_and_is_not_asked_for_again():
     scenario, _ = pressed(unused_after=5)
     assert actions(scenario.round(HARD, times=4)) == []

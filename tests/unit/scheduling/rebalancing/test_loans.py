@@ -1,0 +1,138 @@
+"""Loans for nodes under pressure: how much is asked for at a time, and what a lender never gives."""
+
+from __future__ import annotations
+
+from distributed_grid.domain.rebalancing import SHARING_POLICIES
+from distributed_grid.domain.resources import Priority
+from tests.support.builders import GB, a_node, a_request, a_usage, caps
+from tests.support.rebalance_rounds import HARD, IDLE, SHARE, Rounds, a_reading, actions, apart, begin_rounds, rules
+
+
+def test_a_part_of_the_excess_is_asked_for_at_once_and_the_rest_after_the_cool_down():
+    scenario = begin_rounds("balanced", unused_after=1000)
+    scenario.round(HARD, times=3)
+    (first,) = scenario.leases
+    assert abs(first.request.ask.memory_bytes - 5.25 * GB) < 1024**2
+    scenario.round(HARD, times=3)
+    assert len(scenario.leases) == 1
+    scenario.round(HARD)
+    assert len(scenario.leases) == 2
+    scenario.round(HARD, times=40)
+    assert len(scenario.leases) == 2  # all of the excess is covered
+
+
+def test_a_node_never_gets_more_leases_than_the_policy_says():
+    scenario = begin_rounds(portion_milli=100, leases_max=3, cool_down=1)
+    scenario.round(HARD, times=30)
+    assert len(scenario.leases) == 3
+
+
+def test_cpu_is_borrowed_the_same_way():
+    scenario = begin_rounds()
+    scenario.round(a_reading("master", cpu=900))
+    (lease,) = scenario.leases
+    assert lease.request.ask.cpu_milli == 2800
+    scenario.round(a_reading("master", cpu=200), times=2)
+    assert scenario.leases == []
+
+
+def test_memory_comes_before_cpu():
+    scenario = begin_rounds(leases_max=1)
+    scenario.round(a_reading("master", memory=850, cpu=1000))
+    assert scenario.leases[0].request.ask.memory_bytes
+
+
+def test_gpus_are_borrowed_in_parts_and_from_one_on_whole():
+    nodes = [apart(a_node(name, gpus=count)) for name, count in (("master", 4), ("gpu1", 4))]
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(a_reading("master", gpu=900))
+    (lease,) = scenario.leases
+    assert lease.request.ask.gpu_milli == 1000
+    scenario.round(a_reading("master", gpu=900))
+    assert [lease.request.ask.gpu_milli for lease in scenario.leases] == [1000, 400]
+    small = Rounds(*(apart(a_node(name, gpus=1)) for name in ("master", "gpu1")), rules=rules("aggressive", SHARE))
+    small.round(a_reading("master", gpu=900))
+    assert small.leases[0].request.ask.gpu_milli == 300
+
+
+def test_nothing_is_taken_from_a_node_above_its_own_marks():
+    scenario = begin_rounds()
+    scenario.round(HARD, a_reading("gpu1", cpu=850), a_reading("gpu2", memory=810))
+    assert scenario.leases == []
+    assert actions(scenario.records) == 3 * ["refused"]  # each needs something, and none can help another
+    (reason,) = [record.reason for record in scenario.records if record.node == "master"]
+    assert reason == (
+        "memory at 90 %, above the mark of 80 %, and nobody can help: "
+        "gpu1: cpu at 85 % itself, above the mark of 80 %; gpu2: memory at 81 % itself, above the mark of 80 %"
+    )
+
+
+def test_only_the_free_share_above_the_excess_threshold_is_taken():
+    scenario = begin_rounds(excess=500)
+    scenario.round(HARD, a_reading("gpu1", memory=300), a_reading("gpu2", memory=400))
+    (lease,) = scenario.leases
+    assert lease.node == "gpu1"
+    assert lease.request.ask.memory_bytes == 6 * GB
+
+
+def test_a_node_whose_free_share_is_below_the_excess_threshold_lends_nothing():
+    scenario = begin_rounds(excess=500)
+    scenario.round(HARD, a_reading("gpu1", memory=500), a_reading("gpu2", memory=700))
+    assert scenario.leases == []
+
+
+def test_what_is_lent_already_is_not_free():
+    scenario = begin_rounds()
+    scenario.ask(a_request("r1", memory_gb=22, require=("gpu1",)))
+    scenario.ask(a_request("r2", memory_gb=20, require=("gpu2",)))
+    scenario.round(HARD)
+    (lease,) = scenario.leases
+    assert lease.node == "gpu2"
+    assert lease.request.ask.memory_bytes == 4 * GB
+
+
+def test_what_is_lent_and_not_used_yet_comes_on_top_of_what_the_owner_uses():
+    scenario = begin_rounds()
+    scenario.ask(a_request("r1", memory_gb=8, require=("gpu2",)))
+    scenario.heartbeat("gpu2", a_usage(memory_outside_gb=12))
+    scenario.read(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=400))
+    (lease,) = [lease for lease in scenario.leases if lease.request.target == "gpu1"]
+    assert lease.request.ask.memory_bytes == 4 * GB  # of 30: 12 are in use, 8 are lent, 6 are kept
+
+
+def test_never_so_much_that_the_lender_would_come_above_its_own_mark():
+    scenario = begin_rounds(high=600, low=200, excess=0)
+    scenario.round(a_reading("master", memory=950), a_reading("gpu1", memory=500), a_reading("gpu2", memory=550))
+    (lease,) = scenario.leases
+    assert lease.node == "gpu1"
+    assert lease.request.ask.memory_bytes == 3 * GB
+
+
+def test_the_caps_of_a_lender_hold():
+    nodes = (apart(a_node("master", memory_gb=30)), apart(a_node("gpu1", memory_gb=30, caps=caps(memory_gb=2))))
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(HARD)
+    assert scenario.leases[0].request.ask.memory_bytes == 2 * GB
+
+
+def test_what_nobody_can_help_with_is_told_once():
+    scenario = begin_rounds()
+    scenario.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=100)
+    assert actions(scenario.records) == 3 * ["refused"]  # once for each of the three
+    scenario.round(IDLE, times=2)
+    scenario.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=5)
+    assert actions(scenario.records).count("refused") == 4 + 2  # the others were idle, too, in between
+
+
+def test_while_users_wait_for_a_resource_the_grid_does_not_ask_for_it():
+    scenario = begin_rounds()
+    for name in ("gpu1", "gpu2"):
+        scenario.ask(a_request(f"full-{name}", memory_gb=15, require=(name,)))
+    scenario.ask(a_request("big", memory_gb=28, require=("gpu1", "gpu2")))
+    assert "big" in scenario.ledger.leases
+    scenario.round(HARD, times=5)
+    assert scenario.leases == []
+
+
+def test_the_priority_is_never_above_a_users_usual_one():
+    assert all(policy.priority <= Priority.MEDIUM for policy in SHARING_POLICIES.values())

@@ -1,0 +1,87 @@
+"""Idle workers: which of them are given back, and which are kept."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import ScalingRulesSet
+from distributed_grid.domain.workers import SCALED_DOWN
+from tests.support.builders import a_request
+from tests.support.scaling import ScalingScenario, a_busy_grid
+
+
+@pytest.fixture
+def idle() -> ScalingScenario:
+    """Three workers whose tasks are over, idle from now on."""
+    scenario = a_busy_grid(up_cooldown_ms=0)
+    for number in range(3):
+        scenario.ask(a_request(f"r{number}", cores=4))
+    scenario.evaluate()
+    scenario.deliver()
+    scenario.advance(30)
+    for number in range(3):
+        scenario.advance(5)
+        scenario.release(f"r{number}")
+    return scenario
+
+
+def test_the_longest_idle_go_first_and_the_last_warm_one_stays_for_its_cooldown(idle: ScalingScenario) -> None:
+    order = sorted(idle.ledger.workers.values(), key=lambda worker: worker.used_at_ms)
+    assert idle.evaluate(seconds=60).action == "none", "they had leases for more than 30 % of the window"
+    plan = idle.evaluate(seconds=30)
+    assert (plan.action, plan.worker_ids) == ("scale_down", (order[0].id, order[1].id))
+    assert plan.reason == "2 workers without a lease, the first for 100 s"
+    kept = idle.evaluate(seconds=1)
+    assert (kept.action, kept.reason) == (
+        "none",
+        "nothing waits for a worker; the last warm worker is kept for its cooldown",
+    )
+
+
+def test_scaling_down_rests_after_a_worker_is_gone(idle: ScalingScenario) -> None:
+    idle.evaluate(seconds=100)
+    assert SCALED_DOWN not in idle.ledger.counters
+    idle.bring_home()
+    assert SCALED_DOWN not in idle.ledger.counters
+    idle.end_terminating()
+    assert idle.ledger.counters[SCALED_DOWN] == idle.now
+    assert "given back a short while ago" in idle.evaluate(seconds=100).reason
+    assert idle.evaluate(seconds=100).action == "scale_down"
+    idle.bring_home()
+    idle.end_terminating()
+    assert not idle.ledger.workers
+
+
+def test_a_worker_with_a_live_lease_is_never_given_back(idle: ScalingScenario) -> None:
+    idle.ask(a_request("again", cores=1))
+    busy = idle.ledger.leases["again"].node
+    plan = idle.evaluate(seconds=150)
+    assert plan.action == "scale_down"
+    assert busy not in plan.worker_ids
+
+
+def test_the_others_stay_below_the_target_without_those_that_go(idle: ScalingScenario) -> None:
+    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, target_milli=400)))
+    idle.ask(a_request("again", cores=3))
+    plan = idle.evaluate(seconds=150)
+    assert len(plan.worker_ids) == 1, "3 of 8 cores are below 40 %, 3 of 4 are not"
+
+
+def test_the_minimum_stays(idle: ScalingScenario) -> None:
+    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, min_workers=2)))
+    assert len(idle.evaluate(seconds=500).worker_ids) == 1
+
+
+def test_more_than_the_maximum_go_at_once(idle: ScalingScenario) -> None:
+    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, max_workers=1)))
+    assert len(idle.evaluate(seconds=1).worker_ids) == 2
+
+
+def test_idle_is_counted_from_the_last_lease_also_where_no_evaluation_saw_it(idle: ScalingScenario) -> None:
+    idle.advance(60)
+    for number in range(3):
+        idle.ask(a_request(f"short{number}", cores=4))
+    for number in range(3):
+        idle.release(f"short{number}")
+    assert idle.evaluate(seconds=60).action == "none"
