@@ -1,22 +1,44 @@
-"""Jobs: their whole lives, with every way to end."""
+"""Jobs: their whole lives with every way to end, checkpoint marks, commands in leases, and attempts without a trace."""
 
 # mypy: disable-error-code="union-attr"
 # A None where a thing should be fails the test by itself.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptEnded, AttemptsListed, AttemptStarted, ControlPlaneStarted
+from distributed_grid.control.agent_sessions import order_of
+from distributed_grid.domain.engines import EngineResources
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptMarked,
+    AttemptsGone,
+    AttemptsListed,
+    AttemptStarted,
+    ControlPlaneStarted,
+    EngineNode,
+    EngineObserved,
+    EngineRegistered,
+    Event,
+    GroupBound,
+    NodeStopped,
+    TimePassed,
+)
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor import JobAnswer, pending, pending_for
+from distributed_grid.reactor import JobAnswer, pending, pending_for, step
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import StartAttempt, StopAttempt
-from tests.support.builders import NOW, Scenario, a_command, a_node, a_request, a_submission, an_exit
+from distributed_grid.reactor.nodes import HOLD_GRACE_MS
+from tests.support.builders import GB, NOW, Scenario, a_command, a_node, a_request, a_submission, an_exit
 
 
 def over(stepped: StepResult) -> Job:
@@ -410,3 +432,356 @@ def test_a_restart_finds_running_jobs_running_and_the_rest_to_do(new_scenario):
     assert pending(again.ledger) == pending(scenario.ledger)
     assert effects(again) == [("StartAttempt", "assigned"), ("StopAttempt", "stopping")]
     assert over(again.end("running")).outcome.succeeded
+
+
+def a_run(scenario: Scenario, *, seconds: float = 60) -> Scenario:
+    """One job that has run for a while."""
+    scenario.submit(a_request("j1", cores=1), starts=True)
+    scenario.advance(seconds)
+    return scenario
+
+
+def mark(scenario: Scenario, *, age_s: float = 0, number: int = 0, off: int = 0, nodes: tuple[str, ...] = ()) -> bool:
+    """The agent reports a mark; whether that changed anything."""
+    attempt = scenario.job("j1").attempts[-1]
+    event = AttemptMarked("j1", number or attempt.number, attempt.fence + off, round(1000 * age_s), nodes)
+    return bool(scenario.handle(event).changes)
+
+
+def marked_ago_s(scenario: Scenario) -> float:
+    return (scenario.now - scenario.job("j1").attempts[-1].marked_at_ms) / 1000
+
+
+def test_a_mark_is_noted_in_our_own_time(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=7)
+    assert marked_ago_s(scenario) == 7
+    scenario.advance(3)
+    assert marked_ago_s(scenario) == 10
+
+
+def test_an_older_mark_never_replaces_a_newer_one(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=7)
+    scenario.advance(3)
+    assert not mark(scenario, age_s=11)
+    assert not mark(scenario, age_s=10)
+    assert marked_ago_s(scenario) == 10
+    assert mark(scenario, age_s=9)
+    assert marked_ago_s(scenario) == 9
+
+
+def test_a_mark_is_neither_of_the_future_nor_older_than_the_attempt(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=1e9)
+    assert marked_ago_s(scenario) == 60
+    assert mark(scenario, age_s=-1e9)
+    assert marked_ago_s(scenario) == 0
+
+
+@pytest.mark.parametrize("odd", [{"off": -1}, {"off": 1}, {"number": 2}, {"nodes": ("gpu2",)}])
+def test_a_report_of_another_attempt_or_from_another_node_changes_nothing(new_scenario, odd):
+    scenario = a_run(new_scenario())
+    assert not mark(scenario, **odd)
+    assert scenario.job("j1").attempt.marked_at_ms == 0
+    assert mark(scenario, nodes=("gpu1", "gpu2"))
+
+
+def test_a_mark_of_a_job_that_is_over_changes_nothing(new_scenario):
+    scenario = a_run(new_scenario())
+    attempt = scenario.job("j1").attempt
+    scenario.end("j1")
+    assert not scenario.handle(AttemptMarked("j1", 1, attempt.fence, 0)).changes
+
+
+def test_a_mark_of_an_attempt_that_was_displaced_says_nothing_of_the_next(new_scenario):
+    scenario = a_run(new_scenario())
+    first = scenario.job("j1").attempt
+    mark(scenario)
+    scenario.end("j1", Outcome(Ending.PREEMPTED))
+    scenario.start("j1")
+    assert not scenario.handle(AttemptMarked("j1", 1, first.fence, 0)).changes
+    assert scenario.job("j1").attempt.marked_at_ms == 0
+
+
+def test_an_attempt_that_has_not_started_cannot_mark(new_scenario):
+    scenario = new_scenario()
+    scenario.submit(a_request("j1", cores=1))
+    assert not mark(scenario)
+
+
+def test_a_job_that_is_being_stopped_may_still_mark(new_scenario):
+    scenario = a_run(new_scenario())
+    scenario.cancel("j1")
+    assert scenario.job("j1").state is JobState.STOPPING
+    assert mark(scenario, age_s=1)
+
+
+def test_the_last_mark_comes_with_the_end(new_scenario):
+    scenario = a_run(new_scenario())
+    mark(scenario, age_s=30)
+    attempt = scenario.job("j1").attempt
+    preempted = Outcome(Ending.PREEMPTED)
+    scenario.handle(AttemptEnded("j1", 1, attempt.fence, preempted, mark_age_ms=2_000))
+    assert scenario.now - scenario.job("j1").attempts[0].marked_at_ms == 2_000
+
+
+def test_an_end_without_a_mark_keeps_the_one_that_is_known(new_scenario):
+    scenario = a_run(new_scenario())
+    mark(scenario, age_s=30)
+    known = scenario.job("j1").attempt.marked_at_ms
+    result = scenario.end("j1", an_exit(1))
+    assert [row.attempts[0].marked_at_ms for row in result.changes if row.kind == "job"] == [known]
+
+
+def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
+    scenario = a_run(new_scenario())
+    old = msgspec.msgpack.decode(encode_row(scenario.job("j1")))
+    for attempt in old["attempts"]:
+        attempt.pop("marked_at_ms", None)  # which is not stored where it is the default
+    assert decode_row("job", msgspec.msgpack.encode(old)) == scenario.job("j1")
+
+
+def using(lease_id: str, request_id: str = "j1", user: str = "ada") -> Request:
+    return replace(a_request(request_id, user=user), ask=Amounts(), within=lease_id)
+
+
+def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(new_scenario):
+    scenario = new_scenario(a_node(cores=4))
+    lease = scenario.ask(a_request("b1", cores=3, duration_s=60))
+    scenario.submit(using("b1"))
+    assert scenario.ledger.claims_on("gpu1").cpu_milli == 3000
+    (start,) = pending(scenario.ledger)
+    assert order_of(scenario.ledger, start).claim == lease.claim
+
+
+@pytest.mark.parametrize("ends", ["released", "expired"])
+def test_it_is_stopped_when_the_lease_is_over(new_scenario, ends):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1", duration_s=60))
+    scenario.submit(using("b1"), starts=True)
+    if ends == "released":
+        scenario.release("b1")
+    else:
+        scenario.advance(61)
+    job = scenario.job("j1")
+    assert (job.state, job.stop.ending, job.stop.requeue) == (JobState.STOPPING, Ending.CANCELLED, False)
+    assert "b1" in job.stop.detail
+
+
+def test_an_engine_has_nothing_to_reserve_for_it(new_scenario):
+    scenario = new_scenario()
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    place = EngineNode("n1", name="gpu1", room=EngineResources(4000, 16 * GB, 0))
+    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ()))
+    scenario.ask(a_request("b1"))
+    (binding,) = scenario.ledger.bindings.values()
+    scenario.handle(GroupBound(binding.key))
+    scenario.submit(using("b1"), starts=True)
+    scenario.advance(1)
+    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ((binding.group, "n1"),)))
+    assert list(scenario.ledger.bindings) == [binding.key]
+
+
+def test_one_command_at_a_time(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1"))
+    scenario.submit(using("b1"), starts=True)
+    with pytest.raises(Refused, match="in use by job-j1"):
+        scenario.handle(a_submission(using("b1", "j2")))
+    scenario.end("j1")
+    scenario.submit(using("b1", "j2"))
+
+
+def test_only_its_own_user_and_only_while_it_is_active(new_scenario):
+    scenario = new_scenario(a_node(cores=1))
+    scenario.ask(a_request("b1"))
+    scenario.ask(a_request("b2"))
+    for request, said in ((using("b1", user="eve"), "belongs to ada"), (using("b2"), "is asked"), (using("b3"), "b3")):
+        with pytest.raises((Refused, NotFound), match=said):
+            scenario.handle(a_submission(request))
+
+
+def test_a_command_that_its_node_took_back_does_not_wait_for_another_place(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1"))
+    scenario.submit(using("b1"), starts=True)
+    scenario.end("j1", Outcome(Ending.RECLAIMED, detail="the owner is back"))
+    assert "j1" not in scenario.ledger.jobs
+
+
+def test_it_goes_with_a_lease_that_made_room_for_an_urgent_one(new_scenario):
+    scenario = new_scenario(a_node(cores=1))
+    scenario.ask(a_request("b1", priority="low"))
+    scenario.submit(using("b1"), starts=True)
+    scenario.advance(3600)
+    scenario.ask(a_request("hot", priority="urgent"))
+    assert "b1" not in scenario.ledger.leases
+    scenario.advance(1)
+    assert scenario.job("j1").state is JobState.STOPPING
+
+
+HOLD = 60
+
+
+@pytest.fixture
+def far():
+    """A node of another machine whose agent runs one job that may be retried."""
+    scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.submit(a_request("r1", cores=4), retries=1, starts=True)
+    yield scenario
+    scenario.ledger.check()
+
+
+@pytest.fixture
+def here():
+    """The same on the control plane's own machine, which has no hold."""
+    scenario = Scenario(a_node("gpu2", cores=4))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    scenario.submit(a_request("r1", cores=4), retries=1, starts=True)
+    yield scenario
+    scenario.ledger.check()
+
+
+def attempts(scenario: Scenario) -> int:
+    return len(scenario.job("r1").attempts)
+
+
+def test_an_agent_with_another_directory_ends_nothing_until_the_hold_it_may_have_is_over(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
+        far.advance(2)  # the new agent is heard all the time
+        assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
+    far.advance(4)
+    assert (far.job("r1").state, attempts(far)) == (JobState.ASSIGNED, 2)
+    attempt = far.job("r1").attempt
+    assert attempt is not None
+    assert attempt.machine == "dir-2"
+
+
+def test_an_end_that_could_not_be_stored_is_decided_again(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
+        far.advance(2)
+    stored = [row for row in far.ledger.rows() if row.kind not in VOLATILE]
+    far.advance(4)
+    assert attempts(far) == 2
+    observed = [row for row in far.ledger.rows() if row.kind in VOLATILE]
+    far.ledger = Ledger(stored)
+    far.ledger.apply(observed)
+    assert attempts(far) == 1
+    far.advance(2)
+    assert attempts(far) == 2
+
+
+def test_greeting_again_and_again_does_not_keep_it_for_ever(far: Scenario) -> None:
+    for _ in range(HOLD // 2 + 2):
+        far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+        far.advance(2)
+    assert attempts(far) == 2
+
+
+def test_another_boot_proves_it_only_for_the_same_machine_and_directory(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-2", "dir-2"))
+    assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
+    far.handle(AttemptsListed("gpu2", (), "boot-2", "dir-1"))
+    assert attempts(far) == 2
+
+
+def test_an_agent_that_lost_its_record_is_not_believed_either(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
+
+
+def test_the_agent_that_runs_it_comes_back_and_nothing_was(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.advance(30)
+    far.handle(AttemptsListed("gpu2", ("r1.1",), "boot-1", "dir-1"))
+    far.advance(HOLD + 10)
+    assert (far.job("r1").state, attempts(far)) == (JobState.RUNNING, 1)
+
+
+def test_a_control_plane_that_was_restarted_waits_a_whole_hold_again(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.advance(HOLD - 5)
+    far.handle(ControlPlaneStarted(9))
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.heartbeat("gpu2")
+    far.advance(HOLD - 5)
+    assert attempts(far) == 1
+    far.advance(10)
+    assert attempts(far) == 2
+
+
+def test_what_another_agent_was_ordered_and_has_not_reported_is_kept_as_long(far: Scenario) -> None:
+    far.end("r1")
+    far.submit(a_request("r2", cores=4))
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.advance(HOLD - 5)
+    assert far.job("r2").state is JobState.ASSIGNED
+    far.advance(10)
+    assert "r2" not in far.ledger.jobs
+
+
+def test_stopping_the_new_agent_does_not_end_what_the_old_one_runs(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    far.handle(NodeStopped("gpu2"))
+    assert far.job("r1").state is JobState.RUNNING
+    far.advance(HOLD + 3, heard=False)
+    assert far.job("r1").state is JobState.QUEUED
+
+
+def test_on_this_machine_what_is_seen_to_run_is_kept_and_what_is_not_is_lost(here: Scenario) -> None:
+    here.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2", running=("r1.1",)))
+    here.advance(100_000)
+    assert (here.job("r1").state, attempts(here)) == (JobState.RUNNING, 1)
+    here.handle(AttemptsGone("gpu2", ("r1.1", "other.1")))
+    assert attempts(here) == 2
+
+
+def test_on_this_machine_what_nobody_sees_is_lost_at_once(here: Scenario) -> None:
+    here.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    assert attempts(here) == 2
+
+
+def test_only_what_was_missing_can_be_gone(here: Scenario) -> None:
+    here.handle(AttemptsGone("gpu2", ("r1.1",)))
+    assert (here.job("r1").state, attempts(here)) == (JobState.RUNNING, 1)
+
+
+def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
+    jobs = 2 * MAX_LEASES_PER_STEP + 1
+    scenario = Scenario(a_node("gpu2", cores=jobs, hold_s=HOLD))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    for number in range(jobs):
+        scenario.submit(a_request(f"r{number}", cores=1), starts=True)
+    listed = step(scenario.ledger, AttemptsListed("gpu2", (), "boot-2", "dir-1"), scenario.now)
+    assert (len(scenario.ledger.jobs), listed.later) == (jobs - MAX_LEASES_PER_STEP, [])
+    left: list[int] = []
+    ahead: list[Event] = [TimePassed()]
+    while ahead:
+        ahead = step(scenario.ledger, ahead[0], scenario.now).later
+        left.append(len(scenario.ledger.jobs))
+    assert left == [1, 0]
+    scenario.ledger.check()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_assigned_and_never_ordered_is_the_new_agents_and_what_was_ordered_may_run(ordered: bool) -> None:
+    scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    since_ms = scenario.now
+    scenario.advance(1)
+    scenario.submit(a_request("r1", cores=4))
+    attempt = scenario.job("r1").attempt
+    assert attempt is not None
+    sent = (attempt.lease_id,) if ordered else ()
+    scenario.handle(AttemptsListed("gpu2", (), "boot-2", "dir-2", ordered=sent, ordered_since_ms=since_ms))
+    again = scenario.job("r1").attempt
+    assert again is not None
+    assert (again.number, again.machine) == (1, "dir-1" if ordered else "dir-2")
+    for _ in range(HOLD):
+        scenario.advance(2)
+    assert ("r1" in scenario.ledger.jobs) is not ordered
+    scenario.ledger.check()

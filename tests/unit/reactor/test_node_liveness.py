@@ -1,20 +1,38 @@
-"""Liveness: heartbeats and the offers that follow from them, silence, and nodes that are heard again."""
+"""Liveness: heartbeats and the offers that follow from them, silence that is not death, and owners who come back."""
 
-# mypy: disable-error-code="comparison-overlap"
+# mypy: disable-error-code="arg-type,comparison-overlap,return-value,union-attr"
 # A state changes between two lines that look at it; mypy does not see that.
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
+from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptPaused,
+    AttemptsListed,
+    AttemptStarted,
+    ControlPlaneStarted,
+    EngineNode,
+    EngineObserved,
+    EngineRegistered,
+    GroupBound,
+    HeartbeatReceived,
     NodeDeclared,
 )
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.states import NodeState
+from distributed_grid.domain.rows import VOLATILE
+from distributed_grid.domain.states import JobState, LeaseEnd, NodeState
+from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
-from tests.support.builders import NOW, a_capacity, a_node, a_request, a_usage, thresholds
+from distributed_grid.reactor.nodes import HOLD_GRACE_MS
+from tests.support.builders import GB, NOW, Scenario, a_capacity, a_node, a_request, a_usage, an_exit, thresholds
 
 
 def test_a_declared_node_joins_and_is_alive_from_its_first_heartbeat(new_scenario):
@@ -139,3 +157,227 @@ def test_a_lost_node_that_is_heard_joins_again(new_scenario):
     scenario.ledger.apply([replace(scenario.ledger.nodes["gpu1"], state=NodeState.LOST)])
     scenario.heartbeat("gpu1")
     assert scenario.ledger.nodes["gpu1"].state is NodeState.ALIVE
+
+
+HOLD = 60
+"""Seconds, as in `far_scenario`."""
+
+
+def state_of(far_scenario: Scenario, name: str = "gpu2") -> NodeState:
+    return far_scenario.ledger.nodes[name].state
+
+
+def test_a_silent_node_is_doubted_keeps_its_work_and_gets_nothing_new(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.advance(7, heard=False)
+    assert state_of(far_scenario) is NodeState.SUSPECT
+    assert far_scenario.job("r1").state is JobState.RUNNING
+    assert far_scenario.submit(a_request("r2")).state is JobState.QUEUED
+
+
+def test_a_node_heard_again_within_its_hold_goes_on_as_if_nothing_was(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.advance(HOLD - 1, heard=False)
+    far_scenario.heartbeat("gpu2")
+    assert state_of(far_scenario) is NodeState.ALIVE
+    assert far_scenario.job("r1").state is JobState.RUNNING
+
+
+def test_nothing_is_lent_again_before_the_hold_and_its_grace_are_over(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1", cores=4), starts=True)
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD - 7 + HOLD_GRACE_MS / 1000 - 0.001, heard=False)
+    assert far_scenario.ledger.claims_on("gpu2").cpu_milli == 4000
+    far_scenario.advance(0.001, heard=False)
+    assert far_scenario.ledger.claims_on("gpu2").cpu_milli == 0
+    assert state_of(far_scenario) is NodeState.LOST
+
+
+def test_a_lost_job_ends_as_lost_and_runs_again_only_with_retries(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.submit(a_request("r2"), retries=1, starts=True)
+    far_scenario.advance(7, heard=False)
+    result = far_scenario.advance(HOLD, heard=False)
+    assert "r1" not in far_scenario.ledger.jobs
+    assert far_scenario.job("r2").state is JobState.QUEUED
+    ended = next(record for record in result.records if record.type == "stopped" and record.subject == "r1")
+    assert ended.data["ending"] == "lost"
+
+
+def test_a_lease_without_a_job_ends_with_its_node(far_scenario: Scenario) -> None:
+    assert far_scenario.ask(a_request("r1")) is not None
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD, heard=False)
+    assert "r1" not in far_scenario.ledger.leases
+
+
+def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(far_scenario: Scenario) -> None:
+    attempt = far_scenario.submit(a_request("r1"), retries=1, starts=True).attempt
+    assert attempt is not None
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD, heard=False)
+    before = far_scenario.ledger.rows(durable_only=True)
+    result = far_scenario.handle(AttemptEnded("r1", attempt.number, attempt.fence, an_exit(), ("gpu2",)))
+    assert [record.type for record in result.records] == ["late-report"]
+    assert far_scenario.ledger.rows(durable_only=True) == before
+
+
+def test_a_control_plane_that_was_restarted_waits_a_whole_hold_before_it_gives_anything_up(
+    far_scenario: Scenario,
+) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.now += 1_000_000_000
+    far_scenario.handle(ControlPlaneStarted(9))
+    far_scenario.advance(HOLD + HOLD_GRACE_MS / 1000 - 0.001, heard=False)
+    assert "r1" in far_scenario.ledger.jobs
+    far_scenario.advance(0.001, heard=False)
+    assert "r1" not in far_scenario.ledger.jobs
+
+
+def test_a_node_of_this_machine_is_never_given_up() -> None:
+    far_scenario = Scenario(a_node("here"))
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(1_000_000, heard=False)
+    assert state_of(far_scenario, "here") is NodeState.SUSPECT
+    assert far_scenario.job("r1").state is JobState.RUNNING
+
+
+def test_nobody_reports_about_another_nodes_attempts(far_scenario: Scenario) -> None:
+    far_scenario.handle(NodeDeclared(a_node("liar", hold_s=HOLD)))
+    attempt = far_scenario.submit(a_request("r1")).attempt
+    assert attempt is not None
+    far_scenario.handle(AttemptStarted("r1", 1, attempt.fence, 7, (), ("liar",)))
+    far_scenario.handle(AttemptEnded("r1", 1, attempt.fence, an_exit(), ("liar",)))
+    assert far_scenario.job("r1").state is JobState.ASSIGNED
+
+
+def test_what_is_paused_for_the_owner_is_shown_and_goes_on(far_scenario: Scenario) -> None:
+    attempt = far_scenario.submit(a_request("r1"), starts=True).attempt
+    assert attempt is not None
+    result = far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "its owner is back", ("gpu2",)))
+    assert (far_scenario.job("r1").state, result.records[0].type) == (JobState.PAUSED, "paused")
+    far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "", ("gpu2",)))
+    far_scenario.handle(AttemptPaused("r1", 1, attempt.fence, False, "", ("gpu2",)))
+    assert far_scenario.job("r1").state is JobState.RUNNING
+    far_scenario.end("r1")
+    assert "r1" not in far_scenario.ledger.jobs
+
+
+def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_withdrawn(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.end("r1", Outcome(Ending.RECLAIMED, detail="its owner needs the memory"))
+    assert far_scenario.job("r1").state is JobState.QUEUED
+    assert far_scenario.job("r1").retries_left == 0
+    assert "gpu2" not in far_scenario.ledger.offers
+    far_scenario.heartbeat("gpu2")
+    assert far_scenario.job("r1").state is JobState.ASSIGNED
+
+
+def test_a_node_that_gives_way_offers_nothing(far_scenario: Scenario) -> None:
+    far_scenario.handle(HeartbeatReceived("gpu2", Usage(), yields=True, generation=5))
+    assert far_scenario.submit(a_request("r1")).state is JobState.QUEUED
+    far_scenario.handle(HeartbeatReceived("gpu2", Usage(), generation=6))
+    assert far_scenario.lease_of("r1").generation == 6
+
+
+def test_what_an_agent_withdraws_is_withdrawn_with_its_heartbeat_before_anything_else_is_decided(
+    far_scenario: Scenario,
+) -> None:
+    seen = decide(far_scenario.ledger, HeartbeatReceived("gpu2", Usage(), yields=True, generation=5), far_scenario.now)
+    assert all(row.kind in VOLATILE for row in seen.changes)
+    far_scenario.ledger.apply(seen.changes)
+    assert far_scenario.submit(a_request("r1")).state is JobState.QUEUED
+
+
+def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_again(far_scenario: Scenario) -> None:
+    far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
+    far_scenario.submit(a_request("r1"))
+    far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
+    assert len(pending(far_scenario.ledger)) == 1
+    far_scenario.handle(AttemptsListed("gpu2", (), "boot-2"))
+    assert "r1" not in far_scenario.ledger.jobs
+    far_scenario.submit(a_request("r2"))
+    attempt = far_scenario.job("r2").attempt
+    assert attempt is not None
+    assert attempt.boot == "boot-2"
+
+
+def test_what_a_lost_node_held_is_given_up_though_somebody_waits(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1", cores=4), starts=True)
+    assert far_scenario.submit(a_request("r2", cores=4, priority="urgent")).state is JobState.QUEUED
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD, heard=False)
+    assert state_of(far_scenario) is NodeState.LOST
+    assert "r1" not in far_scenario.ledger.jobs
+    assert far_scenario.ledger.claims_on("gpu2").cpu_milli == 0
+
+
+def test_a_preemptor_on_a_lost_node_waits_for_another_place(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1", cores=4, priority="low"), starts=True)
+    urgent: Request = replace(a_request("r2", cores=4, priority="urgent"))
+    far_scenario.advance(120)
+    assert far_scenario.submit(urgent).state is JobState.ASSIGNED
+    assert far_scenario.lease_of("r2").awaits
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD, heard=False)
+    assert far_scenario.job("r2").state is JobState.QUEUED
+    assert far_scenario.job("r1").state is JobState.QUEUED
+
+
+ROOM = EngineResources(4000, 16 * GB, 2000)
+IDLE = a_usage(cpu_outside=0.1)
+BUSY = a_usage(cpu_outside=0.9)
+
+
+@pytest.fixture
+def scenario(new_scenario) -> Scenario:
+    """A node of four cores and two GPUs with an owner, in Ray, lending to three requests."""
+    scenario = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
+    scenario.handle(EngineRegistered("ray", "attached", "head"))
+    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.heartbeat("gpu1", IDLE)
+    for name, asked in (("old", {"cores": 1}), ("gpu", {"gpus": 1}), ("young", {"cores": 1})):
+        scenario.advance(1, heard=False)
+        scenario.heartbeat("gpu1", IDLE)
+        scenario.ask(a_request(name, **asked))
+        scenario.handle(GroupBound(next(key for key in scenario.ledger.bindings if key.startswith(name))))
+    return scenario
+
+
+def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, LeaseEnd]]:
+    """What ends while the node measures the same for so long."""
+    over = []
+    for _ in range(int(seconds / 2)):
+        scenario.now += 2000
+        result = scenario.heartbeat("gpu1", usage)
+        over += [(row.id, row.end) for row in result.changes if getattr(row, "end", None)]
+    return over
+
+
+def test_an_owner_who_comes_back_gets_the_youngest_first_and_only_what_it_is_short_of(scenario):
+    assert heartbeat(scenario, a_usage(cpu_outside=0.7), 20) == [("young", LeaseEnd.RECLAIMED)]
+    assert heartbeat(scenario, BUSY, 20) == [("old", LeaseEnd.RECLAIMED)]
+    assert "gpu" in scenario.ledger.leases
+
+
+def test_a_moment_is_not_enough(scenario):
+    assert heartbeat(scenario, BUSY, 2) == []
+    assert heartbeat(scenario, IDLE, 20) == []
+
+
+def test_below_the_mark_nothing_is_taken_back(scenario):
+    assert heartbeat(scenario, a_usage(cpu_outside=0.34), 60) == []
+
+
+def test_an_owner_on_a_gpu_gets_that_gpu(scenario):
+    (share,) = scenario.ledger.leases["gpu"].claim.gpus
+    assert heartbeat(scenario, a_usage(gpus={share.index: (0.9, 1)}), 20) == [("gpu", LeaseEnd.RECLAIMED)]
+
+
+def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
+    scenario = new_scenario(a_node("gpu1"))
+    scenario.handle(EngineRegistered("ray", "attached", "head"))
+    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.ask(a_request("r1"))
+    assert heartbeat(scenario, BUSY, 60) == []

@@ -1,4 +1,4 @@
-"""Nodes: declared, heard, doubted, forgotten; and what they offer meanwhile."""
+"""Nodes: declared, doubted, drained, cooled down, stopped, forgotten; and what they offer meanwhile."""
 
 # mypy: disable-error-code="comparison-overlap"
 # A state changes between two lines that look at it; mypy does not see that.
@@ -10,21 +10,26 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AgentRejected,
+    AgentRequested,
     ControlPlaneStarted,
     EpochReported,
     NodeDeclared,
+    NodeDrained,
     NodeForgotten,
+    NodeResumed,
+    NodeStopped,
 )
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
-from distributed_grid.domain.states import NodeState
-from distributed_grid.errors import Refused
+from distributed_grid.domain.states import JobState, NodeState
+from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor import pending
-from distributed_grid.scheduling.queue.reasons import why_not_lent
-from tests.support.builders import a_capacity, a_node, a_request, a_usage, caps, thresholds
+from distributed_grid.scheduling.queue.reasons import why_not_lent, why_not_now
+from tests.support.builders import Scenario, a_capacity, a_node, a_request, a_usage, caps, thresholds
 
 
 def test_declaring_the_same_node_again_changes_nothing(new_scenario):
@@ -266,3 +271,126 @@ def test_nodes_with_the_most_that_can_be_reported_are_summed_and_stored(new_scen
     for row in scenario.ledger.rows():
         if row.kind not in VOLATILE:
             assert decode_row(row.kind, encode_row(row)) == row
+
+
+@pytest.fixture
+def cooling(new_scenario) -> Scenario:
+    """One node of four cores that cools down."""
+    begun: Scenario = new_scenario(a_node("gpu1", cores=4))
+    begun.submit(a_request("r1"), starts=True)
+    assert begun.ask(a_request("b1")) is not None
+    begun.handle(NodeDrained("gpu1", cooling=True))
+    return begun
+
+
+def state_of(scenario: Scenario) -> NodeState:
+    return scenario.ledger.nodes["gpu1"].state
+
+
+def test_a_node_that_cools_down_gives_everything_back(cooling):
+    assert state_of(cooling) is NodeState.DRAINING
+    assert "b1" not in cooling.ledger.leases
+    cooling.end("r1", Outcome(Ending.RECLAIMED))
+    assert cooling.job("r1").state is JobState.QUEUED
+    assert why_not_now(cooling.ledger, a_request("r2"), cooling.now) == ("gpu1: cooling down",)
+
+
+def test_it_lends_nothing_however_often_it_is_heard_declared_or_wanted(cooling):
+    cooling.end("r1", Outcome(Ending.RECLAIMED))
+    for event in (NodeDeclared(a_node("gpu1", cores=8)), AgentRequested("gpu1", True), NodeDrained("gpu1")):
+        cooling.handle(event)
+        cooling.heartbeat("gpu1")
+        assert state_of(cooling) is NodeState.DRAINING
+    assert cooling.job("r1").state is JobState.QUEUED
+
+
+def test_it_stays_so_over_a_restart_of_the_control_plane(cooling):
+    cooling.end("r1", Outcome(Ending.RECLAIMED))
+    again = Scenario(now=cooling.now, ledger=Ledger(cooling.ledger.rows(durable_only=True)))
+    again.handle(ControlPlaneStarted(2))
+    again.handle(NodeDeclared(a_node("gpu1", cores=4)))
+    again.heartbeat("gpu1")
+    assert state_of(again) is NodeState.DRAINING
+    again.handle(NodeResumed("gpu1"))
+    again.heartbeat("gpu1")
+    assert state_of(again) is NodeState.ALIVE
+    again.ledger.check()
+
+
+def test_it_stays_so_when_its_agent_is_stopped_and_started(cooling):
+    cooling.handle(NodeStopped("gpu1"))
+    assert state_of(cooling) is NodeState.JOINING
+    cooling.heartbeat("gpu1")
+    assert state_of(cooling) is NodeState.DRAINING
+    assert not cooling.ledger.columns.open.any()
+
+
+def test_it_lends_again_from_the_first_heartbeat_after_it_was_ended(cooling):
+    cooling.end("r1", Outcome(Ending.RECLAIMED))
+    assert [record.type for record in cooling.handle(NodeResumed("gpu1")).records] == ["node-resumed"]
+    cooling.heartbeat("gpu1")
+    assert state_of(cooling) is NodeState.ALIVE
+    assert cooling.job("r1").state is JobState.ASSIGNED
+
+
+def test_ending_what_was_not_begun_changes_nothing(new_scenario):
+    scenario = new_scenario(a_node("gpu1"))
+    assert scenario.handle(NodeResumed("gpu1")).changes == []
+    scenario.handle(NodeDrained("gpu1", "it is being stopped"))
+    assert scenario.handle(NodeResumed("gpu1")).changes == []
+    with pytest.raises(NotFound, match="no node is called gpu9"):
+        scenario.handle(NodeResumed("gpu9"))
+
+
+def test_a_node_that_nobody_hears_cools_down_when_it_comes(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1")))
+    scenario.handle(NodeDrained("gpu1", cooling=True))
+    assert state_of(scenario) is NodeState.JOINING
+    scenario.heartbeat("gpu1")
+    assert state_of(scenario) is NodeState.DRAINING
+
+
+def test_a_drained_node_gives_everything_back_and_its_jobs_wait(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    assert far_scenario.ask(a_request("r2")) is not None
+    far_scenario.handle(NodeDrained("gpu2", "maintenance"))
+    assert far_scenario.ledger.nodes["gpu2"].state is NodeState.DRAINING
+    assert "r2" not in far_scenario.ledger.leases
+    assert far_scenario.job("r1").state is JobState.STOPPING
+    far_scenario.end("r1", Outcome(Ending.RECLAIMED))
+    assert far_scenario.job("r1").state is JobState.QUEUED
+    assert not far_scenario.ledger.leases_on.get("gpu2")
+    far_scenario.handle(NodeDrained("gpu2"))
+
+
+def test_a_stopped_node_holds_nothing_and_can_be_wanted_again(far_scenario: Scenario) -> None:
+    far_scenario.handle(AgentRequested("gpu2", True))
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.handle(NodeStopped("gpu2"))
+    node = far_scenario.ledger.nodes["gpu2"]
+    assert (node.state, node.wanted) == (NodeState.JOINING, False)
+    assert not far_scenario.ledger.leases
+    far_scenario.handle(AgentRequested("gpu2", True))
+    far_scenario.heartbeat("gpu2")
+    assert far_scenario.ledger.nodes["gpu2"].state is NodeState.ALIVE
+
+
+def test_wanting_a_node_nobody_knows_is_refused(far_scenario: Scenario) -> None:
+    for event in (AgentRequested("gpu9", True), NodeDrained("gpu9"), NodeStopped("gpu9")):
+        with pytest.raises(NotFound, match="no node is called gpu9"):
+            far_scenario.handle(event)
+
+
+def test_a_drained_node_that_is_wanted_again_lends_when_it_is_heard(far_scenario: Scenario) -> None:
+    far_scenario.handle(NodeDrained("gpu2"))
+    far_scenario.handle(AgentRequested("gpu2", True))
+    assert far_scenario.ledger.nodes["gpu2"].state is NodeState.SUSPECT
+    far_scenario.heartbeat("gpu2")
+    assert far_scenario.submit(a_request("r1")).state is JobState.ASSIGNED
+
+
+def test_declaring_a_node_anew_keeps_that_it_is_wanted(far_scenario: Scenario) -> None:
+    far_scenario.handle(AgentRequested("gpu2", True))
+    far_scenario.handle(NodeDeclared(a_node("gpu2", cores=8, hold_s=60)))
+    assert far_scenario.ledger.nodes["gpu2"].wanted
