@@ -4,8 +4,8 @@
 BIN := .venv/bin
 # Counting branches makes a test twice as slow: only these are run with it, which together cover domain/.
 REACTOR_TESTS = $(wildcard tests/unit/reactor/test_*.py tests/unit/reactor/*/test_*.py)
-DOMAIN_TESTS = tests/unit/domain $(foreach name,blocks engine_bindings engine_overuse gangs lease_parts leases reruns, \
-	tests/unit/reactor/test_$(name).py) $(foreach name,lifecycle pull_workers,tests/unit/reactor/workers/test_$(name).py)
+DOMAIN_TESTS = tests/unit/domain $(foreach name,block_copies blocks engines lease_transitions leases node_liveness reruns, \
+	tests/unit/reactor/test_$(name).py) $(foreach name,lifecycle pull_workers worker_checks,tests/unit/reactor/workers/test_$(name).py)
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor %__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
 	$(wildcard tests/unit/test_*.py) $(filter-out $(DOMAIN_TESTS),$(REACTOR_TESTS)) tests/contract
 REAL_TESTS = tests/lab tests/e2e $(wildcard tests/test_*.py) tests/component

@@ -34,7 +34,7 @@ def new_scenario() -> Iterator[Callable[..., Scenario]]:
 
 @pytest.fixture
 def far_scenario() -> Iterator[Scenario]:
-    """A node of four cores on another machine, which holds what it has for a minute; its ledger is checked at the end."""
+    """A node of four cores on another machine that holds what it has for a minute; its ledger is checked at the end."""
     scenario = Scenario(a_node("gpu2", cores=4, hold_s=60))
     yield scenario
     scenario.ledger.check()

@@ -10,7 +10,7 @@ from distributed_grid.domain.events import BlockReleased, CopyMade, LeaseLost, M
 from distributed_grid.errors import Refused
 from distributed_grid.reactor.effects import MakeCopy
 from tests.support.builders import GB, Scenario
-from tests.unit.reactor.test_blocks import LENDERS, a_pool, ask, effects, freed, served
+from tests.unit.reactor.block_pool import LENDERS, a_pool, ask, effects, freed, served
 
 
 @pytest.mark.parametrize("seed", range(30))

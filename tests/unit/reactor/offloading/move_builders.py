@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from distributed_grid.domain import events
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.moves import Move, MovedProcess, MoveEnd, Way
@@ -9,8 +11,10 @@ from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.domain.states import MoveState
 from distributed_grid.reactor.decision import MoveAnswer
 from distributed_grid.reactor.dispatch import StepResult
-from tests.support.builders import NOW, Scenario, a_request
+from tests.support.builders import NOW, Scenario, a_node, a_request, a_submission
 
+HERE = ("gpu1",)
+UNCOMMITTED = (MoveState.RESERVED, MoveState.SHIPPED, MoveState.FROZEN)
 IDENTITY = ProcessIdentity(4711, 815, "boot-1")
 
 
@@ -75,3 +79,29 @@ def answered(result: StepResult) -> Move:
     answer = result.answer
     assert isinstance(answer, MoveAnswer)
     return answer.move
+
+
+THREE = (a_node("gpu1", cores=4), a_node("gpu2", cores=4), a_node("gpu3", cores=4))
+
+
+def submit_job(scenario, uid="r1", *, restartable=True, marks=False, starts=True, **request):
+    """A job on gpu1 that may be moved."""
+    wanted = a_request(uid, prefer=("gpu1",), **({"cores": 2} | request))
+    scenario.handle(replace(a_submission(wanted), restartable=restartable))
+    if starts:
+        scenario.start(uid)
+    if marks:
+        attempt = scenario.job(uid).attempt
+        scenario.handle(events.AttemptMarked(uid, attempt.number, attempt.fence, 0))
+    return scenario.job(uid)
+
+
+def request_move(scenario, *args, **kwargs):
+    return scenario.handle(events.MoveRequested(a_job_move(*args, **kwargs)))
+
+
+def begin_process_move(scenario):
+    """Three nodes; a process is to leave gpu1 for gpu2, and its source was heard."""
+    hear_boot(scenario, "gpu1", "boot-1")
+    scenario.handle(events.MoveRequested(a_process_move()))
+    return scenario

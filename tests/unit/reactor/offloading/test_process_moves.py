@@ -18,24 +18,21 @@ from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET
 from distributed_grid.reactor.offloading.process_moves import FREEZE_LIMIT_MS, KEEP_ROOM_MS, SHIP_LIMIT_MS
 from tests.support.builders import a_node, a_request, an_exit
 from tests.unit.reactor.offloading.move_builders import (
+    HERE,
     IDENTITY,
+    UNCOMMITTED,
     a_process_move,
+    begin_process_move,
     end_of,
     ended,
     hear_boot,
     move_through,
 )
 
-UNCOMMITTED = (MoveState.RESERVED, MoveState.SHIPPED, MoveState.FROZEN)
-HERE = ("gpu1",)
-
 
 @pytest.fixture
 def scenario(new_scenario):
-    begun = new_scenario(a_node("gpu1"), a_node("gpu2"), a_node("gpu3"))
-    hear_boot(begun, "gpu1", "boot-1")
-    begun.handle(events.MoveRequested(a_process_move()))
-    return begun
+    return begin_process_move(new_scenario(a_node("gpu1"), a_node("gpu2"), a_node("gpu3")))
 
 
 def _orders(scenario):
@@ -112,53 +109,6 @@ def test_files_that_cannot_be_returned_can_be_given_up(scenario):
         MoveEnd.DONE,
         "its files were not returned: cancelled by ada",
     )
-
-
-def test_reports_that_repeat_come_late_or_are_anothers_change_nothing(scenario):
-    reports = [
-        events.MoveShipped("move-1", "other", 7),
-        events.MoveFrozen("move-1", 100, HERE),
-        events.MoveFilesSettled("move-1", "other", 7),
-        events.MoveDecided("move-1", HERE),
-        events.MoveThawed("move-1", "late", HERE),
-        events.MoveFailed("move-1", "late", HERE),
-        events.MoveDied("move-1", HERE),
-        events.MoveRequested(a_process_move()),
-        events.MoveResultsBrought("move-1", "other"),
-        events.MoveReturned("move-1", 1, nodes=HERE),
-        events.MoveChecked("move-1"),
-    ]
-    move_through(scenario, MoveState.DEAD)
-    before = scenario.ledger.rows()
-    for report in reports:
-        scenario.handle(report)
-    assert scenario.ledger.rows() == before
-    for report in reports[:3] + reports[8:]:
-        scenario.handle(replace(report, move_id="move-9"))
-    assert scenario.ledger.rows() == before
-
-
-@pytest.mark.parametrize("state", [*UNCOMMITTED, MoveState.DECIDED])
-def test_who_does_not_serve_the_source_has_nothing_to_say(scenario, state):
-    move_through(scenario, state)
-    before = scenario.ledger.rows()
-    for event in (
-        events.MoveFrozen("move-1", 9, ("gpu2",)),
-        events.MoveDecided("move-1", ("gpu2",)),
-        events.MoveDied("move-1", ("gpu2", "gpu3")),
-        events.MoveThawed("move-1", "", ("gpu3",)),
-        events.MoveFailed("move-1", "", ("gpu3",)),
-    ):
-        scenario.handle(event)
-    assert scenario.ledger.rows() == before
-
-
-def test_a_guard_that_decides_without_having_been_asked_is_not_believed(scenario):
-    move_through(scenario, MoveState.FROZEN)
-    scenario.handle(events.MoveDecided("move-1", HERE))
-    assert scenario.ledger.moves["move-1"].state is MoveState.FROZEN
-    assert end_of(scenario.handle(events.MoveDied("move-1", HERE))) is MoveEnd.NOT_NEEDED
-    assert scenario.ledger.is_empty
 
 
 def test_a_death_that_is_heard_before_the_decision_counts_as_both(scenario):

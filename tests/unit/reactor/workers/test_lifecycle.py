@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from distributed_grid.domain.events import (
@@ -23,32 +21,7 @@ from distributed_grid.scheduling.scaling.budget import HOUR_MS, budget_state
 from tests.support.builders import a_request
 from tests.support.clouds.scripted import GIB
 from tests.support.worker_model import BEGIN_MS, WorkerModel, many_workers
-
-MINUTE = 60_000
-
-
-def a_model(*faults: str, **rules: Any) -> tuple[WorkerModel, str]:
-    """A worker that was asked for, with these faults of the creation."""
-    model = WorkerModel(WorkerRules(**rules))
-    model.cloud.faults.waiting["create"] = list(faults)
-    worker_id = model.want()
-    model.perform()
-    return model, worker_id
-
-
-def run_for(model: WorkerModel, ms: int, *, joins: bool = False, every: int = 5_000) -> None:
-    """What the control plane does in so long, with a list of the cloud `every` so often."""
-    end = model.now + ms
-    while model.now < end:
-        model.perform()
-        model.compare()
-        if joins:
-            model.join()
-        model.pass_time(min(every, end - model.now))
-
-
-def records(model: WorkerModel, kind: str) -> list[str]:
-    return [record.reason for record in model.records if record.type == kind]
+from tests.unit.reactor.workers.one_worker import MINUTE, a_model, records, run_for
 
 
 def test_a_creation_without_an_answer_is_asked_for_again_and_makes_one_machine() -> None:
@@ -119,38 +92,6 @@ def test_pauses_grow_to_a_minute_and_differ_between_workers() -> None:
     assert len({pause_ms(f"worker-{number}", 9) for number in range(20)}) > 15
 
 
-def test_what_is_not_launched_in_time_is_terminated() -> None:
-    model, worker_id = a_model(*["lose_before"] * 99)
-    run_for(model, 6 * MINUTE)
-    assert model.states().get(worker_id) in (None, WorkerState.TERMINATING)
-    assert any("not launched within 300 s" in why for why in records(model, "worker-terminating"))
-
-
-def test_a_type_that_never_joined_is_set_aside() -> None:
-    model, worker_id = a_model()
-    run_for(model, 16 * MINUTE)
-    assert worker_id not in model.ledger.workers
-    assert not model.cloud.existing()
-    assert "did not join within 900 s" in model.ledger.offer_closures["scripted/offer:small-a"].why
-    model.want()
-    assert {worker.offer for worker in model.ledger.workers.values()} == {"small-b"}
-
-
-def test_a_machine_that_vanished_is_terminated_and_then_gone() -> None:
-    model, worker_id = a_model()
-    model.cloud.rows.clear()
-    run_for(model, 3 * MINUTE)
-    assert worker_id not in model.ledger.workers
-
-
-def test_a_worker_whose_node_is_heard_is_there_whatever_a_list_says() -> None:
-    model, worker_id = a_model()
-    model.join()
-    model.cloud.visible_after = 10**9
-    run_for(model, 5 * MINUTE)
-    assert model.states() == {worker_id: WorkerState.JOINED}
-
-
 def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
     model, worker_id = a_model()
     model.terminate(worker_id)
@@ -165,53 +106,6 @@ def test_a_termination_that_fails_is_never_given_up_and_its_row_stays() -> None:
     model.cloud.faults.clear()
     run_for(model, 3 * MINUTE)
     assert not model.ledger.workers
-
-
-def listed_at(model: WorkerModel, *seconds: int) -> list[bool]:
-    """Whether the worker is still there after lists at these seconds from now."""
-    began, there = model.now, []
-    for second in seconds:
-        model.now = began + 1000 * second
-        model.compare()
-        there.append(bool(model.ledger.workers))
-    return there
-
-
-def test_two_lists_without_it_later_than_a_list_may_lag_prove_it_gone() -> None:
-    model = WorkerModel(WorkerRules(), forgets=True)
-    worker_id = model.want()
-    model.perform()
-    model.terminate(worker_id)
-    model.perform()
-    assert model.ledger.workers[worker_id].accepted_at_ms
-    assert listed_at(model, 5, 28, 29, 31, 32) == [True, True, True, True, False]
-
-
-def test_where_a_creation_had_no_answer_they_count_only_when_it_cannot_take_effect_any_more() -> None:
-    model = WorkerModel(WorkerRules(), forgets=True)
-    model.cloud.faults.waiting["create"] = ["late"]
-    worker_id = model.want()
-    model.perform()
-    model.restart()
-    model.terminate(worker_id)
-    model.perform()
-    assert listed_at(model, 31, 40, 61, 89, 91, 92) == [True, True, True, True, True, False]
-
-
-def test_lists_prove_nothing_while_the_termination_was_not_accepted() -> None:
-    model, worker_id = a_model()
-    model.cloud.rows.clear()
-    model.terminate(worker_id)
-    model.cloud.faults.waiting["terminate"] = ["fail"] * 99
-    model.perform()
-    assert all(listed_at(model, 100, 200, 300, 400))
-
-
-def test_a_new_day_has_cost_what_was_spent_since_midnight() -> None:
-    model = WorkerModel(WorkerRules(budget_per_day_micro=10**9))
-    model.want()
-    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True, every=MINUTE)
-    assert budget_state(model.ledger, model.now, model.wall_ms).spent_micro == pytest.approx(50_000, abs=500)
 
 
 def test_the_same_id_for_another_worker_is_a_conflict() -> None:
@@ -234,31 +128,6 @@ def test_a_worker_with_a_lease_is_neither_drained_nor_terminated_unless_forced()
     run_for(model, MINUTE)
     assert worker_id not in model.ledger.nodes
     assert not model.ledger.leases
-
-
-def test_workers_that_run_past_midnight_end_before_the_money_of_the_new_day_is_spent() -> None:
-    model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
-    for _ in range(3):
-        model.want()
-    run_for(model, 2 * HOUR_MS + 30 * MINUTE, joins=True, every=MINUTE)
-    assert len(model.ledger.workers) == 3
-    run_for(model, 8 * HOUR_MS, joins=True, every=MINUTE)
-    state = budget_state(model.ledger, model.now, model.wall_ms)
-    assert not model.cloud.existing()
-    assert 900_000 < state.spent_micro <= 1_000_000
-    assert not records(model, "budget-exceeded")
-    assert model.want()
-    assert "by midnight UTC" in model.refusals[-1]
-
-
-def test_an_overrun_by_a_termination_without_an_answer_raises_an_alarm_once() -> None:
-    model = WorkerModel(WorkerRules(budget_per_day_micro=1_000_000))
-    for _ in range(3):
-        model.want()
-    run_for(model, 2 * HOUR_MS, joins=True, every=MINUTE)
-    model.cloud.faults.waiting["terminate"] = ["fail"] * 10_000
-    run_for(model, 9 * HOUR_MS, every=MINUTE)
-    assert len(records(model, "budget-exceeded")) == 1
 
 
 def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:

@@ -1,0 +1,121 @@
+"""Transitions of moves: the room on the target, waiting for it, and failures in a row."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from distributed_grid.domain import events
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.moves import MoveEnd
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.states import JobState, LeaseState, MoveState
+from distributed_grid.errors import Refused
+from distributed_grid.reactor import pending, pending_moves
+from distributed_grid.reactor.effects import StopAttempt
+from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET_MS
+from tests.support.builders import a_node, a_request
+from tests.unit.reactor.offloading.move_builders import THREE, answered, end_of, request_move, submit_job
+
+
+@pytest.fixture
+def scenario(new_scenario):
+    return new_scenario(*THREE)
+
+
+def test_room_is_kept_before_the_job_is_stopped(scenario):
+    submit_job(scenario)
+    move = answered(request_move(scenario, "r1"))
+    lease = scenario.ledger.leases[move.lease_id]
+    assert (lease.node, lease.request.user, lease.state) == ("gpu2", GRID_USER, LeaseState.ACTIVE)
+    assert scenario.ledger.moves["move-1"].state is MoveState.DECIDED
+    assert [type(one) for one in pending(scenario.ledger)] == [StopAttempt]
+    assert scenario.job("r1").stop.ending is Ending.MOVED
+    assert pending_moves(scenario.ledger, scenario.now) == []
+
+
+def test_somebody_who_waits_does_not_take_the_room_or_the_turn_of_what_is_moved(scenario):
+    submit_job(scenario)
+    request_move(scenario, "r1")
+    for number in range(6):
+        scenario.submit(a_request(f"w{number}", cores=2))
+    scenario.end("r1", Outcome(Ending.PREEMPTED))
+    assert scenario.job("r1").attempt.node == "gpu2"
+
+
+def test_a_full_target_is_refused_with_its_reasons(scenario):
+    submit_job(scenario)
+    scenario.ask(a_request("r2", cores=3, require=("gpu2",)))
+    with pytest.raises(Refused, match="gpu2: 1 core") as refused:
+        request_move(scenario, "r1")
+    assert refused.value.reasons
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: events.LeaseReclaimed("move-1", "its owner is back"),
+        lambda: events.NodeStopped("gpu2"),
+        lambda: events.LeaseLost("move-1", "gone"),
+    ],
+)
+def test_room_that_is_lost_after_the_decision_leaves_the_job_to_the_queue(scenario, loss):
+    submit_job(scenario)
+    request_move(scenario, "r1")
+    scenario.handle(loss())
+    assert scenario.ledger.moves["move-1"].lease_id == ""
+    scenario.end("r1", Outcome(Ending.PREEMPTED))
+    job = scenario.job("r1")
+    assert job.state is JobState.ASSIGNED
+    scenario.start("r1")
+    assert not scenario.ledger.moves
+    assert scenario.job("r1").state is JobState.RUNNING
+
+
+def test_kept_room_is_not_released_as_a_lease(scenario):
+    submit_job(scenario)
+    request_move(scenario, "r1")
+    with pytest.raises(Refused, match="grid offload cancel move-1"):
+        scenario.release("move-1")
+
+
+def test_moved_work_goes_into_the_automatic_boost_of_the_node_that_it_leaves(new_scenario):
+    scenario = new_scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+    submit_job(scenario)
+    boost = a_request("auto-1", cores=4, user=GRID_USER, target="gpu1", anti_affinity=("gpu1",), priority="low")
+    scenario.ask(boost)
+    assert scenario.ledger.leases["auto-1"].node == "gpu2"
+    request_move(scenario, "r1")
+    assert scenario.ledger.leases["move-1"].carved_from == ("auto-1",)
+    assert scenario.ledger.leases["auto-1"].claim.cpu_milli == 2000
+    scenario.end("r1", Outcome(Ending.PREEMPTED))
+    assert scenario.lease_of("r1").carved_from == ("auto-1",)
+    assert scenario.job("r1").attempt.node == "gpu2"
+
+
+def test_automatic_leases_of_other_nodes_make_room_for_what_is_moved(scenario):
+    submit_job(scenario)
+    boost = a_request("auto-1", cores=4, user=GRID_USER, target="gpu3", anti_affinity=("gpu3", "gpu1"), priority="low")
+    scenario.ask(boost)
+    request_move(scenario, "r1")
+    assert "auto-1" not in scenario.ledger.leases
+    assert scenario.ledger.leases["move-1"].node == "gpu2"
+
+
+def test_a_job_is_left_alone_while_nothing_may_start_on_its_target(new_scenario):
+    scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
+    submit_job(scenario)
+    bound = replace(scenario.ledger.nodes["gpu2"], engine="ray", engine_node="n2")
+    scenario.ledger.apply([bound])
+    request_move(scenario, "r1")
+    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    (binding,) = scenario.ledger.bindings
+    scenario.handle(events.GroupBound(binding, 0))
+    assert scenario.ledger.moves["move-1"].state is MoveState.RESERVED
+    assert scenario.job("r1").state is JobState.RUNNING
+    scenario.now += WAIT_FOR_TARGET_MS + 1
+    scenario.heartbeat("gpu1")
+    scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
+    assert end_of(scenario.handle(events.TimePassed())) is MoveEnd.FAILED
+    assert scenario.job("r1").state is JobState.RUNNING
