@@ -21,6 +21,7 @@ from distributed_grid.domain.rebalancing import (
 )
 from distributed_grid.domain.resources import Priority
 from distributed_grid.reactor import Record
+from distributed_grid.reactor.effects import PauseAttempt
 from distributed_grid.scheduling.offloading.offload_scan import OffloadScan, scan_offload
 from tests.support.builders import NOW, Scenario, a_command, a_node, a_request
 
@@ -119,3 +120,14 @@ def kinds(records: list[Record]) -> list[str]:
 def scan_now(grid: Looks, **levels: int | PressureReading) -> OffloadScan:
     readings = tuple(grid._reading(name, levels.get(name, 0)) for name in grid.ledger.nodes)
     return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)
+
+
+def pauses(effects: list[object]) -> dict[str, bool]:
+    return {one.job.uid: one.paused for one in effects if isinstance(one, PauseAttempt)}
+
+
+def degraded_grid() -> Looks:
+    grid = Looks(*apart("ash"))
+    grid.run_job("r1", "ash", restartable=False, priority=Priority.LOW)
+    grid.run_job("r2", "ash", restartable=False)
+    return grid

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import (
-    AttemptPaused,
     AttemptStarted,
     AutoOffloadSet,
     BlockAsked,
@@ -22,13 +21,13 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import OffloadRules, Way
 from distributed_grid.domain.rebalancing import PressureReading
-from distributed_grid.domain.resources import NOTHING, Priority
+from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import Record, step
-from distributed_grid.reactor.effects import PauseAttempt, StopAttempt, overdue, pending, pending_for
+from distributed_grid.reactor.effects import StopAttempt, pending
 from tests.support.builders import a_request
-from tests.support.offload_looks import Looks, ahead, apart, kinds
+from tests.support.offload_looks import Looks, ahead, apart, degraded_grid, kinds, pauses
 
 GB = 1024**3
 OFF = OffloadRules()
@@ -210,8 +209,6 @@ def test_without_an_id_left_nothing_moves_and_nothing_breaks():
 
 
 # ------------------------------------------------------------------ memory
-
-
 def a_block(grid: Looks, block_id: str, size_gb: float, lender: str) -> None:
     """A block of the pool in the memory of a node, whose servers all are known."""
     for name in grid.ledger.nodes:
@@ -289,46 +286,6 @@ def test_a_degraded_node_gets_no_new_work_and_gets_it_again_afterwards():
     assert "node-restored" in kinds(records)
     assert not grid.ledger.degraded
     assert grid.job("r2").state is JobState.ASSIGNED
-
-
-def pauses(effects: list[object]) -> dict[str, bool]:
-    return {one.job.uid: one.paused for one in effects if isinstance(one, PauseAttempt)}
-
-
-def degraded_grid() -> Looks:
-    grid = Looks(*apart("ash"))
-    grid.run_job("r1", "ash", restartable=False, priority=Priority.LOW)
-    grid.run_job("r2", "ash", restartable=False)
-    return grid
-
-
-def test_low_work_of_a_degraded_node_is_paused_again_and_again_and_goes_on_afterwards():
-    grid = degraded_grid()
-    grid.looks(2, ash=900)
-    assert pauses([*pending(grid.ledger, "ash")]) == {"r1": True}
-    assert pauses([*overdue(grid.ledger, "ash", grid.now)]) == {"r1": True}  # ordered again with heartbeats
-    attempt = grid.job("r1").attempt
-    assert attempt is not None
-    grid.handle(AttemptPaused("r1", attempt.number, attempt.fence, True, "ash is degraded"))
-    assert grid.job("r1").state is JobState.PAUSED
-    assert pauses([*overdue(grid.ledger, "ash", grid.now)]) == {"r1": True}
-    grid.look(ash=500)
-    grid.advance(60)
-    readings = (PressureReading("ash", 500, 500, 500),)
-    stepped = grid.handle(OffloadEvaluated(readings, grid.rules, grid.offload))
-    assert pauses([*pending_for(grid.ledger, stepped.changes)]) == {"r1": False}
-    assert pauses([*pending(grid.ledger)]) == {}
-
-
-def test_what_begins_on_a_degraded_node_stands_still_at_once():
-    grid = Looks(*apart("ash"))
-    grid.run_job("r1", "ash", restartable=False)
-    grid.submit(a_request("r2", cores=1, priority=Priority.LOW))
-    grid.looks(2, ash=900)
-    attempt = grid.job("r2").attempt
-    assert attempt is not None
-    stepped = grid.handle(AttemptStarted("r2", attempt.number, attempt.fence, 8))
-    assert pauses([*pending_for(grid.ledger, stepped.changes)]) == {"r2": True}
 
 
 def test_a_restart_of_the_control_plane_knows_degraded_nodes_and_undoes_them_where_it_is_off():
