@@ -7,16 +7,22 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.domain.moves import MoveEnd
+from distributed_grid.domain.moves import AutoOffloadState, MoveEnd
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import GRID_USER
-from distributed_grid.domain.states import JobState, LeaseState, MoveState
-from distributed_grid.errors import Refused
+from distributed_grid.domain.states import JobState, LeaseState, MoveState, Step
+from distributed_grid.errors import GridError, Refused
 from distributed_grid.reactor import pending, pending_moves
 from distributed_grid.reactor.effects import StopAttempt
-from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET_MS
+from distributed_grid.reactor.offloading.move_transitions import (
+    MAX_FAILURES,
+    WAIT_FOR_TARGET_MS,
+    advance,
+    count_failure,
+    move_record,
+)
 from tests.support.builders import a_node, a_request
-from tests.unit.reactor.offloading.move_builders import THREE, answered, end_of, request_move, submit_job
+from tests.unit.reactor.offloading.move_builders import THREE, a_job_move, answered, end_of, request_move, submit_job
 
 
 @pytest.fixture
@@ -119,3 +125,37 @@ def test_a_job_is_left_alone_while_nothing_may_start_on_its_target(new_scenario)
     scenario.handle(events.HeartbeatReceived("gpu2", Usage(), yields=True))
     assert end_of(scenario.handle(events.TimePassed())) is MoveEnd.FAILED
     assert scenario.job("r1").state is JobState.RUNNING
+
+
+def test_the_third_failure_in_a_row_stops_automatic_offloading_and_says_so_once():
+    state, told = AutoOffloadState(), []
+    for number in range(1, MAX_FAILURES + 3):
+        state, records = count_failure(state, f"move-{number} failed")
+        told.append(len(records))
+    assert told == [0] * (MAX_FAILURES - 1) + [1] + [0, 0]
+    assert state.failures == MAX_FAILURES + 2
+    assert state.stopped_why.endswith(f"after {MAX_FAILURES} failures in a row, the last one: move-3 failed")
+
+
+def test_an_advance_is_recorded_with_the_state_that_it_leads_to_and_an_illegal_one_raises():
+    move = a_job_move("r1")
+    decided, records = advance(move, Step.RESERVE, Step.DECIDE, now=7)
+    assert (decided.state, decided.state_at_ms) == (MoveState.DECIDED, 7)
+    assert [(record.type, record.data["state"]) for record in records] == [("move-advanced", "decided")]
+    assert advance(move, now=9, problem="late") == (replace(move, problem="late"), [])
+    with pytest.raises(GridError):
+        advance(decided, Step.DECIDE, now=9)
+
+
+def test_a_record_of_a_move_says_what_goes_from_where_to_where():
+    record = move_record("move-requested", a_job_move("r1"), "gpu1 is full", extra=1)
+    assert (record.user, record.subject, record.node, record.reason) == ("ada", "move-1", "gpu1", "gpu1 is full")
+    assert record.data == {
+        "from": "gpu1",
+        "to": "gpu2",
+        "way": "restart",
+        "automatic": False,
+        "job": "r1",
+        "job_id": "",
+        "extra": 1,
+    }

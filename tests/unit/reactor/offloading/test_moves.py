@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
-from distributed_grid.domain.moves import MoveEnd
+from distributed_grid.domain.moves import MoveConsent, MoveEnd
 from distributed_grid.domain.states import MoveState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from tests.support.builders import a_node
@@ -120,3 +120,23 @@ def test_a_decided_move_is_not_cancelled_and_says_how_to_cancel_the_job(new_scen
     with pytest.raises(NotFound):
         scenario.handle(events.MoveCancelled("move-9", "ada"))
     assert scenario.handle(events.MoveFailed("move-1", "x")).changes == []
+
+
+def test_a_consent_is_remembered_until_it_is_withdrawn_and_said_twice_it_is_recorded_once(new_scenario):
+    scenario = new_scenario(*THREE)
+    consent = MoveConsent("ada", "python3 train.py", 0, ("PATH",))
+    given = scenario.handle(events.ConsentGiven(consent))
+    assert [record.reason for record in given.records] == ["given"]
+    assert scenario.ledger.consents[consent.key] == replace(consent, given_at_ms=scenario.now)
+    assert scenario.handle(events.ConsentGiven(consent)).records == []
+    scenario.handle(events.ConsentGiven(replace(consent, variables=("PATH", "HOME"))))
+    assert scenario.ledger.consents[consent.key].variables == ("PATH", "HOME")
+    gone = scenario.handle(events.ConsentWithdrawn("ada", consent.shape))
+    assert [record.reason for record in gone.records] == ["withdrawn"]
+    assert not scenario.ledger.consents
+    assert scenario.handle(events.ConsentWithdrawn("ada", consent.shape)).changes == []
+
+
+def test_cancelling_a_move_that_is_not_going_on_is_refused(new_scenario):
+    with pytest.raises(NotFound, match="no move move-9 is going on"):
+        new_scenario(*THREE).handle(events.MoveCancelled("move-9", "ada"))

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from distributed_grid.domain.rebalancing import SHARING_POLICIES
-from distributed_grid.domain.resources import Priority
-from tests.support.builders import GB, a_node, a_request, a_usage, caps
-from tests.support.rebalance_rounds import HARD, IDLE, SHARE, Rounds, a_reading, actions, apart, begin_rounds, rules
+from distributed_grid.domain.resources import Capacity, Priority, ResourceType
+from distributed_grid.scheduling.rebalancing.loans import (
+    UNITS,
+    amounts_of,
+    asked_amount,
+    request_id,
+    surplus,
+    total_of,
+    whole_units,
+)
+from distributed_grid.scheduling.rebalancing.pressure import scan_pressure
+from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request, a_usage, caps
+from tests.support.rebalance_rounds import (
+    HARD,
+    IDLE,
+    SHARE,
+    Rounds,
+    a_reading,
+    actions,
+    apart,
+    begin_rounds,
+    rules,
+    three,
+)
 
 
 def test_a_part_of_the_excess_is_asked_for_at_once_and_the_rest_after_the_cool_down():
@@ -136,3 +160,56 @@ def test_while_users_wait_for_a_resource_the_grid_does_not_ask_for_it():
 
 def test_the_priority_is_never_above_a_users_usual_one():
     assert all(policy.priority <= Priority.MEDIUM for policy in SHARING_POLICIES.values())
+
+
+KINDS = st.sampled_from([ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU])
+
+
+@given(KINDS, st.integers(0, 2**45))
+def test_an_amount_in_units_can_be_asked_for_and_is_no_more_than_is_wanted(kind, size):
+    units = whole_units(kind, size)
+    assert 0 <= units <= size
+    assert whole_units(kind, units) == units
+    assert units or size < UNITS[kind]
+    ask = amounts_of(kind, units)
+    assert asked_amount(ask, kind) == units
+    assert not units or units > 2**40 or ask.problem() is None
+
+
+@given(st.text(min_size=1, max_size=100), KINDS, st.integers(1, 10**9))
+def test_the_id_of_a_request_fits_wherever_ids_are_asked_for(node, kind, number):
+    found = request_id(node, kind, number)
+    assert len(found) <= 64
+    assert found.endswith(f"-{kind}-{number}")
+    assert a_request(found).problem() is None
+
+
+def test_a_total_is_in_base_units_and_a_gpu_that_is_not_there_counts_nothing():
+    has = a_capacity(4, 8, gpus=2)
+    assert [total_of(has, kind) for kind in ResourceType] == [
+        {"cpu": 4000, "memory": 8 * GB, "gpu": 2000}[kind] for kind in ResourceType
+    ]
+    assert not any(total_of(Capacity(), kind) for kind in ResourceType)
+
+
+@given(level=st.integers(0, 1000), outside=st.integers(0, 30), lent=st.integers(0, 30), high=st.integers(300, 1000))
+def test_a_lender_never_spares_so_much_that_it_comes_above_its_own_mark(level, outside, lent, high):
+    scenario = Scenario(*three())
+    if lent:
+        scenario.ask(a_request("r1", memory_gb=lent, require=["gpu1"]))
+    scenario.heartbeat("gpu1", a_usage(memory_outside_gb=outside))
+    readings = [a_reading("gpu1", memory=level)]
+    scan = scan_pressure(scenario.ledger, readings, rules(high=high, low=200, excess=0), scenario.now)
+    spared = surplus(scan, "gpu1", ResourceType.MEMORY)
+    assert spared >= 0
+    if spared:
+        assert spared + (lent + outside) * GB <= 30 * GB * high // 1000
+        assert spared + 30 * GB * level // 1000 <= 30 * GB * high // 1000
+
+
+def test_nothing_is_spared_by_a_node_that_is_not_known_or_lends_nothing():
+    scenario = Scenario(*three())
+    scan = scan_pressure(scenario.ledger, [a_reading("gpu1")], rules(), scenario.now)
+    assert surplus(scan, "gpu1", ResourceType.MEMORY) > 0
+    assert surplus(scan, "gpu2", ResourceType.MEMORY) == 0
+    assert surplus(scan, "gpu1", ResourceType.GPU) == 0, "it has none"

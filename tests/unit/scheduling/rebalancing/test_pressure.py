@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import nodes_from, rebalance_rules
 from distributed_grid.domain.events import TimePassed
 from distributed_grid.domain.rebalancing import Forecast
-from distributed_grid.domain.resources import NOTHING
-from tests.support.builders import a_node, thresholds
+from distributed_grid.domain.resources import NOTHING, Amounts, ResourceType
+from distributed_grid.scheduling.rebalancing.pressure import (
+    automatic_leases,
+    chance_above,
+    idle_automatic_leases,
+    machine_of,
+    percent,
+    scan_pressure,
+)
+from tests.support.builders import Scenario, a_node, a_request, a_submission, thresholds
 from tests.support.project import PROJECT
-from tests.support.rebalance_rounds import HARD, SHARE, Rounds, a_reading, actions, apart, begin_rounds, rules
+from tests.support.rebalance_rounds import HARD, SHARE, Rounds, a_reading, actions, apart, begin_rounds, rules, three
 
 
 def test_unknown_nodes_are_neither_helped_nor_asked():
@@ -121,3 +131,58 @@ def test_a_lender_that_will_need_it_itself_is_not_asked():
         HARD, a_reading("gpu1", memory=(600, SURE)), a_reading("gpu2", memory=(100, Forecast(120, 10))), times=3
     )
     assert {lease.node for lease in scenario.leases if lease.request.target == "master"} == {"gpu2"}
+
+
+@given(st.integers(0, 1000), st.integers(0, 500), st.integers(0, 1000))
+def test_a_forecast_is_as_likely_above_a_mark_as_it_is_far_above_it(level, reach, mark):
+    chance = chance_above(Forecast(level, reach), mark)
+    assert 0 <= chance <= 1000
+    assert chance <= chance_above(Forecast(level + 1, reach), mark)
+    if reach:
+        assert abs(chance + chance_above(Forecast(2 * mark - level, reach), mark) - 1000) <= 1
+
+
+def test_nine_of_ten_lie_within_the_reach_of_a_forecast():
+    assert chance_above(Forecast(500, 100), 400) == 950
+    assert chance_above(Forecast(500, 100), 600) == 50
+    assert [chance_above(Forecast(level), 500) for level in (499, 500, 501)] == [0, 0, 1000]
+
+
+@given(st.integers(0, 1000))
+def test_a_node_is_never_above_and_below_its_marks_at_once(level):
+    scenario = Scenario(*three())
+    scan = scan_pressure(scenario.ledger, [a_reading("master", memory=level)], rules(), scenario.now)
+    kinds = (scan.is_above("master", ResourceType.MEMORY), scan.is_below("master", ResourceType.MEMORY))
+    assert kinds == (level > 800, level < 300)
+    assert scan.has_headroom("master") == (level <= 800)
+    assert not scan.has_headroom("gpu1"), "nothing is known of it"
+
+
+def test_half_a_round_is_not_counted():
+    scenario = Scenario(*three())
+    scan = scan_pressure(scenario.ledger, [], rules(act_after=2, cool_down=1), scenario.now)
+    assert [scan.has_lasted(scenario.now - ago) for ago in (44_999, 45_000)] == [False, True]
+    assert [scan.has_cooled_down(scenario.now - ago) for ago in (14_999, 15_000)] == [False, True]
+    assert not scan.has_lasted(None)
+    assert scan.has_cooled_down(None)
+    assert not scan.is_unused(None)
+
+
+def test_a_lease_that_a_command_uses_is_held_but_not_idle():
+    scenario = begin_rounds()
+    scenario.round(HARD)
+    (lease,) = automatic_leases(scenario.ledger)
+    assert idle_automatic_leases(scenario.ledger) == [lease]
+    scenario.handle(a_submission(replace(a_request("j1", user="ada"), ask=Amounts(), within=lease.id)))
+    assert (automatic_leases(scenario.ledger), idle_automatic_leases(scenario.ledger)) == ([lease], [])
+
+
+def test_local_nodes_are_one_machine_unless_they_are_simulated_or_have_thresholds():
+    local = a_node("gpu1")
+    assert machine_of(local) == machine_of(a_node("gpu2")) == ""
+    own = (replace(local, simulated=True), replace(local, host="far"), a_node("gpu1", thresholds=thresholds()))
+    assert [machine_of(node) for node in own] == ["gpu1"] * 3
+
+
+def test_a_level_reads_well():
+    assert [percent(level) for level in (0, 5, 800, 1000)] == ["0 %", "0.5 %", "80 %", "100 %"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import ScalingRulesSet
+from distributed_grid.domain.events import BlockAsked, NodeDrained, ScalingRulesSet
 from distributed_grid.domain.workers import SCALED_DOWN
-from tests.support.builders import a_request
+from distributed_grid.scheduling.scaling.idle_workers import GiveBack, has_work, idle_workers
+from tests.support.builders import GB, a_request
 from tests.support.scaling import ScalingScenario, a_busy_grid
 
 
@@ -85,3 +86,40 @@ def test_idle_is_counted_from_the_last_lease_also_where_no_evaluation_saw_it(idl
     for number in range(3):
         idle.release(f"short{number}")
     assert idle.evaluate(seconds=60).action == "none"
+
+
+def test_a_worker_is_idle_since_it_joined_or_was_last_used(idle: ScalingScenario) -> None:
+    found = idle_workers(idle.ledger, idle.ledger.workers.values(), idle.now)
+    assert [one.idle_ms for one in found] == [10_000, 5_000, 0]
+    assert [one.used_milli for one in found] == [900, 950, 1000]
+    assert not any(has_work(idle.ledger, one.worker.node) for one in found)
+
+
+def test_copies_of_blocks_are_no_work(idle: ScalingScenario) -> None:
+    (worker_id, *_) = idle.ledger.workers
+    idle.handle(BlockAsked("b1", "ada", GB, 3_600_000, prefer=worker_id))
+    assert idle.ledger.leases_on[worker_id]
+    assert not has_work(idle.ledger, worker_id)
+    assert idle.ask(a_request("r9", cores=1, require=[worker_id])) is not None
+    assert has_work(idle.ledger, worker_id)
+
+
+def test_a_worker_that_is_silent_or_drains_is_not_idle(idle: ScalingScenario) -> None:
+    first, _, third = idle.ledger.workers
+    idle.handle(NodeDrained(first))
+    idle.advance(7, heard=False)
+    idle.heartbeat(third)
+    found = idle_workers(idle.ledger, idle.ledger.workers.values(), idle.now)
+    assert [one.worker.id for one in found] == [third]
+
+
+def test_what_is_too_many_goes_even_while_scaling_down_rests_and_the_floor_stays(idle: ScalingScenario) -> None:
+    workers = [*idle.ledger.workers.values()]
+    idle.advance(1000)
+    found = idle_workers(idle.ledger, workers, idle.now)
+    give_back = GiveBack(idle.ledger, workers, found, floor=1)
+    chosen, why = give_back.choose(1, resting=True)
+    assert (len(chosen), why) == (1, "a worker was given back a short while ago")
+    assert len(give_back.choose(9, resting=True)[0]) == 2
+    assert len(give_back.choose(0, resting=False)[0]) == 2
+    assert GiveBack(idle.ledger, workers, found, floor=3).choose(9, resting=False)[0] == []

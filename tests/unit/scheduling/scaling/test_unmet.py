@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.states import WorkerState
-from tests.support.builders import a_node, a_request
+from distributed_grid.domain.workers import WorkerResources
+from distributed_grid.scheduling.scaling.demand import WaitingShape, size_of
+from distributed_grid.scheduling.scaling.unmet import Bins, UnmetDemand, choose_type, workers_for
+from tests.support.builders import GB, a_node, a_request
 from tests.support.scaling import ScalingScenario, a_busy_grid, a_type, rules
 
 
@@ -69,3 +75,66 @@ def test_a_gang_waits_until_all_of_its_machines_may_be_started() -> None:
         larger.ask(a_request(f"r{number}", cores=1))
     larger.ask(a_request("gang", cores=1, gang=4))
     assert larger.evaluate().action == "none"
+
+
+SIZES = st.tuples(st.integers(0, 8), st.integers(0, 16), st.sampled_from([0, 0, 0.5, 1, 2]))
+
+
+def shapes(*asked: tuple[float, float, float], count: int = 1, apart: bool = False) -> UnmetDemand:
+    """So many of each of these requests: cores, gigabytes, GPUs."""
+    requests = (a_request(cores=cores, memory_gb=memory_gb, gpus=gpus) for cores, memory_gb, gpus in asked)
+    return UnmetDemand(tuple(WaitingShape(request, apart, count) for request in requests))
+
+
+@given(st.lists(SIZES, max_size=8), st.integers(1, 5), st.booleans(), st.integers(0, 6))
+def test_new_workers_never_serve_more_than_waits_nor_more_than_they_have(asked, count, apart, limit):
+    unmet, has = shapes(*asked, count=count, apart=apart), WorkerResources(8000, 32 * GB, 2)
+    workers, served = workers_for(unmet, has, limit)
+    assert 0 <= served <= unmet.requests
+    assert workers <= limit
+    assert (workers == 0) == (served == 0)
+    assert workers_for(unmet, has, limit + 1)[1] >= served
+    if not apart:
+        cpu = sorted(shape.request.ask.cpu_milli for shape in unmet.shapes for _ in range(shape.count))
+        assert sum(cpu[:served]) <= workers * has.cpu_milli
+
+
+@given(st.lists(SIZES, min_size=1, max_size=8), st.integers(0, 20), st.booleans())
+def test_what_was_taken_is_not_there_any_more(asked, count, apart):
+    bins = Bins.of_workers([WorkerResources(8000, 32 * GB, 2)] * 3)
+    for cores, memory_gb, gpus in asked:
+        size = size_of(a_request(cores=cores, memory_gb=memory_gb, gpus=gpus).ask)
+        room = bins.room(size, apart=apart)
+        taken = bins.take(size, count, apart=apart)
+        assert taken.sum() == min(count, room.sum())
+        assert (taken <= room).all()
+        assert not apart or taken.max() <= 1
+        if not apart:
+            assert (bins.room(size, apart=False) == room - taken).all()
+
+
+def test_who_must_be_apart_gets_a_worker_each():
+    has = WorkerResources(8000, 32 * GB)
+    assert workers_for(shapes((1, 1, 0), count=4), has, 10) == (1, 4)
+    assert workers_for(shapes((1, 1, 0), count=4, apart=True), has, 10) == (4, 4)
+
+
+def test_the_type_that_serves_most_comes_before_the_cheaper_one_and_a_known_price_before_an_unknown_one():
+    small, large = a_type(cores=2, price=0.01), a_type(cores=8, price=0.5)
+    cheap, unknown = a_type(cores=8, price=0.4, offer="cheap"), a_type(cores=8, price=None, offer="unknown")
+    unmet = shapes((1, 0, 0), (8, 0, 0))
+    offered = [(one, one.resources) for one in (unknown, small, large, cheap)]
+    assert choose_type(unmet, ResourceType.CPU, offered, 10) == (cheap, 2)
+    assert choose_type(shapes((1, 0, 0)), ResourceType.CPU, offered, 10) == (small, 1)
+    assert choose_type(shapes((16, 0, 0)), ResourceType.CPU, offered, 10) is None
+
+
+def test_what_is_asked_for_together_is_added_up_over_gangs():
+    request = a_request(cores=2, memory_gb=1, gang=3)
+    unmet = UnmetDemand((WaitingShape(request, apart=True, count=2), WaitingShape(request, True, 1, displaced=True)))
+    assert (unmet.requests, unmet.displaced.requests) == (3, 1)
+    assert [unmet.total(kind) for kind in (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU)] == [
+        18_000,
+        9 * GB,
+        0,
+    ]
