@@ -1,27 +1,12 @@
 """Problems of a configuration: each on one line with its position, all at once, never a traceback."""
 
-import random
-import time
+from __future__ import annotations
 
 import pytest
 
 from distributed_grid.config import ClusterConfig, ConfigProblems, check_config
 from distributed_grid.errors import BadInput
-
-
-def problems_of(text: str, *, all_placed: bool = True) -> list[str]:
-    with pytest.raises(ConfigProblems) as caught:
-        ClusterConfig.from_text(text, "c.yaml", env={})
-    lines = str(caught.value).splitlines()
-    assert lines
-    assert not all_placed or all(line.startswith("c.yaml") for line in lines)
-    return lines
-
-
-def problem_of(text: str) -> str:
-    lines = problems_of(text)
-    assert len(lines) == 1, lines
-    return lines[0]
+from tests.unit.config.texts import problems_of
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file():
@@ -150,61 +135,6 @@ def test_a_problem_carries_its_parts_and_the_callers_mistake():
 def test_each_slip_has_a_clear_line(text, line):
     lines = problems_of(text)
     assert any(line in shown for shown in lines), lines
-
-
-def test_a_hopeless_file_is_told_in_part():
-    lines = problems_of("\n".join(f"k{i}: 1" for i in range(300)), all_placed=False)
-    assert len(lines) == 101
-    assert lines[-1] == "and 200 more problems"
-
-
-def test_deep_nesting_is_refused_without_recursion():
-    for text in ("[" * 100_000, "{a: " * 50_000, "\n".join(" " * i + "a:" for i in range(1000))):
-        assert "nested deeper" in problem_of(text)
-
-
-def test_nested_plain_data_is_refused_too():
-    data: dict = {}
-    data["nodes"] = data
-    with pytest.raises(ConfigProblems, match="nested deeper"):
-        ClusterConfig.from_mapping(data)
-
-
-def test_aliases_cannot_grow_without_bound():
-    bomb = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
-    bomb += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    started = time.monotonic()
-    assert "more than 200000 values" in problem_of("\n".join(bomb))
-    labels = ", ".join(f"k{i}: v" for i in range(5000))
-    merges = "\n".join(f"- {{<<: *m, name: n{i}}}" for i in range(5000))
-    assert "more than 200000 values" in problem_of(f"quotas: &m {{{labels}}}\nnodes:\n{merges}")
-    assert time.monotonic() - started < 10
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"", "is empty"),
-        (b"\0\1\2\3", "is not text"),
-        (random.Random(7).randbytes(64).replace(b"\0", b"\1") + b"\xff\xfe", "is not UTF-8"),
-        ("name: ä".encode("latin-1"), "is not UTF-8 (line 1)"),
-        ("name: a".encode("utf-16"), "is not text"),
-        (b"name: " + b"x" * 10_000_000, "larger than 1024 KiB"),
-    ],
-)
-def test_what_is_no_cluster_file_is_refused_politely(tmp_path, content, line):
-    path = tmp_path / "c.yaml"
-    path.write_bytes(content)
-    (problem,) = check_config(path)
-    assert line in str(problem)
-    assert str(problem).startswith(str(path))
-
-
-def test_a_missing_file_a_directory_and_an_impossible_name_are_refused_politely(tmp_path):
-    assert "no such file" in str(check_config(tmp_path / "none.yaml")[0])
-    assert "is a directory" in str(check_config(tmp_path)[0])
-    assert "cannot be read" in str(check_config("a\0b")[0])
-    assert "cannot be read" in str(check_config("x" * 5000)[0])
 
 
 def test_a_sound_file_has_no_problems(tmp_path):

@@ -5,75 +5,22 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.config.sections import Alerts
-from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeDeclared, NodeForgotten
+from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeForgotten
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.errors import BadInput, NotFound
-from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import DAY_MS, Monitor
-from distributed_grid.monitoring.resource_metrics import (
-    ClusterSummary,
-    MinuteRow,
-    ResourceMetricsCollector,
-    ResourceSnapshot,
-    ResourceTrend,
-)
+from distributed_grid.monitoring.resource_metrics import ResourceTrend
 from distributed_grid.monitoring.usage_history import MINUTE
-from tests.support.builders import GB, a_capacity, a_node, a_request, a_submission
-
-START_MS = 1_700_000_040_000
-
-
-class ManualClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-
-class Harness:
-    """A grid with one node of four cores and 16 GB, and its monitor."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        store = InMemoryStore()
-        self.grid = Grid(store, self.clock)
-        self.alerts: list[Alert] = []
-        self.monitor = Monitor(
-            Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 1_000, on_alert=self.alerts.append
-        )
-
-    async def beat(self, cpu: float = 0, memory_gb: float = 0, *, seconds: float = 2, name: str = "here") -> None:
-        self.clock.ms += round(1000 * seconds)
-        await self.grid.handle(HeartbeatReceived(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
-        await self.grid.read(self.monitor.poll)
-
-
-def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        harness = Harness()
-        await harness.grid.start()
-        await harness.grid.handle(NodeDeclared(a_node("here", cores=4, memory_gb=16)))
-        try:
-            await scenario(harness)
-        finally:
-            await harness.monitor.stop()
-            await harness.grid.stop()
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
+from tests.support.builders import GB, a_capacity, a_request, a_submission
+from tests.unit.monitoring.watched_grid import START_MS, Harness, run
 
 
 def test_what_the_ledger_hears_becomes_a_trend() -> None:
@@ -235,56 +182,5 @@ def test_taking_in_a_heartbeat_is_cheap() -> None:
                 harness.monitor.observe("there", usage, capacity, START_MS + 2_000 * (1_000 * round_ + step))
             costs.append((time.perf_counter() - began) / 1_000)
         assert min(costs) < 100e-6  # about 8 µs on an idle core
-
-    run(scenario)
-
-
-class Direct:
-    """The monitor of a grid in the same program as a source: what a simulator gives its collector."""
-
-    def __init__(self, harness: Harness, loop: asyncio.AbstractEventLoop) -> None:
-        self._house = harness
-        self._loop = loop
-        self.opened = self.closed = 0
-
-    def _ask(self, question: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(question, self._loop).result(10)
-
-    def open(self) -> None:
-        self.opened += 1
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def snapshots(self) -> list[ResourceSnapshot]:
-        return self._ask(self._house.monitor.snapshots())
-
-    def trend(self, node: str, resource: str) -> ResourceTrend:
-        return self._ask(self._house.monitor.trend(node, resource))
-
-    def summary(self) -> ClusterSummary:
-        return self._ask(self._house.monitor.summary())
-
-    def history(self, node: str, minutes: int) -> list[MinuteRow]:
-        return self._ask(self._house.monitor.history(node, minutes))
-
-
-def test_the_collector_shows_what_the_monitor_knows() -> None:
-    async def scenario(harness: Harness) -> None:
-        await harness.beat(cpu=0.5, memory_gb=4)
-        source = Direct(harness, asyncio.get_running_loop())
-        collector = ResourceMetricsCollector(source=source)
-        await collector.start()
-        shown = await asyncio.to_thread(collector.get_all_latest_snapshots)
-        assert (shown["here"].cpu_percent, shown["here"].memory_percent) == (50.0, 25.0)
-        summary = await asyncio.to_thread(collector.get_cluster_summary)
-        assert summary["cpu"]["used"] == 2.0
-        trend = await asyncio.to_thread(collector.get_resource_trend, "here", "cpu")
-        assert (trend.current, trend.windows) == (0.5, ())
-        (minute,) = await asyncio.to_thread(collector.get_history, "here")
-        assert (minute.samples, minute.cpu_percent) == (1, 50.0)
-        await collector.stop()
-        await collector.stop()
-        assert (source.opened, source.closed) == (1, 2)
 
     run(scenario)

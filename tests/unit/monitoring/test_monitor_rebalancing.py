@@ -14,35 +14,16 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.nodes import GpuUsage, Node, Usage
-from distributed_grid.domain.rebalancing import (
-    SHARING_POLICIES,
-    WATCHED_RESOURCES,
-    Forecast,
-    PressureReading,
-    RebalanceRules,
-    SharingMode,
-)
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rebalancing import SHARING_POLICIES, Forecast, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import StoreFailed
 from distributed_grid.monitoring.monitor import Monitor
-from distributed_grid.monitoring.snapshots import pressure_readings
 from distributed_grid.ports import Batch
 from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
 from distributed_grid.server.daemon import rebalance_forever, rebalance_once
-from tests.support.builders import GB, Scenario, a_node
-
-START_MS = 1_700_000_040_000
-
-
-class ManualClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
+from tests.support.builders import GB, a_node
+from tests.unit.monitoring.watched_grid import ManualClock
 
 
 class Harness:
@@ -96,29 +77,6 @@ def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]], store: InMemor
 async def held(harness: Harness) -> list[Lease]:
     """What the grid holds for its nodes, for good."""
     return await harness.grid.read(lambda ledger, now: automatic_leases(ledger))
-
-
-def a_known(node: Node, usage: Usage) -> PressureReading:
-    scenario = Scenario(node)
-    scenario.heartbeat(node.name, usage)
-    return pressure_readings(scenario.ledger, scenario.now)[0]
-
-
-def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
-    usage = Usage(250, 0, 4 * GB, 0, (GpuUsage(0, 900), GpuUsage(1, 100)))
-    found = a_known(a_node("gpu1", memory_gb=16, gpus=2), usage)
-    assert [found.level(resource) for resource in WATCHED_RESOURCES] == [250, 250, 500]
-    assert found.score == 350
-    assert a_known(a_node("gpu1", gpus=1), Usage()).gpu is None  # nobody measured it
-
-
-def test_of_a_node_nobody_hears_nothing_is_known() -> None:
-    scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
-    scenario.now += 7_000
-    scenario.heartbeat("gpu2")
-    silent, heard = pressure_readings(scenario.ledger, scenario.now)
-    assert silent == PressureReading("gpu1")
-    assert heard.score == 0
 
 
 def test_what_rises_steadily_is_foreseen_and_what_stays_too() -> None:

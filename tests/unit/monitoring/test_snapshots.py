@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.nodes import GpuUsage, Usage, pressure
-from distributed_grid.monitoring.snapshots import snapshots, summarise
+from distributed_grid.domain.nodes import GpuUsage, Node, Usage, pressure
+from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, PressureReading
+from distributed_grid.monitoring.snapshots import pressure_readings, snapshots, summarise
 from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request
 
 
@@ -101,3 +102,26 @@ def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]
         assert part["total"] == pytest.approx(part["used"] + part["idle"] + part["unknown"], abs=0.003)
         assert min(part["used"], part["idle"], part["unknown"], part["lent"]) >= 0
     assert summary["nodes"]["unknown"] == len(summary["unknown_nodes"]) == sum(usage is None for usage, _ in nodes)
+
+
+def a_known(node: Node, usage: Usage) -> PressureReading:
+    scenario = Scenario(node)
+    scenario.heartbeat(node.name, usage)
+    return pressure_readings(scenario.ledger, scenario.now)[0]
+
+
+def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
+    usage = Usage(250, 0, 4 * GB, 0, (GpuUsage(0, 900), GpuUsage(1, 100)))
+    found = a_known(a_node("gpu1", memory_gb=16, gpus=2), usage)
+    assert [found.level(resource) for resource in WATCHED_RESOURCES] == [250, 250, 500]
+    assert found.score == 350
+    assert a_known(a_node("gpu1", gpus=1), Usage()).gpu is None  # nobody measured it
+
+
+def test_of_a_node_nobody_hears_nothing_is_known() -> None:
+    scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
+    scenario.now += 7_000
+    scenario.heartbeat("gpu2")
+    silent, heard = pressure_readings(scenario.ledger, scenario.now)
+    assert silent == PressureReading("gpu1")
+    assert heard.score == 0

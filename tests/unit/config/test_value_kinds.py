@@ -1,0 +1,182 @@
+"""Value kinds: what may be written for a key, what it becomes, and how it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
+from distributed_grid.config.value_kinds import (
+    COMMAND,
+    CORES,
+    CUSTOM_NAME,
+    FLAG,
+    GIGABYTES,
+    HOST,
+    JUMPS,
+    LOGIN,
+    MAX_SECONDS,
+    MIB,
+    NODE_NAME,
+    PERCENT,
+    PORT,
+    RATIO,
+    SOME_CORES,
+    TEXT,
+    WEB_ADDRESS,
+    Amount,
+    Count,
+    MemorySize,
+    OneOf,
+    PlainNumber,
+    Seconds,
+    Secret,
+    SlurmTime,
+    is_loopback,
+)
+from distributed_grid.config.yaml_document import from_plain
+from distributed_grid.domain.resources import MAX_AMOUNT
+
+
+def test_a_secret_is_compared_and_never_shown():
+    secret = Secret("hunter2")
+    assert (repr(secret), str(secret), f"{secret}") == ("Secret('**********')", "**********", "**********")
+    assert secret.reveal() == "hunter2"
+    assert {secret, Secret("hunter2")} == {secret}
+    assert secret not in (Secret("hunter3"), "hunter2")
+    with pytest.raises(TypeError):
+        msgspec.json.encode(secret)
+
+
+def test_only_loopback_is_loopback():
+    assert all(map(is_loopback, ["local", "localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1", "[::1]"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "127.a.b.c", "127.0.0.1.evil.example", "10.0.0.1", "box"]))
+
+
+def read(kind: ValueKind, value: object, **env: str) -> Any:
+    context = ParseContext("c.yaml", env)
+    return kind.read(from_plain(value), KeyPath("key", "key"), context)
+
+
+def refused(kind: ValueKind, value: object) -> str:
+    with pytest.raises(InvalidValue) as caught:
+        read(kind, value)
+    return f"{caught.value.expected} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("kind", [CORES, GIGABYTES, Amount(1024), Amount(10**6, "dollars")], ids=lambda kind: kind.what)
+@given(amount=st.integers(1, MAX_AMOUNT))
+def test_an_amount_that_is_shown_is_read_as_the_same(kind, amount):
+    assert abs(read(kind, kind.show(amount)) - amount) <= amount // 2**52
+
+
+@given(st.integers(1, 2**50))
+def test_memory_that_is_shown_is_read_as_the_same(size):
+    kind = MemorySize()
+    assert read(kind, kind.show(size)) == size
+
+
+@given(st.integers(60, MAX_SECONDS // 3600))
+def test_a_time_of_slurm_that_is_shown_is_read_as_the_same(seconds):
+    kind = SlurmTime()
+    assert read(kind, kind.show(seconds)) == seconds
+
+
+@given(st.integers(0, 10_000).map(lambda number: number / 100))
+def test_a_percentage_is_a_ratio_and_is_shown_as_it_was_written(percent):
+    ratio = read(PERCENT, percent)
+    assert 0 <= ratio <= 1
+    assert read(PERCENT, PERCENT.show(ratio)) == pytest.approx(ratio)
+    assert PERCENT.show(ratio) == pytest.approx(percent)
+
+
+@given(st.text(max_size=20))
+def test_a_text_that_is_read_is_one_line_and_is_shown_as_what_reads_the_same(text):
+    try:
+        found = read(TEXT, text)
+    except InvalidValue:
+        return
+    assert found == found.strip() != ""
+    assert found.isprintable()
+    assert read(TEXT, TEXT.show(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "value"),
+    [
+        (Count(1, 5), 5.0, 5),
+        (PORT, "${P}", 2200),
+        (CORES, 0.5, 500),
+        (GIGABYTES, 0, 0),
+        (RATIO, 1, 1.0),
+        (Seconds(unit=60, unit_name="minutes"), 1.5, 90.0),
+        (SlurmTime(), "4:00:00", 14_400.0),
+        (SlurmTime(), "1-12", 129_600.0),
+        (SlurmTime(), "1-12:30:05", 131_405.0),
+        (PlainNumber(), 3, 3.0),
+        (MemorySize(), "512m", 512 * MIB),
+        (MemorySize(), "1.5 GiB", 1536 * MIB),
+        (FLAG, "${T}", True),
+        (OneOf(("share_and_offload",), {"both": "share_and_offload"}), "Share-And-Offload", "share_and_offload"),
+        (OneOf(("share_and_offload",), {"both": "share_and_offload"}), "both", "share_and_offload"),
+        (HOST, "LOCAL", "local"),
+        (HOST, "[fe80::1%eth0]", "[fe80::1%eth0]"),
+        (CUSTOM_NAME, "TPU", "tpu"),
+        (JUMPS, "ana@gate:22, box", "ana@gate:22, box"),
+    ],
+)
+def test_what_may_be_written_becomes_its_normal_form(kind, written, value):
+    found = read(kind, written, P="2200", T="yes")
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "says"),
+    [
+        (Count(1, 5), 6, "1-5"),
+        (Count(1), 1.5, "1 or more"),
+        (SOME_CORES, 0, "more than 0"),
+        (SOME_CORES, 0.0001, "more than 0"),
+        (CORES, -1, "0 or more"),
+        (CORES, True, "CPU cores"),
+        (CORES, "4", "without quotes"),
+        (RATIO, 70, "write 0.7"),
+        (PERCENT, 101, "0 to 100"),
+        (Seconds(low=1.0), 0.5, "at least 1"),
+        (Seconds(), 10**12, "ten years"),
+        (SlurmTime(), "4:00", "HOURS:MINUTES:SECONDS"),
+        (SlurmTime(), 240, "HOURS:MINUTES:SECONDS"),
+        (SlurmTime(), "0:00:59", "a minute or more"),
+        (MemorySize(), "16", "such as 16g"),
+        (MemorySize(), 16, "such as 16g"),
+        (COMMAND, 7, "put it in quotes"),
+        (COMMAND, "a\nb", "a command"),
+        (COMMAND, ["a"], "a command"),
+        (FLAG, "true", "true or false"),
+        (HOST, "ana@box", "user:"),
+        (HOST, "box:22", "port:"),
+        (HOST, "-oProxyCommand=x", "host name"),
+        (LOGIN, "-l", "login name"),
+        (NODE_NAME, "../up", "a name"),
+        (CUSTOM_NAME, "GPU", "not cpu"),
+        (WEB_ADDRESS, "ftp://a", "http://"),
+    ],
+)
+def test_what_may_not_be_written_says_what_is_expected(kind, written, says):
+    assert says in refused(kind, written)
+
+
+def test_a_percentage_below_one_is_asked_about():
+    context = ParseContext("c.yaml", {})
+    PERCENT.read(from_plain(0.7), KeyPath("cpu_percent_max"), context)
+    assert context.warnings == ["cpu_percent_max: 0.7 means 0.7 %; if 70 % is meant, write 70"]
+
+
+def test_a_secret_that_is_refused_is_not_told():
+    with pytest.raises(InvalidValue) as caught:
+        read(WEB_ADDRESS, "geheim")
+    assert caught.value.found == "a value (not shown)"

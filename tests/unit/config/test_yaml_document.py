@@ -1,0 +1,143 @@
+"""Documents: plain scalars without traps, files that are refused politely, and problems of one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.config import ClusterConfig, ConfigProblems, check_config
+from distributed_grid.config.yaml_document import (
+    MAX_FILE_BYTES,
+    ConfigProblem,
+    decode_content,
+    from_plain,
+    plain_scalar,
+    printable,
+    read_content,
+    to_plain,
+)
+from tests.unit.config.texts import problems_of
+
+
+def test_a_hopeless_file_is_told_in_part():
+    lines = problems_of("\n".join(f"k{i}: 1" for i in range(300)), all_placed=False)
+    assert len(lines) == 101
+    assert lines[-1] == "and 200 more problems"
+
+
+def test_nested_plain_data_is_refused_too():
+    data: dict = {}
+    data["nodes"] = data
+    with pytest.raises(ConfigProblems, match="nested deeper"):
+        ClusterConfig.from_mapping(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "is empty"),
+        (b"\0\1\2\3", "is not text"),
+        (random.Random(7).randbytes(64).replace(b"\0", b"\1") + b"\xff\xfe", "is not UTF-8"),
+        ("name: ä".encode("latin-1"), "is not UTF-8 (line 1)"),
+        ("name: a".encode("utf-16"), "is not text"),
+        (b"name: " + b"x" * 10_000_000, "larger than 1024 KiB"),
+    ],
+)
+def test_what_is_no_cluster_file_is_refused_politely(tmp_path, content, line):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    (problem,) = check_config(path)
+    assert line in str(problem)
+    assert str(problem).startswith(str(path))
+
+
+def test_a_missing_file_a_directory_and_an_impossible_name_are_refused_politely(tmp_path):
+    assert "no such file" in str(check_config(tmp_path / "none.yaml")[0])
+    assert "is a directory" in str(check_config(tmp_path)[0])
+    assert "cannot be read" in str(check_config("a\0b")[0])
+    assert "cannot be read" in str(check_config("x" * 5000)[0])
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("~", None),
+        ("Null", None),
+        ("yes", True),
+        ("OFF", False),
+        ("oFF", "oFF"),
+        ("12", 12),
+        ("-1_000", -1000),
+        ("0", 0),
+        ("010", "010"),
+        ("1:30", "1:30"),
+        ("0x1f", "0x1f"),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("1.2.3", "1.2.3"),
+        ("١٢", "١٢"),
+    ],
+)
+def test_a_plain_scalar_is_what_most_people_mean_by_it(text, value):
+    found = plain_scalar(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_number_with_very_many_digits_is_read_at_once():
+    assert plain_scalar("9" * 100_000) == math.inf
+
+
+@given(st.text())
+def test_any_text_is_a_scalar_and_a_number_is_one_for_python_too(text):
+    found = plain_scalar(text)
+    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
+        assert found == float(text.replace("_", ""))
+
+
+@given(st.text())
+def test_what_is_printable_is_one_line_that_no_terminal_acts_on(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert not text.isprintable() or shown == text
+
+
+@given(PLAIN)
+def test_plain_data_comes_back_as_it_was(value):
+    assert to_plain(from_plain(value)) == value
+
+
+def test_a_problem_without_a_line_names_the_file_alone():
+    problem = ConfigProblem("c.yaml", 3, "nodes[0].name", "", "", "is missing\x1b[31m")
+    assert str(problem) == "c.yaml:3: nodes[0].name: is missing\\x1b[31m"
+    assert str(ConfigProblem("c.yaml", 0, "", "", "", "is empty")) == "c.yaml: is empty"
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_are_text_or_refused(data):
+    with contextlib.suppress(ConfigProblems):
+        assert decode_content(data, "c.yaml").encode() == data.removeprefix(b"\xef\xbb\xbf")
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_pipe_is_not_waited_for(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"#" * MAX_FILE_BYTES)
+    assert len(read_content(path)) == MAX_FILE_BYTES
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigProblems, match="is no regular file"):
+        read_content(pipe)
