@@ -1,8 +1,5 @@
 """Leases, jobs and the form in which rows are stored."""
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
-
 from __future__ import annotations
 
 import msgspec

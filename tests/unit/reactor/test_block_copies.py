@@ -1,7 +1,5 @@
 """Copies of blocks: moved when they have to leave, made again when one is lost, on disk where no node has room."""
 
-# mypy: disable-error-code="arg-type,comparison-overlap,union-attr"
-
 from __future__ import annotations
 
 from distributed_grid.domain.blocks import MemoryServerRow

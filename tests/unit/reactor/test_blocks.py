@@ -1,7 +1,5 @@
 """Blocks: leases for their copies, for as long as their program renews them, and then gone."""
 
-# mypy: disable-error-code="arg-type,comparison-overlap,union-attr"
-
 from __future__ import annotations
 
 import pytest

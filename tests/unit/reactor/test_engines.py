@@ -1,6 +1,6 @@
 """Engines: wanted until given up; leases on their nodes are bound, bound again after a crash, and freed when over."""
 
-# mypy: disable-error-code="arg-type,comparison-overlap,union-attr"
+# mypy: disable-error-code="arg-type,comparison-overlap"
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Jobs: their whole lives with every way to end, checkpoint marks, commands in leases, and attempts without a trace."""
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
-
 from __future__ import annotations
 
 import msgspec

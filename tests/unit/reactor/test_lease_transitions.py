@@ -1,8 +1,5 @@
 """Transitions of leases: making room with notice and wait, gangs that are whole or not there; no core is lent twice."""
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
-
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,6 @@
 """Liveness: heartbeats and the offers that follow from them, silence that is not death, and owners who come back."""
 
-# mypy: disable-error-code="arg-type,comparison-overlap,return-value,union-attr"
+# mypy: disable-error-code="arg-type,comparison-overlap,return-value"
 # A state changes between two lines that look at it; mypy does not see that.
 
 from __future__ import annotations
