@@ -6,6 +6,7 @@ Rule 3. No file names somebody's home folder, or the folder this clone is in.
 Rule 4. `__version__` and the version in pyproject.toml are the same.
 Rule 5. Who catches every exception raises it again, or says on that line why everything is caught.
 Rule 6. No public class of the package has the name of another one.
+Rule 7. Every module of the pure packages has a file of unit tests of its name, except for those that only list types.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,12 +34,16 @@ SOMEBODY = r"(?!you\b|user\b|alice\b|bob\b|me\b)[A-Za-z_][\w.-]*"
 START = r"(?<![\w.~$})/-])"
 HOME = re.compile(rf"{START}/(?:home|Users)/{SOMEBODY}/|{START}/{'root'}/|{START}{re.escape(str(ROOT))}\b")
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+PACKAGE, UNIT_TESTS = "src/distributed_grid", "tests/unit"
+PURE_PACKAGES = ("domain", "scheduling", "reactor", "prediction")
+TYPES_ONLY = frozenset({"domain/events.py"})
 
 
 def main() -> int:
-    problems = [*wrong_version()]
+    files = project_files()
+    problems = [*wrong_version(), *untested_modules(files)]
     classes: dict[str, str] = {}
-    for path in project_files():
+    for path in files:
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
@@ -88,6 +93,18 @@ def _is_everything(caught: ast.expr | None) -> bool:
         case ast.Tuple(elts=parts):
             return any(map(_is_everything, parts))
     return False
+
+
+def untested_modules(files: Collection[str]) -> Iterator[str]:
+    """Every module of a pure package that has no file of tests of its own."""
+    for path in files:
+        folder, _, name = path.removeprefix(f"{PACKAGE}/").rpartition("/")
+        is_pure = path.startswith(f"{PACKAGE}/") and folder.split("/")[0] in PURE_PACKAGES
+        if not is_pure or not name.endswith(".py") or name == "__init__.py" or f"{folder}/{name}" in TYPES_ONLY:
+            continue
+        test = f"{UNIT_TESTS}/{folder}/test_{name}"
+        if test not in files:
+            yield f"{path}: has no tests in {test}"
 
 
 def wrong_version() -> Iterator[str]:

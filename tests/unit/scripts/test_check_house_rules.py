@@ -1,0 +1,66 @@
+"""`scripts/check_house_rules.py`: what it says of files that break a rule, and of those that do not."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "check_house_rules.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_house_rules", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_module_of_a_pure_package_needs_a_file_of_tests_of_its_name(script: ModuleType) -> None:
+    module, test = (
+        "src/distributed_grid/scheduling/queue/backfill.py",
+        "tests/unit/scheduling/queue/test_backfill.py",
+    )
+    assert list(script.untested_modules([module])) == [f"{module}: has no tests in {test}"]
+    assert list(script.untested_modules([module, test])) == []
+    assert list(script.untested_modules([module, "tests/unit/scheduling/test_backfill.py"])) != []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "src/distributed_grid/domain/events.py",
+        "src/distributed_grid/domain/__init__.py",
+        "src/distributed_grid/scheduling/README.md",
+        "src/distributed_grid/server/daemon.py",
+        "src/distributed_grid/wire.py",
+        "bench/domain/events.py",
+    ],
+)
+def test_types_and_other_packages_need_none(script: ModuleType, path: str) -> None:
+    assert list(script.untested_modules([path])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("try:\n    x()\nexcept Exception:\n    pass\n", [3]),
+        ("try:\n    x()\nexcept Exception:  # whatever a plugin raises\n    pass\n", []),
+        ("try:\n    x()\nexcept (ValueError, BaseException):\n    y()\n    raise\n", []),
+        ("try:\n    x()\nexcept ValueError:\n    pass\n", []),
+        ("with contextlib.suppress(Exception):\n    x()\n", [1]),
+    ],
+)
+def test_who_catches_everything_says_why_or_raises_it_again(script: ModuleType, text: str, lines: list[int]) -> None:
+    assert [number for number, _ in script.unexplained_catches(text)] == lines
+
+
+def test_a_lock_file_holds_no_address(script: ModuleType) -> None:
+    sound = "msgspec==0.19.0 \\\n    --hash=sha256:abc\n"
+    assert list(script.wrong_lines("requirements.lock", sound)) == []
+    assert [number for number, _ in script.wrong_lines("requirements.lock", f"# made by hand\n{sound}")] == [1]
