@@ -141,6 +141,7 @@ def test_what_may_be_written_becomes_its_normal_form(kind, written, value):
         (Count(1), 1.5, "1 or more"),
         (SOME_CORES, 0, "more than 0"),
         (SOME_CORES, 0.0001, "more than 0"),
+        (CORES, 0.0001, "0 or more"),
         (CORES, -1, "0 or more"),
         (CORES, True, "CPU cores"),
         (CORES, "4", "without quotes"),
