@@ -118,6 +118,7 @@ def kinds(records: list[Record]) -> list[str]:
 
 
 def scan_now(grid: Looks, **levels: int | PressureReading) -> OffloadScan:
+    """A scan at this moment; of nodes that are not named everything is idle."""
     readings = tuple(grid._reading(name, levels.get(name, 0)) for name in grid.ledger.nodes)
     return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import PressureRead
@@ -115,5 +117,6 @@ CALM = a_reading("master", memory=500)
 IDLE = a_reading("master", memory=100)
 
 
-def begin_rounds(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Rounds:
+def begin_rounds(policy: str = "aggressive", mode: str = SHARE, **numbers: Any) -> Rounds:
+    """Three machines that are balanced by a policy; its `numbers` may be changed."""
     return Rounds(rules=rules(policy, mode, **numbers))

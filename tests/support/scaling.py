@@ -107,6 +107,7 @@ class ScalingScenario(Scenario):
 
 
 def a_busy_grid(cores: float = 2, **fields: int) -> ScalingScenario:
+    """A grid that scales and whose only node is full."""
     scenario = ScalingScenario(a_node("home", cores=cores), scaling=rules(**fields))
     scenario.ask(a_request("all", cores=cores))
     return scenario

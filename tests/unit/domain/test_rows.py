@@ -1,4 +1,4 @@
-"""Leases, jobs and the form in which rows are stored."""
+"""Rows: the form in which they are stored, and what every one of them has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor with a real grid behind it, and the collector that shows what it knows."""
+"""The monitor with a real grid behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From heartbeats to readings, forecasts, rounds, and what is counted of them: on a real grid with a manual clock."""
+"""From heartbeats to forecasts, rounds, and what is counted of them: on a real grid with a manual clock."""
 
 from __future__ import annotations
 

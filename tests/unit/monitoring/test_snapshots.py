@@ -1,4 +1,4 @@
-"""Snapshots, summary and pressure: what is not known is neither idle nor full."""
+"""Snapshots, summary, pressure and readings: what is not known is neither idle nor full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deciders of workers: their life under each answer of a provider, proofs, deadlines, budgets, and bounded steps."""
+"""Deciders of workers: their life under each answer of a provider, closed offers, budgets, and bounded steps."""
 
 from __future__ import annotations
 

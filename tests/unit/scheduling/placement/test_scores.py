@@ -1,4 +1,7 @@
-"""What each strategy counts: the same three nodes, another choice for each reason; and fitness, in both its forms."""
+"""What each strategy counts: the same three nodes, another choice for each reason; fitness, in both its forms.
+
+The table of `docs/guide/scheduling.md`, one workload by every strategy, is what the reactor decides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whatever runs wherever: nobody else could have gone instead. Held against every set of victims on every node."""
+"""Who may be displaced, whom it costs least, and who is spared: checkpoint marks, caps, gangs, musts.
+
+Whatever runs wherever, nobody else could have gone instead: held against every set of victims on every node.
+"""
 
 from __future__ import annotations
 
