@@ -1,7 +1,7 @@
 """The line: priority, then age; who waited long gets a node kept.
 
-The order of the line: priority, deadlines, shares, need; and what a long wait changes about it. The grouped queue decides
-as the plain one does, whoever waits.
+The order of the line: priority, deadlines, shares, need; and what a long wait changes about it. The grouped queue
+decides as the plain one does, whoever waits.
 """
 
 from __future__ import annotations
