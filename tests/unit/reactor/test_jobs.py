@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.control.agent_sessions import order_of
+from distributed_grid.control.agent_messages import order_of
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import (
     AttemptEnded,
