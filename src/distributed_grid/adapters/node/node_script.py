@@ -8,7 +8,9 @@ It is started for every link: what only some operations need is imported by them
 
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -16,7 +18,7 @@ import signal
 import stat
 import sys
 import time
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple
 
 Map = Dict[str, Any]
 MIN_PYTHON = (3, 11)
@@ -71,7 +73,7 @@ def make_private_dir(folder: str) -> None:
 
 def read_text(*parts: str) -> str:
     try:
-        with open(os.path.join(*parts)) as file:
+        with open(os.path.join(*parts), errors="surrogateescape") as file:
             return file.read()
     except OSError:
         return ""
@@ -101,6 +103,17 @@ def remove_tree(folder: str) -> None:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """One who starts or stops at a time; a lock that goes with its process."""
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def list_dir(folder: str) -> List[str]:
@@ -335,8 +348,15 @@ def remove_sockets(folder: str) -> None:
 
 
 def launch(request: Map, source: BinaryIO) -> Map:
-    """Tell the agent its socket, and start it where it does not run."""
+    """Tell the agent its socket, and start it where it does not run. Once it was stopped, only a new link starts it."""
     folder = agent_dir_of(request)
+    with locked(folder):
+        if not os.path.isdir(os.path.dirname(request["socket"])):
+            raise ScriptError("it was stopped meanwhile")
+        return launch_locked(request, folder)
+
+
+def launch_locked(request: Map, folder: str) -> Map:
     link = {"node": request["node"], "socket": request["socket"], "linger": request.get("linger", 0)}
     came_in = os.environ.get("SSH_CONNECTION", "").split()
     if len(came_in) == 4:
@@ -405,19 +425,34 @@ def retire(request: Map, source: BinaryIO) -> Map:
 
 def stop_agent(folder: str) -> bool:
     """Ask the agent to go, insist when it does not; whether there was one."""
-    pid = agent_pid(folder)
-    if not pid:
-        return False
+    pids = [agent_pid(folder), *starting_agents(folder)]
+    for pid in filter(None, pids):
+        end_process(pid)
+    return any(pids)
+
+
+def starting_agents(folder: str) -> Iterator[int]:
+    """Agents of a directory, by their command: one that has just been started has not noted its pid yet."""
+    command = "\0".join(("distributed_grid.agent", "--dir", folder, ""))
+    for name in list_dir("/proc"):
+        said = read_text("/proc", name, "cmdline") if name.isdigit() else ""
+        if command in said and "\0--end\0" not in said:
+            yield int(name)
+
+
+def end_process(pid: int) -> None:
+    """Ask a process to go, insist when it does not. Safe where it is gone."""
+    start = start_ticks(pid)
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        deadline = time.monotonic() + seconds
         try:
             os.kill(pid, number)
+            while time.monotonic() < deadline:
+                if not start or start_ticks(pid) != start:
+                    return
+                time.sleep(0.02)
         except ProcessLookupError:
-            return True
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if agent_pid(folder) != pid:
-                return True
-            time.sleep(0.02)
+            return
     raise ScriptError("the agent (pid %d) cannot be ended" % pid)
 
 
@@ -426,6 +461,11 @@ def stop(request: Map, source: BinaryIO) -> Map:
     folder = agent_dir_of(request)
     if not os.path.isdir(folder):
         return {"stopped": False}
+    with locked(folder):
+        return stop_locked(folder)
+
+
+def stop_locked(folder: str) -> Map:
     step("stopping the agent")
     was_there = stop_agent(folder)
     version = read_text(folder, "launched").strip() or read_text(folder, "version").strip()

@@ -9,8 +9,6 @@ command line.
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
 import base64
-import contextlib
-import fcntl
 import glob
 import hashlib
 import json
@@ -22,7 +20,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import BinaryIO, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 
 from distributed_grid.adapters.node.node_script import (
     AGENTS,
@@ -38,6 +36,7 @@ from distributed_grid.adapters.node.node_script import (
     build_aside,
     check_name,
     is_complete,
+    locked,
     make_private_dir,
     read_text,
     receive_wheels,
@@ -231,17 +230,6 @@ def ray_start(request: Map, source: BinaryIO) -> Map:
         make_private_dir(place)
     with locked(folder):
         return start_locked(request, folder)
-
-
-@contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """One who starts or stops at a time; a lock that goes with its process."""
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def start_locked(request: Map, folder: str) -> Map:

@@ -235,6 +235,27 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
     assert node.files() == []
 
 
+def test_one_that_has_just_been_started_is_stopped_though_it_has_not_noted_its_pid(node, installed):
+    node.ask("link")
+    python = node.home / ".distributed_grid/versions" / installed / "bin/python"
+    command = [python, "-c", "import time; time.sleep(60)", "-m", "distributed_grid.agent", "--dir", node.agent_dir]
+    with subprocess.Popen(command) as starting:
+        wait_until(lambda: b"--dir" in Path(f"/proc/{starting.pid}/cmdline").read_bytes())
+        assert node.ask("stop")["done"] == {"stopped": True}
+        assert starting.wait(10) == -signal.SIGTERM
+    assert node.ask("stop")["done"] == {"stopped": False}
+
+
+def test_a_launch_that_comes_after_the_stop_starts_nothing(node, installed):
+    path = node.ask("link")["done"]["socket"]
+    assert node.ask("stop")["done"] == {"stopped": False}
+    assert node.ask("launch", socket=path) == {"failed": "it was stopped meanwhile"}
+    assert node.ask("inspect")["done"]["running"] == ""
+    path = node.ask("link")["done"]["socket"]
+    assert node.ask("launch", socket=path)["done"]["started"]
+    assert node.ask("stop")["done"] == {"stopped": True}
+
+
 def test_an_agent_that_was_killed_is_started_again(node, installed):
     path = node.ask("link")["done"]["socket"]
     first = node.ask("launch", socket=path)["done"]["pid"]
