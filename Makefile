@@ -15,7 +15,7 @@ FAST = -p no:schemathesis -m fast
 # In the order of tests/support/run_order.py.
 ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
 PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
-TEST_WORKERS ?= 5
+TEST_WORKERS ?= 6
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -49,9 +49,9 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
+	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(ORDERED) -m fast $(PYTEST_ARGS)
 	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
-	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(ORDERED) -m fast $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests
