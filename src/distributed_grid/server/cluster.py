@@ -24,8 +24,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, NotFound, Refused
+from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_cluster import RayCluster
-from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
 from distributed_grid.server.started_agents import StartedAgents
 from distributed_grid.state_dir import StateDir, machine_id

@@ -77,14 +77,14 @@ from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, Startup
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
 from distributed_grid.server.offloading.move_files import ResultCollector
-from distributed_grid.server.offloading.reconciler import MoveReconciler
+from distributed_grid.server.offloading.move_reconciler import MoveReconciler
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
+from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import record_path
-from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
 from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher, answer_table
 from distributed_grid.server.services.auto_offload import AutoOffloadService
@@ -107,7 +107,7 @@ from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.output_collector import OutputCollector
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
-from distributed_grid.server.workers.reconciler import WorkerReconciler
+from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 

@@ -72,8 +72,8 @@ from distributed_grid.server.active_config import ConfigRegistry
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import head_ports, security_risk, start_options
-from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener
 from distributed_grid.server.services.leases import amounts_of
 from distributed_grid.state_dir import StateDir

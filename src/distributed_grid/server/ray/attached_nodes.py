@@ -30,7 +30,7 @@ from distributed_grid.errors import Refused, TimedOut
 from distributed_grid.ports import EngineView
 from distributed_grid.reactor.engines import match_nodes
 from distributed_grid.server.access.agent_sockets import AgentSockets
-from distributed_grid.server.ray.reconciler import NAME
+from distributed_grid.server.ray.engine_reconciler import NAME
 
 END_SECONDS = 150.0
 RAY_HOST = "ray"

@@ -17,9 +17,9 @@ from distributed_grid.domain.events import EngineRegistered, EngineRemoved
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
 from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
 from distributed_grid.server.ray.ray_ports import RayPorts
-from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
 from distributed_grid.state_dir import StateDir
 
 POLL_SECONDS, CONNECT_SECONDS = 0.5, 45.0

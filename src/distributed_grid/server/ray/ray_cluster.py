@@ -20,9 +20,9 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.endpoints import DesiredRayCluster, RayConnector, RayEndpoints
+from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
 from distributed_grid.server.ray.ray_ports import RayPorts
-from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import start_logged, start_restarted
 

@@ -28,7 +28,7 @@ from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, worker_of
-from distributed_grid.server.workers.reconciler import wall_ms
+from distributed_grid.server.workers.worker_reconciler import wall_ms
 
 if TYPE_CHECKING:
     from distributed_grid.control.view_types import ScalingPlanView, ScalingStatus, WorkerRow

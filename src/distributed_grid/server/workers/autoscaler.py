@@ -36,7 +36,7 @@ from distributed_grid.scheduling.scaling.demand import read_demand
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate
 from distributed_grid.scheduling.scaling.idle_workers import has_work
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
-from distributed_grid.server.workers.reconciler import wall_ms
+from distributed_grid.server.workers.worker_reconciler import wall_ms
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30

@@ -27,7 +27,7 @@ from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
 from distributed_grid.reactor.effects import is_still_needed, pending_homecomings
-from distributed_grid.server.workers.reconciler import wall_ms
+from distributed_grid.server.workers.worker_reconciler import wall_ms
 from distributed_grid.supervision import start_logged
 
 MAX_HOME_BYTES = 10 * 1024**3

@@ -26,7 +26,7 @@ from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
-from distributed_grid.server.workers.reconciler import WorkerReconciler
+from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
 from tests.support.scripted_provider import CloudFile, plug_in
 
 OWNER = Caller("ada", admin=True)

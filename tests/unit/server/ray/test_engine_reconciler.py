@@ -18,7 +18,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import EngineView
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.ray.reconciler import EngineReconciler
+from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from tests.support.builders import a_node, a_request
 from tests.support.local_engine import LocalEngine
