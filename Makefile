@@ -15,7 +15,7 @@ FAST = -p no:schemathesis -m fast
 # In the order of tests/support/run_order.py.
 ORDERED = --dist loadscope --no-loadscope-reorder -p no:schemathesis
 PARALLEL = -n $(TEST_WORKERS) $(ORDERED)
-TEST_WORKERS ?= 6
+TEST_WORKERS ?= 5
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -80,7 +80,7 @@ chaos: setup ## break 1,000 simulated grids and check every invariant after ever
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	$(BIN)/python -m tests.lab.move_campaign $(MOVE_ARGS)
 	$(BIN)/pytest tests/lab/hosts -m chaos $(PYTEST_ARGS)
-	$(BIN)/pytest tests/lab/ray -m chaos $(PYTEST_ARGS)
+	$(BIN)/pytest tests/unit/scheduling tests/lab/ray -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)

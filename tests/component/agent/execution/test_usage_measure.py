@@ -15,14 +15,21 @@ MB = 1_000_000
 
 TWO_WORKERS = f"""
 import os, time
+(is_full, full), (is_over, over) = os.pipe(), os.pipe()
 pids = []
 for _ in range(2):
     pid = os.fork()
     if pid == 0:
+        os.close(over)
         x = bytearray(b"x") * (60 * {MB})
-        time.sleep(0.8)
+        os.write(full, b"x")
+        os.read(is_over, 1)
         os._exit(0)
     pids.append(pid)
+for _ in pids:
+    os.read(is_full, 1)
+time.sleep(0.8)  # both hold theirs
+os.close(over)
 for pid in pids:
     os.waitpid(pid, 0)
 """
