@@ -49,14 +49,14 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests but the slow ones, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 2 $(ORDERED) -m fast $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(OTHER_UNIT_TESTS) -n 3 $(ORDERED) -m fast $(PYTEST_ARGS)
 	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster, slow unit tests
 	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) $(SLOW_UNIT_TESTS) -m "not fast and not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
-	$(BIN)/python scripts/run_real_tests.py $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(ALONE_TESTS) -p no:schemathesis -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
 	$(BIN)/pytest tests/component $(PARALLEL) $(PYTEST_ARGS)

@@ -33,18 +33,24 @@ def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made.close()
 
 
-@pytest.fixture
-def lending(cluster: Cluster, shared_lab: Lab) -> Iterator[tuple[Cluster, Host, str]]:
-    """gpu2 with both of its cores lent to a job that keeps them busy."""
-    wait_until(lambda: cluster.is_alive("gpu2"), 60)
+@pytest.fixture(scope="module")
+def borrower(cluster: Cluster, shared_lab: Lab) -> Iterator[str]:
+    """A job that keeps both cores of gpu2 busy."""
     words = ("--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2", "--workdir", "none")
+    wait_until(lambda: cluster.is_alive("gpu2"), 60)
     job_id = cluster.detach(*words, "python3", "-c", SPIN)
-    wait_until(lambda: cluster.job(job_id)["state"] == "running", 60)
-    time.sleep(2)  # it has had both cores for as long as an agent looks back
-    yield cluster, shared_lab.host("gpu2"), job_id
+    yield job_id
     shared_lab.mend()
     cluster("jobs", "cancel", job_id, check=0)
     cluster("jobs", "wait", job_id, "--timeout", "60")
+
+
+@pytest.fixture
+def lending(cluster: Cluster, shared_lab: Lab, borrower: str) -> tuple[Cluster, Host, str]:
+    """gpu2 with both of its cores lent to the job."""
+    wait_until(lambda: cluster.is_alive("gpu2") and cluster.job(borrower)["state"] == "running", 60)
+    time.sleep(2)  # it has had both cores for as long as an agent looks back
+    return cluster, shared_lab.host("gpu2"), borrower
 
 
 def owners_part(host: Host, seconds: float, processes: int = 2) -> float:
