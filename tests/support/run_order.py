@@ -52,7 +52,6 @@ FIRST = (
     "tests/e2e/agents/test_lost_links.py",
     "tests/e2e/clouds/test_aws.py",
     "tests/e2e/crashes/test_one_daemon.py",
-    "tests/unit/reactor/test_rebalancing_invariants.py",
     "tests/component/adapters/clouds/test_slurm.py",
     "tests/e2e/agents/test_joined_again.py",
     "tests/contract/test_cloud_campaign.py",
