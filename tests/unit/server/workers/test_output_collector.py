@@ -203,9 +203,10 @@ def test_a_worker_that_answers_nothing_is_given_up_and_that_is_recorded(at_home:
         task = asyncio.create_task(OutputCollector(grid, home.jobs, home.agent.files, give_up_seconds=0).run())
         while states() != [WorkerState.TERMINATING]:
             await asyncio.sleep(0.01)
+        while not (kept := home.grid.store.events(types=("outputs-kept",), limit=10)):  # it is being committed
+            await asyncio.sleep(0.01)
         task.cancel()
-        (kept,) = home.grid.store.events(types=("outputs-kept",), limit=10)
-        assert b"worker-2 is not connected" in kept.blob
+        assert [b"worker-2 is not connected" in event.blob for event in kept] == [True]
 
     at_home(scenario)
 
