@@ -36,6 +36,12 @@ class SmallDisk:
                         ballast.write(bytes(size))
         assert os.statvfs(self.place).f_bavail == 0
 
+    def allow_no_more_files(self) -> None:
+        """No file can be made any more, though there is room for bytes."""
+        found = os.statvfs(self.place)
+        limit = f"remount,nr_inodes={found.f_files - found.f_ffree}"
+        subprocess.run(["mount", "-o", limit, str(self.place)], check=True, capture_output=True)
+
     def free(self) -> None:
         """There is room again. Safe twice."""
         (self.place / "ballast").unlink(missing_ok=True)

@@ -107,8 +107,15 @@ def remove_tree(folder: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """One who starts or stops at a time; a lock that goes with its process."""
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """One who starts or stops at a time; a lock that goes with its process. A disk that takes no file more has none:
+    what runs there must be stopped all the same."""
+    try:
+        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as failure:
+        if failure.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        yield
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -432,12 +439,21 @@ def stop_agent(folder: str) -> bool:
 
 
 def starting_agents(folder: str) -> Iterator[int]:
-    """Agents of a directory, by their command: one that has just been started has not noted its pid yet."""
+    """Agents of a directory, by their command: one that has just been started has not noted its pid yet. Anybody can
+    give a process that command: only this user's count."""
     command = "\0".join(("distributed_grid.agent", "--dir", folder, ""))
-    for name in list_dir("/proc"):
-        said = read_text("/proc", name, "cmdline") if name.isdigit() else ""
-        if command in said and "\0--end\0" not in said:
+    for name in filter(str.isdigit, list_dir("/proc")):
+        said = read_text("/proc", name, "cmdline")
+        if command in said and "\0--end\0" not in said and owner_of(os.path.join("/proc", name)) == os.geteuid():
             yield int(name)
+
+
+def owner_of(path: str) -> Optional[int]:
+    """Whose a file or process is; None where it is gone."""
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None
 
 
 def end_process(pid: int) -> None:

@@ -1,6 +1,7 @@
 """The script that does the work on a node, run by the very command that SSH runs there."""
 
 import ast
+import contextlib
 import functools
 import json
 import os
@@ -22,7 +23,9 @@ from distributed_grid.adapters.node.wheels import gather_wheels, version_name
 from distributed_grid.adapters.ssh.transport import COMMAND
 from tests.support.processes import is_running
 from tests.support.shell import wait_until
+from tests.support.small_disks import small_disk
 
+__all__ = ["small_disk"]
 NO_NETWORK = {"PIP_NO_INDEX": "1"}
 
 
@@ -235,15 +238,42 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
     assert node.files() == []
 
 
+@contextlib.contextmanager
+def an_agent_that_starts(node, **options):
+    """A process with the command of the node's agent, which has not noted its pid; it is ended."""
+    command = ["/bin/sh", "-c", "read its_end", "-m", "distributed_grid.agent", "--dir", str(node.agent_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", **options) as starting:
+        try:
+            wait_until(lambda: b"--dir" in Path(f"/proc/{starting.pid}/cmdline").read_bytes())
+            yield starting
+        finally:
+            starting.kill()
+
+
 def test_one_that_has_just_been_started_is_stopped_though_it_has_not_noted_its_pid(node, installed):
     node.ask("link")
-    python = node.home / ".distributed_grid/versions" / installed / "bin/python"
-    command = [python, "-c", "import time; time.sleep(60)", "-m", "distributed_grid.agent", "--dir", node.agent_dir]
-    with subprocess.Popen(command) as starting:
-        wait_until(lambda: b"--dir" in Path(f"/proc/{starting.pid}/cmdline").read_bytes())
+    with an_agent_that_starts(node) as starting:
         assert node.ask("stop")["done"] == {"stopped": True}
         assert starting.wait(10) == -signal.SIGTERM
     assert node.ask("stop")["done"] == {"stopped": False}
+
+
+def test_an_agent_is_stopped_where_the_disk_takes_no_file_more(node, small_disk):
+    node.agent_dir.mkdir(parents=True)
+    small_disk(node.agent_dir).allow_no_more_files()
+    with pytest.raises(OSError, match="No space left"):
+        (node.agent_dir / "another").touch()
+    with an_agent_that_starts(node) as starting:
+        assert node.ask("stop") == {"done": {"stopped": True}}
+        assert starting.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of somebody else")
+def test_somebody_else_who_poses_as_the_agent_is_left_alone_and_stops_nothing(node):
+    node.agent_dir.mkdir(parents=True)
+    with an_agent_that_starts(node, user="nobody") as other:
+        assert node.ask("stop") == {"done": {"stopped": False}}
+        assert other.poll() is None
 
 
 def test_a_launch_that_comes_after_the_stop_starts_nothing(node, installed):
