@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from distributed_grid.api.framing import JSON, STDERR, STDOUT
@@ -19,7 +20,6 @@ from distributed_grid.client.async_client import AsyncClient, locate_grid
 from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.client.job_payload import (
     NONE,
-    FileDownload,
     WorkdirUpload,
     caller_environment,
     check_command,
@@ -28,7 +28,7 @@ from distributed_grid.client.job_payload import (
 from distributed_grid.client.placement_arguments import PlacementArguments, placement_fields
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
-from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
+from distributed_grid.errors import BadInput, GridError, NotFound, TimedOut, Unreachable
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
 
 
@@ -43,10 +43,16 @@ class SharedRunResult:
     node_id: str | None
     outcome: str
     detail: str | None
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Fetched files whose local version was edited meanwhile and stays, each with the name of the job's version."""
 
     @property
     def succeeded(self) -> bool:
         return self.outcome == "exited" and self.exit_code == 0
+
+
+DELAY_SECONDS = 10.0
+"""Wait for the delivery of files that has a problem, before it is left to the control plane."""
 
 
 class SharedResourceStatus(TypedDict):
@@ -97,15 +103,17 @@ class GridOrchestrator:
         isolated: bool = False,
         workdir: str | os.PathLike[str] | None = None,
         fetch: Sequence[str] = (),
+        overwrite: bool = False,
         **placing: Unpack[PlacementArguments],
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
         Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
         On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
-        started again from the beginning on another node. `placing` says more about where it may run:
-        `strategy="spread"`, `labels=["ssd"]`.
+        back into that directory: a file that was edited there since stays, and the job's version is put beside it as
+        NAME.from-JOB; `overwrite` replaces it. `target_node` is the node whose work it is, wherever it runs.
+        `restartable`: it may be started again from the beginning on another node. `placing` says more about where it
+        may run: `strategy="spread"`, `labels=["ssd"]`.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -136,6 +144,7 @@ class GridOrchestrator:
             restartable=restartable,
             env=variables,
             cwd="" if isolated else here,
+            **_fetch_fields(fetch, here if workdir in (None, NONE) else os.path.abspath(workdir), overwrite=overwrite),
         )
         uid = accepted["job"]["uid"]
         try:
@@ -143,9 +152,7 @@ class GridOrchestrator:
         except asyncio.CancelledError:
             await asyncio.shield(self._client.call("cancel_job", job_id=uid))
             raise
-        if fetch:
-            await self._fetch(uid, fetch, here if workdir in (None, NONE) else workdir)
-        return result
+        return await self._with_files(uid, result) if fetch else result
 
     async def _upload(
         self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
@@ -163,13 +170,21 @@ class GridOrchestrator:
             isolated=isolated,
         )
 
-    async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
-        download = FileDownload(target or ".", patterns)
-        try:
-            async for kind, part in self._client.stream("fetch_files", job_id=uid, patterns=list(patterns)):
-                download.receive(kind, part)
-        finally:
-            download.close()
+    async def _with_files(self, uid: str, result: SharedRunResult) -> SharedRunResult:
+        """The result, once the files that were wanted are there; Unreachable where they come later."""
+        delayed_since = 0.0
+        while True:
+            delivery = (await self._client.call("wait_for_delivery", job_id=uid, timeout_seconds=DELAY_SECONDS))[
+                "delivery"
+            ]
+            if delivery["state"] == "delivered":
+                return replace(result, beside=delivery["beside"])
+            if delivery["state"] == "failed":
+                raise NotFound(f"the files of {result.job_id} were not fetched: {delivery['problem']}")
+            now = time.monotonic()
+            delayed_since = (delayed_since or now) if delivery["problem"] else 0.0
+            if delayed_since and now - delayed_since >= DELAY_SECONDS:
+                raise Unreachable(f"the files of {result.job_id} come when they can be had: {delivery['problem']}")
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
@@ -198,6 +213,15 @@ class SSHManager(ResourceSharingProtocol):
 
     It holds no connection: the control plane does, in a process of its own.
     """
+
+
+def _fetch_fields(patterns: Sequence[str], directory: str, *, overwrite: bool) -> dict[str, Any]:
+    """The fields of a submission about the files that come back."""
+    if not patterns:
+        return {}
+    from distributed_grid.adapters.workdir.file_return import current_umask  # most programs fetch nothing
+
+    return {"fetch": list(patterns), "fetch_to": directory, "overwrite": overwrite, "umask": current_umask()}
 
 
 def _result_of(job: dict[str, Any], output: dict[bytes, bytearray]) -> SharedRunResult:

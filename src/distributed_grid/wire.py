@@ -26,7 +26,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDe
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
@@ -202,8 +202,8 @@ class MoveReport(_FromAgent, frozen=True):
     """What became of a move at its source. `opened`: the original is there and its files can be read; `frozen`: it
     stands still for `left_ms` more; `decided`: it will not go on; `dead`: its whole tree is gone; `thawed`: it goes on,
     and for this move that is final; `gone`: it ended by itself, before `decided`; `returned`: `files` came back, but
-    for `kept`, and `detail` says what could not; `failed`: an order could not be carried out, and the original is as it
-    was. `frozen_ms` is how long the original has stood still, once that is over."""
+    for `kept`, `notes` are for the user, and `detail` says what could not; `failed`: an order could not be carried
+    out, and the original is as it was. `frozen_ms` is how long the original has stood still, once that is over."""
 
     seq: Count
     move_id: Id
@@ -213,6 +213,7 @@ class MoveReport(_FromAgent, frozen=True):
     files: Count = 0
     kept: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)] = ()
     frozen_ms: Milliseconds = 0
+    notes: Annotated[tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)] = ()
 
 
 class ProcessListing(_FromAgent, frozen=True):
@@ -252,6 +253,7 @@ class FileListing(_FromAgent, frozen=True):
     ] = ()
     problem: Text = ""
     more: bool = False
+    unchanged: Count = 0
 
 
 class FetchContent(_FromAgent, frozen=True):
@@ -514,6 +516,8 @@ class ListFiles(_ToAgent, frozen=True):
     patterns: Annotated[tuple[Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)], ...], Meta(max_length=MAX_PATTERNS)]
     tree: bool = False
     checkpoint: bool = False
+    shipped: Name = ""
+    """Manifest of the tree that the attempt began with: files that are as they were in it are only counted."""
 
 
 class FetchedChunk(_ToAgent, frozen=True):

@@ -141,7 +141,12 @@ class Agent:
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
         self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
         self._beat_seconds = HEARTBEAT_MS / 1000
-        self._reading = AttemptFileReader(jobs, self._send_to_control, self._moved_from)
+        self._reading = AttemptFileReader(
+            jobs,
+            self._send_to_control,
+            self._moved_from,
+            self._workdirs.read_tree if self._workdirs is not None else None,
+        )
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
         self._outbox = Outbox(self._send_to_control, _call_later)
         work = HostedWork(self.host, meter, self._marks.observed_age_ms)

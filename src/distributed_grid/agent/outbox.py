@@ -89,11 +89,12 @@ class Outbox:
         frozen_ms: int = 0,
         files: int = 0,
         kept: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
     ) -> None:
         """Report what became of a move at its source. What is not acknowledged is sent again under its number."""
         seq = self._moved.get((move_id, step)) or next(self._numbers)
         self._moved[move_id, step] = seq
-        self._post(MoveReport(seq, move_id, step, clipped(detail), left_ms, files, kept, frozen_ms))
+        self._post(MoveReport(seq, move_id, step, clipped(detail), left_ms, files, kept, frozen_ms, notes))
 
     def forget_move(self, move_id: str) -> None:
         """Nobody wants to hear of a move any more. Safe twice."""

@@ -26,6 +26,8 @@ Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
+Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
+Umask = Annotated[int, Meta(ge=0, le=0o777)]
 T = TypeVar("T")
 
 
@@ -243,6 +245,12 @@ class SubmitJob(PlacementOptions, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
     restartable: bool = False
+    fetch: Patterns = ()
+    """Files to bring back when the job has ended, into `fetch_to` on the control plane's machine."""
+    fetch_to: Text = ""
+    overwrite: bool = False
+    """Replace local files that were edited since they were shipped."""
+    umask: Umask = 0o077
 
     @property
     def states_needs(self) -> bool:
@@ -266,6 +274,10 @@ class RunInBoost(Message, frozen=True, kw_only=True):
     cwd: Text = ""
     workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
     given: Names = ()
+    fetch: Patterns = ()
+    fetch_to: Text = ""
+    overwrite: bool = False
+    umask: Umask = 0o077
 
     def problem(self) -> str | None:
         """What the types do not check."""
@@ -275,7 +287,11 @@ class RunInBoost(Message, frozen=True, kw_only=True):
 def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
     if op.job_id and not _JOB_ID.fullmatch(op.job_id):
         return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
-    return "a directory must not contain a NUL byte" if "\0" in op.cwd else _command_problem(op.argv, op.env, op.given)
+    if op.fetch_to and not op.fetch_to.startswith("/"):
+        return f"the directory of fetched files must be an absolute path, not {op.fetch_to!r}"
+    if "\0" in op.cwd or "\0" in op.fetch_to:
+        return "a directory must not contain a NUL byte"
+    return _command_problem(op.argv, op.env, op.given)
 
 
 def _command_problem(argv: tuple[str, ...], env: dict[str, str], given: tuple[str, ...]) -> str | None:
@@ -328,7 +344,24 @@ class FetchFiles(Message, frozen=True):
     """The files in a job's directory that match one of the patterns."""
 
     job_id: Name
-    patterns: Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(min_length=1, max_length=500)]
+    patterns: Annotated[Patterns, Meta(min_length=1)]
+
+
+class RecordFetch(Message, frozen=True, kw_only=True):
+    """The files of a job are in a directory of the caller's, on the disk."""
+
+    job_id: Name
+    patterns: Annotated[Patterns, Meta(min_length=1)]
+    directory: Text
+    files: Count = 0
+    bytes: Count = 0
+
+
+class WaitForDelivery(Message, frozen=True):
+    """Wait until the files of an ended job are in their user's directory, at most this long."""
+
+    job_id: Name
+    timeout_seconds: Seconds | None = None
 
 
 # ------------------------------------------------------------------ pull workers and their tasks

@@ -190,6 +190,7 @@ def move_lines(row: Row) -> list[str]:
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "", "-")]
     lines += [printable(f"not replaced, changed at {row['source_node']} since: {path}") for path in row["kept_files"]]
+    lines += [printable(note) for note in row["notes"]]
     return lines
 
 

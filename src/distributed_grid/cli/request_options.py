@@ -79,6 +79,7 @@ job_options = (
     Option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
     Option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."),
     Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
+    Option("--overwrite", is_flag=True, help="Let fetched files replace local ones that were edited meanwhile."),
 )
 """A command that runs as a job."""
 

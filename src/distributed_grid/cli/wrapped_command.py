@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_grid.cli.commands.run import JobFollower, current_directory, parse_variables, receive_files
+from distributed_grid.cli.commands.run import JobFollower, current_directory, parse_variables
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
 from distributed_grid.cli.output import echo, printable
+from distributed_grid.cli.returned_files import fetch_fields, show_delivery
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_environment, caller_node, check_command, upload_workdir
@@ -32,7 +33,8 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
     if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
         node = _advised_node(session, command)
         if node:
-            code = WrappedRun(session, command, variables, options["fetch"]).run_on(node)
+            wrapped = WrappedRun(session, command, variables, options["fetch"], overwrite=options["overwrite"])
+            code = wrapped.run_on(node)
             if code is not None:
                 return code
     return exec_here(command, {**os.environ, **variables})
@@ -54,17 +56,23 @@ class WrappedRun:
     """One wrapped command on another node: submitted, followed, and its changed files brought back."""
 
     def __init__(
-        self, session: CliSession, command: list[str], variables: dict[str, str], patterns: Sequence[str]
+        self,
+        session: CliSession,
+        command: list[str],
+        variables: dict[str, str],
+        patterns: Sequence[str],
+        *,
+        overwrite: bool,
     ) -> None:
         self._session = session
         self._command = command
         self._variables = variables
         self._patterns = tuple(patterns) or ("**",)
+        self._overwrite = overwrite
         self._request_id = os.urandom(16).hex()
 
     def run_on(self, node: str) -> int | None:
         """Run it on this node; its exit code, or None where nothing was started there, so that it may start here."""
-        shipped_at_ns = time.time_ns()
         try:
             with self._session.running_client() as client:
                 fields = self._prepare(client, node)
@@ -73,7 +81,7 @@ class WrappedRun:
                 return None
             code = self._follow(job)
             if code is not None:
-                self._bring_back(job["uid"], fields, shipped_at_ns)
+                show_delivery(self._session, job["uid"], quiet=True)
             return code
         except KeyboardInterrupt:
             with contextlib.suppress(GridError), self._session.running_client() as client:
@@ -108,6 +116,7 @@ class WrappedRun:
             "require": [node],
             "wait_seconds": 0.0,
             "origin": caller_node(),
+            **fetch_fields({"fetch": self._patterns, "overwrite": self._overwrite}, cwd),
         }
 
     def _submit(self, client: Client, fields: dict[str, Any]) -> dict[str, Any] | None:
@@ -156,24 +165,6 @@ class WrappedRun:
             signal.signal(number, handler)
         _say_it_starts_here("nothing of it was started there")
         return None
-
-    def _bring_back(self, uid: str, fields: dict[str, Any], shipped_at_ns: int) -> None:
-        """Write the files that it has changed into the current directory; what cannot be is said."""
-        from distributed_grid.client.changed_files import ChangedFilesDownload, ShippedDirectory
-
-        try:
-            shipped = ShippedDirectory.uploaded(
-                fields["cwd"], fields["workdir"], self._session.state_dir, shipped_at_ns
-            )
-            download = ChangedFilesDownload(shipped, self._patterns)
-            came = receive_files(self._session, uid, self._patterns, download)
-        except GridError as failure:
-            echo(f"grid: its files were not fetched: {printable(str(failure))}; try: grid jobs fetch {uid}", err=True)
-            return
-        for path in download.kept:
-            echo(f"grid: not replaced, because it was changed here meanwhile: {printable(path)}", err=True)
-        for reason in came["skipped"]:
-            echo(f"grid: not fetched: {printable(reason)}", err=True)
 
 
 def _is_nothing_ran(job: dict[str, Any] | None) -> bool:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed_grid.api.command_limits import command_problem
 from distributed_grid.api.framing import JSON
-from distributed_grid.errors import BadInput, ProtocolError
+from distributed_grid.errors import BadInput, GridError, ProtocolError
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from distributed_grid.adapters.workdir.file_return import ReturnDirectory
+    from distributed_grid.adapters.workdir.manifest import Manifest
 
 INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",
@@ -136,49 +140,123 @@ def content_store_dir(state_dir: StateDir) -> Path:
 
 
 class FileDownload:
-    """Writes the frames of `fetch_files` below a directory, file by file."""
+    """Writes the frames of `fetch_files` into a person's directory, by the rule of `adapters/workdir/file_return`."""
 
-    def __init__(self, target: str | os.PathLike[str], patterns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        patterns: Sequence[str],
+        state_dir: StateDir,
+        *,
+        overwrite: bool = False,
+        umask: int | None = None,
+    ) -> None:
         # Imported here because most commands fetch nothing.
-        from distributed_grid.adapters.workdir.file_selection import FilePatterns
-        from distributed_grid.adapters.workdir.tree_writer import FileReceiver
+        from functools import partial
 
-        self._receiver = FileReceiver(target)
+        from distributed_grid.adapters.workdir.fetched_digests import FetchedDigests
+        from distributed_grid.adapters.workdir.file_selection import FilePatterns
+        from distributed_grid.adapters.workdir.paths import translate_os_errors
+
+        self._target = os.path.abspath(target)
         self._patterns = FilePatterns(patterns)
-        self._open = False
-        self.paths: list[str] = []
+        self._state_dir = state_dir
+        self._overwrite = overwrite
+        self._umask = umask
+        self._translate_errors: Callable[[], AbstractContextManager[None]] = partial(
+            translate_os_errors, self._target, "write there"
+        )
+        self._digests = FetchedDigests(fetched_digests_dir(state_dir), self._target)
+        self._directory: ReturnDirectory | None = None
+        self._root = -1
+        self._is_open = False
 
     def receive(self, kind: bytes, part: bytes | dict[str, Any]) -> dict[str, Any] | None:
         """Write one frame; returns the totals with the last."""
-        if kind != JSON:
-            assert isinstance(part, bytes)
-            self._receiver.write(part)
-        else:
+        with self._translate_errors():
+            if kind != JSON:
+                assert isinstance(part, bytes)
+                self._returned().write(part)
+                return None
             assert isinstance(part, dict)
+            if "job_id" in part and "done" not in part:
+                self._open(part)
+                return None
+            if self._is_open:
+                self._is_open = False
+                self._returned().finish()
             if part.get("done"):
-                self._finish()
-                self._receiver.close()
-                return part
-            self._begin(part)
-        return None
+                return self._totals(part)
+            path = decode_path(part)
+            if not self._patterns.matches(path):
+                raise ProtocolError(f"{path!r} was not asked for")
+            self._returned().begin(path, int(part["size"]), executable=bool(part["executable"]))
+            self._is_open = True
+            return None
 
     def close(self) -> None:
         """Stop; an incomplete file is removed. Safe to call twice."""
-        self._receiver.close()
+        if self._directory is not None:
+            self._directory.close()
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
 
-    def _begin(self, header: dict[str, Any]) -> None:
-        self._finish()
-        path = decode_path(header)
-        if not self._patterns.matches(path):
-            raise ProtocolError(f"{path!r} was not asked for")
-        self._receiver.begin(path, int(header["size"]), 0o700 if header["executable"] else 0o600)
-        self._open = True
-        self.paths.append(path)
+    def _open(self, header: dict[str, Any]) -> None:
+        from distributed_grid.adapters.workdir.file_return import ReturnDirectory, current_umask, shipped_policy
 
-    def _finish(self) -> None:
-        if self._open:
-            self._receiver.finish()
-            self._open = False
+        os.makedirs(self._target, exist_ok=True)
+        self._root = os.open(self._target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        policy = shipped_policy(
+            _shipped_tree(self._state_dir, str(header["workdir"])),
+            origin=str(header["job_id"]),
+            fetched=self._digests.read(),
+            overwrite=self._overwrite,
+            umask=current_umask() if self._umask is None else self._umask,
+        )
+        self._directory = ReturnDirectory(self._root, policy)
+
+    def _returned(self) -> ReturnDirectory:
+        if self._directory is None:
+            raise ProtocolError("a file came before the job that it is of")
+        return self._directory
+
+    def _totals(self, done: dict[str, Any]) -> dict[str, Any]:
+        if self._directory is None:
+            return {**done, "paths": [], "beside": {}, "protected": [], "executable": []}
+        self._directory.flush()
+        report = self._directory.report
+        self._digests.record(report.written)
+        return {
+            **done,
+            "files": len(report.written),
+            "bytes": report.bytes,
+            "paths": list(report.written),
+            "beside": report.beside,
+            "protected": report.protected,
+            "executable": report.executable,
+            "unchanged": done["unchanged"] + report.unchanged,
+        }
+
+
+def fetched_digests_dir(state_dir: StateDir) -> Path:
+    """The directory of the digests of fetched files."""
+    return state_dir.host_dir / "fetched"
+
+
+def _shipped_tree(state_dir: StateDir, digest: str) -> Manifest:
+    """The tree that a job began with; an empty one where it began with nothing, or where the list is gone: then every
+    local file counts as edited."""
+    from distributed_grid.adapters.workdir.content_store import ContentStore
+    from distributed_grid.adapters.workdir.manifest import Manifest, decode
+
+    if not digest:
+        return Manifest()
+    try:
+        with ContentStore(content_store_dir(state_dir)).open(digest) as file:
+            return decode(file.read())
+    except GridError:
+        return Manifest()
 
 
 def decode_path(header: dict[str, Any]) -> str:

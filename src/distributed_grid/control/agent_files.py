@@ -17,6 +17,7 @@ from msgspec import Struct
 from distributed_grid.adapters.workdir import file_selection
 from distributed_grid.adapters.workdir.manifest import (
     MAX_ENTRIES,
+    Manifest,
     ManifestEntry,
     SkippedFile,
     decode_listing,
@@ -119,10 +120,12 @@ CHECKPOINT_PREFIX = CHECKPOINT_DIR.encode() + b"/"
 
 
 class AttemptOutputFile(Struct, frozen=True):
-    """Files of an attempt's working directory, and those that cannot be had, with the reason."""
+    """Files of an attempt's working directory, those that cannot be had, with the reason, and the number of those that
+    are as they were shipped."""
 
     entries: tuple[ManifestEntry, ...]
     skipped: tuple[str, ...]
+    unchanged: int = 0
 
 
 class RemoteFiles:
@@ -163,13 +166,14 @@ class RemoteFiles:
         finally:
             self._close(agent, stream)
 
-    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> AttemptOutputFile:
-        """The files of an attempt's working directory that fit the patterns, once all pages of them are here."""
+    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...], shipped: str = "") -> AttemptOutputFile:
+        """The files of an attempt's working directory that fit the patterns, once all pages of them are here; with the
+        manifest that was shipped only those that were made or changed since."""
 
         def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
             return decode_listing(page, limit_files=file_selection.FETCH_LIMIT_FILES - known)
 
-        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, patterns), decode)
+        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, patterns, shipped=shipped), decode)
         if len({entry.path for entry in found.entries}) < len(found.entries):
             raise ProtocolError(f"{node} lists a file twice")
         return found
@@ -199,6 +203,7 @@ class RemoteFiles:
         agent.send(order(stream))
         entries: list[ManifestEntry] = []
         skipped: list[str] = []
+        unchanged = 0
         try:
             while True:
                 answer = await self._streams.next_part(answers, node)
@@ -209,8 +214,9 @@ class RemoteFiles:
                 if answer.files:
                     entries += decode(answer.files, len(entries))
                 skipped += answer.skipped[: MAX_SKIPPED_FILES - len(skipped)]
+                unchanged += answer.unchanged
                 if not answer.more:
-                    return AttemptOutputFile(tuple(entries), tuple(skipped))
+                    return AttemptOutputFile(tuple(entries), tuple(skipped), unchanged)
         finally:
             self._close(agent, stream)
 
@@ -222,10 +228,18 @@ class RemoteFiles:
 class AttemptFiles:
     """Reads by attempt and name (`stdout`, `stderr`, `work/…`, `checkpoints/…`), by looking or by asking."""
 
-    def __init__(self, jobs: Path, remote: RemoteFiles, is_local: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        jobs: Path,
+        remote: RemoteFiles,
+        is_local: Callable[[str], bool],
+        shipped_tree: Callable[[str], Manifest] | None = None,
+    ) -> None:
+        """`shipped_tree` reads a manifest that was shipped from this machine; a GridError where it is gone."""
         self._jobs = str(jobs)
         self._remote = remote
         self._is_local = is_local
+        self._shipped_tree = shipped_tree
 
     def is_here(self, attempt: Attempt) -> bool:
         """Whether its files are on this machine: it ran here, or they were brought home."""
@@ -280,16 +294,25 @@ class AttemptFiles:
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
         return AttemptOutputFile(found.entries, _reasons(found.skipped))
 
-    async def find(self, attempt: Attempt, patterns: tuple[str, ...]) -> AttemptOutputFile:
-        """The files that fit the patterns in the directory the attempt ran in."""
+    async def find(self, attempt: Attempt, patterns: tuple[str, ...], shipped: str = "") -> AttemptOutputFile:
+        """The files that fit the patterns in the directory the attempt ran in; with the manifest that was shipped only
+        those that were made or changed since."""
         if not self.is_here(attempt):
-            return await self._remote.find(attempt.node, attempt.lease_id, patterns)
+            return await self._remote.find(attempt.node, attempt.lease_id, patterns, shipped)
         try:
             work = work_dir(self._jobs, attempt.lease_id)
         except OSError:
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
-        found = await asyncio.to_thread(file_selection.select_files, work, patterns)
-        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+        return await asyncio.to_thread(self._select, work, patterns, shipped)
+
+    def _select(self, work: Path, patterns: tuple[str, ...], shipped: str) -> AttemptOutputFile:
+        found = file_selection.select_files(work, patterns)
+        try:
+            before = self._shipped_tree(shipped) if shipped and self._shipped_tree is not None else Manifest()
+        except (GridError, OSError):
+            before = Manifest()
+        changed = file_selection.changed_files(work, found.entries, before)
+        return AttemptOutputFile(changed.entries, _reasons(found.skipped), changed.unchanged)
 
 
 def _reasons(skipped: Iterable[SkippedFile]) -> tuple[str, ...]:

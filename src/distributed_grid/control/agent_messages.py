@@ -170,7 +170,7 @@ def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) ->
     if report.step in ("thawed", "gone"):
         return MoveThawed(move.id, report.detail, nodes, gone=report.step == "gone", frozen_ms=report.frozen_ms)
     if report.step == "returned":
-        return MoveReturned(move.id, report.files, report.kept, report.detail, nodes)
+        return MoveReturned(move.id, report.files, report.kept, report.detail, nodes, report.notes)
     if report.step == "failed":
         return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
     return None

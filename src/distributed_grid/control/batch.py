@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from distributed_grid.domain.blocks import copy_id
+from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.events import (
     BlockAsked,
     Event,
@@ -299,7 +300,7 @@ def _is_of(row: Lease | Job, event: LeaseAsked | JobSubmitted) -> bool:
     if row.request != event.request or isinstance(row, Job) != isinstance(event, JobSubmitted):
         return False
     if isinstance(row, Job) and isinstance(event, JobSubmitted):
-        return (row.id, row.command) == (event.id, event.command)
+        return (row.id, row.command, row.fetch) == (event.id, event.command, event.fetch)
     return True
 
 
@@ -310,6 +311,7 @@ def batch_of(changes: Iterable[Row], records: Iterable[Record], now: int, last_s
     ended = [_ended(row) for row in last.values() if row.is_over and isinstance(row, Lease | Job)]
     ended += [_ended_worker(row) for row in last.values() if isinstance(row, Worker) and row.is_over]
     ended += [_ended_move(row) for row in last.values() if isinstance(row, Move) and row.is_over]
+    ended += [_ended_delivery(row) for row in last.values() if isinstance(row, Delivery) and row.is_over]
     events = [_event(record, now, seq) for seq, record in enumerate(records, last_seq + 1)]
     return Batch(live, ended, events)
 
@@ -366,6 +368,11 @@ def _ended_move(row: Move) -> EndedRow:
     """A move in the history; what it used is counted with its lease and its job."""
     blob, end = encode_row(row), str(row.end)
     return EndedRow(row.kind, row.id, row.id, row.user, row.source, row.ended_at_ms, 0, end, 0, 0, 0, blob, row.target)
+
+
+def _ended_delivery(row: Delivery) -> EndedRow:
+    blob, end = encode_row(row), str(row.end)
+    return EndedRow(row.kind, row.job, row.job, row.user, row.node, row.ended_at_ms, 0, end, 0, 0, 0, blob, "")
 
 
 def _event(record: Record, now: int, seq: int) -> EventRow:

@@ -50,6 +50,7 @@ def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
         "result": move.result or None,
         "returned_files": move.returned,
         "kept_files": [*move.kept],
+        "notes": [*move.notes],
     }
 
 

@@ -234,6 +234,24 @@ class CheckpointRow(TypedDict):
     problem: str | None
 
 
+class DeliveryRow(TypedDict):
+    """Files of a job that are brought into a directory of its user."""
+
+    state: str
+    patterns: list[str]
+    directory: str | None
+    files: int
+    bytes: int
+    unchanged: int
+    in_place: bool
+    beside: dict[str, str]
+    protected: list[str]
+    executable: list[str]
+    skipped: list[str]
+    problem: str | None
+    ended_at: str | None
+
+
 class JobRow(OutcomeRow):
     """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved."""
 
@@ -266,9 +284,11 @@ class JobList(TypedDict):
 
 
 class JobDetail(TypedDict):
-    """One job; when it is submitted also why it waits, node by node, and the decision about it."""
+    """One job, with the files that are brought back; when it is submitted also why it waits, node by node, and the
+    decision about it."""
 
     job: JobRow
+    delivery: NotRequired[DeliveryRow | None]
     reasons: NotRequired[list[str]]
     decision: NotRequired[DecisionRow | None]
 
@@ -504,6 +524,7 @@ class MoveRow(TypedDict):
     result: str | None
     returned_files: int
     kept_files: list[str]
+    notes: list[str]
 
 
 class MoveList(TypedDict):

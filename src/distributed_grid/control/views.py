@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from distributed_grid.domain.deliveries import DeliveredFiles, Delivery
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -251,6 +252,29 @@ class Viewer:
             **_outcome(job.outcome),
         }
 
+    def delivery(self, job: Job, delivery: Delivery | None) -> View | None:
+        """The files of a job that are brought back; None where nobody wants any."""
+        if delivery is None and job.fetch is None:
+            return None
+        order = delivery.order if delivery is not None else job.fetch
+        assert order is not None
+        files = delivery.delivered if delivery is not None else DeliveredFiles()
+        return {
+            "state": _delivery_state(delivery),
+            "patterns": list(order.patterns),
+            "directory": files.directory or order.directory or None,
+            "files": files.files,
+            "bytes": files.bytes,
+            "unchanged": files.unchanged,
+            "in_place": files.in_place,
+            "beside": dict(files.beside),
+            "protected": list(files.protected),
+            "executable": list(files.executable),
+            "skipped": list(files.skipped),
+            "problem": delivery.problem or None if delivery is not None else None,
+            "ended_at": self.time(delivery.ended_at_ms) if delivery is not None else None,
+        }
+
     def listed_job(self, job: Job) -> View:
         """A job among many: of what is long, only the beginning of its command and the last of its attempts."""
         attempts = job.attempts[-MAX_LISTED_ATTEMPTS:]
@@ -274,6 +298,12 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _delivery_state(delivery: Delivery | None) -> str:
+    if delivery is None:
+        return "waiting"
+    return str(delivery.end) if delivery.end is not None else "delivering"
 
 
 def _sizing(job: Job) -> View | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from distributed_grid.domain.blocks import MemoryServerRow
+from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
@@ -283,6 +284,7 @@ class JobSubmitted(Struct, frozen=True):
     retries: int = 0
     estimate: JobEstimate | None = None
     restartable: bool = False
+    fetch: FetchOrder | None = None
 
 
 class JobCancelled(Struct, frozen=True):
@@ -744,6 +746,7 @@ class MoveReturned(Struct, frozen=True):
     kept: tuple[str, ...] = ()
     problem: str = ""
     nodes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class ConsentGiven(Struct, frozen=True):
@@ -789,6 +792,38 @@ class CheckpointShipped(Struct, frozen=True):
     files: int = 0
     bytes: int = 0
     left_out: tuple[str, ...] = ()
+
+
+class FilesDelivered(Struct, frozen=True):
+    """The files of an ended job are in their user's directory, on the disk."""
+
+    job: str
+    delivered: DeliveredFiles
+
+
+class FilesDelayed(Struct, frozen=True):
+    """The files of an ended job could not be brought yet."""
+
+    job: str
+    problem: str
+
+
+class FilesUndeliverable(Struct, frozen=True):
+    """The files of an ended job cannot be brought any more, or there are none."""
+
+    job: str
+    problem: str
+
+
+class FilesFetched(Struct, frozen=True):
+    """A user has fetched files of a job by hand."""
+
+    job: str
+    job_id: str
+    user: str
+    node: str
+    patterns: tuple[str, ...]
+    delivered: DeliveredFiles
 
 
 class QueueScanned(Struct, frozen=True):
@@ -906,6 +941,10 @@ Event = (
     | AutoOffloadSet
     | OffloadEvaluated
     | CheckpointShipped
+    | FilesDelivered
+    | FilesDelayed
+    | FilesUndeliverable
+    | FilesFetched
     | QueueScanned
     | PressureRead
     | TimePassed

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
+from distributed_grid.domain.deliveries import FetchOrder
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.domain.states import JobState
@@ -188,6 +189,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     checkpoint_files: int = 0
     checkpoint_bytes: int = 0
     checkpoint_problem: str = ""
+    fetch: FetchOrder | None = None
+    """Files to deliver when it has ended."""
 
     @property
     def key(self) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
+from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.indexes.columns import (
     NO_DEVICE,
@@ -73,6 +74,7 @@ class Ledger:
         self.consents: dict[str, MoveConsent] = {}
         self.offload_watches: dict[str, OffloadWatch] = {}
         self.degraded: dict[str, DegradedNode] = {}
+        self.deliveries: dict[str, Delivery] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
@@ -152,6 +154,8 @@ class Ledger:
                 self.offload_watches[row.node] = row
             elif isinstance(row, DegradedNode):
                 self._put_degraded(row)
+            elif isinstance(row, Delivery):
+                self._put_delivery(row)
             else:
                 self._put_node(row)
 
@@ -222,7 +226,7 @@ class Ledger:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
-        return not (self.leases or self.jobs or self.blocks or self.workers or self.moves)
+        return not (self.leases or self.jobs or self.blocks or self.workers or self.moves or self.deliveries)
 
     def _put_lease(self, lease: Lease) -> None:
         old = self.leases.get(lease.id)
@@ -413,6 +417,12 @@ class Ledger:
         else:
             self.degraded[row.node] = row
 
+    def _put_delivery(self, delivery: Delivery) -> None:
+        if delivery.is_over:
+            self.deliveries.pop(delivery.job, None)
+        else:
+            self.deliveries[delivery.job] = delivery
+
     def _put_binding(self, binding: Binding) -> None:
         if (binding.key in self.bindings) == binding.is_over:
             _index(self.bindings_of, binding.lease_id, binding.key, holds=not binding.is_over)
@@ -517,6 +527,7 @@ class Ledger:
         found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
         found += self.offer_closures.values()
         found += [*self.moves.values(), *self.consents.values(), *self.degraded.values()]
+        found += self.deliveries.values()
         found += [row for row in (self.auto_offload, self.worker_rules, self.scaling) if row not in _DEFAULTS]
         if durable_only:
             return [row for row in found if row.kind not in VOLATILE]

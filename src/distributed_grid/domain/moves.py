@@ -68,7 +68,7 @@ class Move(Struct, frozen=True, omit_defaults=True):
     asked for it but the grid. `result` is the end of the job that took a process's place, `ran_on` and `ran_as` the
     node and the lease of its last attempt, `results` the manifest of what it has written, once that is here. `returned`
     counts the files that came back to the source, `kept` names those that did not replace one that was changed there
-    meanwhile.
+    meanwhile, and `notes` say what else the user has to know about the return.
     """
 
     kind: ClassVar[str] = "move"
@@ -109,6 +109,7 @@ class Move(Struct, frozen=True, omit_defaults=True):
     is_returned: bool = False
     end: MoveEnd | None = None
     ended_at_ms: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
+from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -62,6 +63,7 @@ Stored = (
     | MoveConsent
     | AutoOffloadState
     | DegradedNode
+    | Delivery
 )
 Row = (
     Stored
@@ -85,7 +87,7 @@ _STORED: dict[str, type[Stored]] = {
     for row in (
         *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
         *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules, Move, MoveConsent, AutoOffloadState),
-        DegradedNode,
+        *(DegradedNode, Delivery),
     )
 }
 _encoder = msgspec.msgpack.Encoder()

@@ -31,6 +31,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import (
     block_copies,
     blocks,
+    deliveries,
     engines,
     jobs,
     lease_lifetime,
@@ -151,6 +152,10 @@ DECIDERS: dict[type, Decider] = {
     events.AutoOffloadSet: auto_offload.on_set,
     events.OffloadEvaluated: auto_offload.on_evaluated,
     events.CheckpointShipped: reruns.on_checkpoint_shipped,
+    events.FilesDelivered: deliveries.on_delivered,
+    events.FilesDelayed: deliveries.on_delayed,
+    events.FilesUndeliverable: deliveries.on_undeliverable,
+    events.FilesFetched: deliveries.on_fetched,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }
@@ -168,7 +173,7 @@ class StepResult(Struct):
 def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     """What an event means; reads the ledger, changes nothing, raises where it is refused."""
     decision = _charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
-    return moves.follow_changes(ledger, decision, now)
+    return deliveries.begin_deliveries(moves.follow_changes(ledger, decision, now), now)
 
 
 def step(ledger: Ledger, event: Event, now: int) -> StepResult:

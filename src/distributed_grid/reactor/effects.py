@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
+from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.jobs import Attempt, Job
 from distributed_grid.domain.leases import Lease
@@ -112,6 +113,12 @@ class ShipCheckpoint(Struct, frozen=True):
 
     job: Job
     attempt: Attempt
+
+
+class DeliverFiles(Struct, frozen=True):
+    """Bring the files of an ended job into the directory of its user."""
+
+    delivery: Delivery
 
 
 class OrderMoveStep(Struct, frozen=True):
@@ -295,6 +302,11 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
             moves.append(MakeCopy(source.node, block))
     frees = [FreeCopies(node, tuple(copies)) for node, copies in freed.items()]
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
+
+
+def pending_deliveries(ledger: Ledger) -> list[DeliverFiles]:
+    """The deliveries that are not over."""
+    return [DeliverFiles(delivery) for delivery in ledger.deliveries.values()]
 
 
 def pending_checkpoints(ledger: Ledger) -> list[ShipCheckpoint]:

@@ -70,10 +70,11 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
     uid = event.request.id
     known = ledger.jobs.get(ledger.by_request.get(uid, ""))
     if known is not None or uid in ledger.by_request:
-        if known is None or (known.id, known.command, known.request) != (
+        if known is None or (known.id, known.command, known.request, known.fetch) != (
             event.id,
             event.command,
             event.request,
+            event.fetch,
         ):
             raise Conflict(f"request {uid} was used before for something else")
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
@@ -96,6 +97,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         retries_left=event.retries,
         estimate=event.estimate,
         restartable=event.restartable,
+        fetch=event.fetch,
     )
     if event.request.within:
         return _submit_within_lease(ledger, job, now)

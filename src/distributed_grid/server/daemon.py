@@ -73,10 +73,11 @@ from distributed_grid.server.active_config import (
 )
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
 from distributed_grid.server.cluster import ClusterService
+from distributed_grid.server.file_delivery import FileDeliverer
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
-from distributed_grid.server.offloading.move_files import ResultCollector
+from distributed_grid.server.offloading.move_files import ResultCollector, stored_manifest
 from distributed_grid.server.offloading.move_reconciler import MoveReconciler
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
@@ -209,7 +210,9 @@ class Daemon:
         sharing_enabled = config.resource_sharing.enabled
         custom = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
         converter = RequestConverter(grid, sharing_enabled=sharing_enabled, custom_resources=custom)
-        files = AttemptFiles(self._state_dir.jobs, self._agents.files, self._is_local)
+        files = AttemptFiles(
+            self._state_dir.jobs, self._agents.files, self._is_local, partial(stored_manifest, self._content)
+        )
         nodes = NodeService(grid, viewer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)
@@ -266,6 +269,7 @@ class Daemon:
         )
         self._moves = MoveReconciler(grid, self._agents, self._content, ResultCollector(self._content, files))
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
+        self._deliverer = FileDeliverer(grid, files, self._state_dir)
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
@@ -355,6 +359,7 @@ class Daemon:
                 "scaling": self._autoscaler.run,
                 "the files of workers that drain": self._outputs.run,
                 "moves": self._moves.run,
+                "the delivery of files": self._deliverer.run,
                 "the checkpoints of jobs": self._checkpoint_shipper.run,
                 "automatic offloading": self._auto_offload.run,
                 "learning from runs": self._prediction.learn_forever,

@@ -212,6 +212,8 @@ def answer_table(
         requests.GetJob: lambda op, caller: jobs.get(op.job_id),
         requests.CancelJob: jobs.cancel,
         requests.WaitForJob: lambda op, caller: jobs.wait(op),
+        requests.RecordFetch: jobs.record_fetch,
+        requests.WaitForDelivery: lambda op, caller: jobs.wait_for_delivery(op),
         requests.Explain: lambda op, caller: reports.explain(op),
         requests.GetLendingReport: lambda op, caller: reports.lending(op),
         requests.GetMetrics: lambda op, caller: reports.metrics(op),

@@ -62,6 +62,7 @@ def move(**changes: Any) -> Row:
         "result": None,
         "returned_files": 0,
         "kept_files": [],
+        "notes": [],
     }
     return row | changes
 

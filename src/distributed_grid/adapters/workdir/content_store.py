@@ -25,6 +25,7 @@ from distributed_grid.posix.private_files import sync_directory, try_lock
 INCOMING_DIR = "new"
 GRACE_SECONDS = 600
 TOUCH_SECONDS = 60
+READ_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -199,6 +200,14 @@ class HashingWriter:
         if digest is not None and found != digest:
             raise ProtocolError(f"{self._label} arrived damaged: its digest is {found}, {digest} was announced")
         return found
+
+
+def file_digest(fd: int) -> str:
+    """The digest of an open file, from its current position on."""
+    digest = hashlib.sha256()
+    while part := os.read(fd, READ_BYTES):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def write_all(fd: int, data: bytes) -> None:

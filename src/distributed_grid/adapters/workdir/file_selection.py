@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from distributed_grid.adapters.workdir.content_store import file_digest
 from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, open_inside, open_root
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, ManifestEntry, SkippedFile
+from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, SkippedFile
 from distributed_grid.adapters.workdir.paths import (
     MAX_DEPTH,
     display_path,
@@ -34,6 +35,13 @@ class SelectedFiles(Struct, frozen=True):
     entries: tuple[ManifestEntry, ...]
     skipped: tuple[SkippedFile, ...]
     unmatched: tuple[str, ...]
+
+
+class ChangedFiles(Struct, frozen=True):
+    """The files of a selection that were made or changed since they were shipped, and the number of the others."""
+
+    entries: tuple[ManifestEntry, ...]
+    unchanged: int = 0
 
 
 class FilePatterns:
@@ -78,6 +86,41 @@ def select_files(
             return _Selector(fd, FilePatterns(patterns), limit_files, limit_bytes).run()
         finally:
             os.close(fd)
+
+
+def changed_files(
+    root: int | str | os.PathLike[str], entries: Iterable[ManifestEntry], shipped: Manifest
+) -> ChangedFiles:
+    """Leave out the files that are as they were shipped; only files of the same size are read for that."""
+    before = {entry.path: entry for entry in shipped.entries}
+    found = tuple(entries)
+    if not before or not found:
+        return ChangedFiles(found)
+    with translate_os_errors("the job's directory", "compare the files"):
+        fd = os.dup(root) if isinstance(root, int) else open_root(root)
+        try:
+            changed = tuple(entry for entry in found if not _is_as_shipped(fd, entry, before.get(entry.path)))
+        finally:
+            os.close(fd)
+    return ChangedFiles(changed, len(found) - len(changed))
+
+
+def _is_as_shipped(root: int, entry: ManifestEntry, before: ManifestEntry | None) -> bool:
+    if before is None or before.kind == "dir" or (before.kind == "file" and before.size != entry.size):
+        return False
+    path = to_bytes(entry.path)
+    *parents, name = path.split(b"/")
+    try:
+        if before.kind == "link":
+            with DirectoryWalker(root) as walker:
+                return os.readlink(name, dir_fd=walker.enter(tuple(parents))) == to_bytes(before.target)
+        fd = open_inside(root, path)
+    except OSError:
+        return False
+    try:
+        return file_digest(fd) == before.digest
+    finally:
+        os.close(fd)
 
 
 class _Selector:

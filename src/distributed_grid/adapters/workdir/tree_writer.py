@@ -295,7 +295,7 @@ class _IncomingFile:
         self.path = path
         self._folder, self._name = folder, name
         self._temporary: bytes | None = None
-        unnamed = _open_unnamed(folder, permissions)
+        unnamed = open_unnamed(folder, permissions)
         if unnamed is None:
             self._temporary = _temporary_name()
             unnamed = os.open(self._temporary, _NEW, permissions, dir_fd=folder)
@@ -329,7 +329,7 @@ class _IncomingFile:
         os.close(self._folder)
 
 
-def _open_unnamed(folder: int, permissions: int) -> int | None:
+def open_unnamed(folder: int, permissions: int) -> int | None:
     """A new file without a name in this directory; None where that is unsupported, or it could not be named later."""
     if not os.path.isdir(_PROC_FDS):
         return None

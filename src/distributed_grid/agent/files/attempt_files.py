@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,8 @@ from distributed_grid.wire import (
 
 MAX_STREAMS, MAX_LISTINGS = 256, 16
 MAX_DIGESTED = 16
+MANIFEST_SECONDS = 20.0
+"""Time to get the list of the files that were shipped, before all files are listed without it."""
 KEEP_SECONDS = 30 * 86_400.0
 OUTPUT = (STDOUT.encode(), STDERR.encode())
 DIRECTORIES = (WORK.encode(), CHECKPOINT_DIR.encode())
@@ -80,11 +82,14 @@ class AttemptFileReader:
         root: Path,
         send: Callable[[FileChunk | FileListing], None],
         moved_from: Callable[[str], HeldDirectory | None] = lambda move_id: None,
+        read_tree: Callable[[str], Awaitable[manifest.Manifest]] | None = None,
     ) -> None:
-        """`moved_from` finds the directory that the original of an open move runs in."""
+        """`moved_from` finds the directory that the original of an open move runs in, `read_tree` the manifest of a
+        tree that was shipped."""
         self._root = str(root.absolute())
         self._send = send
         self._moved_from = moved_from
+        self._read_tree = read_tree
         self._streams: dict[int, _Stream] = {}
         self._listings: dict[int, asyncio.Task[None]] = {}
         self._digests: dict[str, TreeDigests] = {}
@@ -173,13 +178,25 @@ class AttemptFileReader:
         self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
 
     async def _send_listing(self, order: ListFiles) -> None:
-        listing = await asyncio.to_thread(self._listing, order)
+        shipped = await self._shipped_tree(order.shipped)
+        listing = await asyncio.to_thread(self._listing, order, shipped)
         if self._listings.pop(order.stream, None) is not None:
             for page in listing:
                 self._send(page)
 
-    def _listing(self, order: ListFiles) -> list[FileListing]:
+    async def _shipped_tree(self, digest: str) -> manifest.Manifest:
+        """The tree that an attempt began with; an empty one where it is not known: then every file is listed."""
+        if not digest or self._read_tree is None:
+            return manifest.Manifest()
+        try:
+            async with asyncio.timeout(MANIFEST_SECONDS):
+                return await self._read_tree(digest)
+        except (GridError, OSError, TimeoutError):
+            return manifest.Manifest()
+
+    def _listing(self, order: ListFiles, shipped: manifest.Manifest) -> list[FileListing]:
         found: file_selection.SelectedFiles | ListedTree | TreeListing
+        changed: file_selection.ChangedFiles | None = None
         directory = self._moved_from(order.lease_id)  # held until it is listed
         try:
             if order.checkpoint:
@@ -190,15 +207,24 @@ class AttemptFileReader:
                     found = self._tree_digests(order.lease_id).list_tree(work)
                 else:
                     found = file_selection.select_files(work, order.patterns)
+                    changed = file_selection.changed_files(work, found.entries, shipped)
         except FileNotFoundError:
             return [FileListing(order.stream, problem="its directory is not there any more")]
         except (GridError, OSError, ValueError, RecursionError) as failure:
             return [FileListing(order.stream, problem=clipped(str(failure)))]
         skipped = [f"{display_path(one.path)}: {one.reason}"[:MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]
-        files = manifest.encode_listing_pages(found.entries, MAX_LISTING_BYTES)
+        entries = found.entries if changed is None else changed.entries
+        unchanged = 0 if changed is None else changed.unchanged
+        files = manifest.encode_listing_pages(entries, MAX_LISTING_BYTES)
         files += [b""] * (len(pages(len(skipped), MAX_SKIPPED)) - len(files))
         return [
-            FileListing(order.stream, listed, tuple(skipped[page]), more=page.stop < MAX_SKIPPED * len(files))
+            FileListing(
+                order.stream,
+                listed,
+                tuple(skipped[page]),
+                more=page.stop < MAX_SKIPPED * len(files),
+                unchanged=0 if page.start else unchanged,
+            )
             for listed, page in zip(files, pages(MAX_SKIPPED * len(files), MAX_SKIPPED), strict=True)
         ]
 

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.files.job_dir import is_safe_name
@@ -40,6 +40,9 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import read_regular, write_private
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import MAX_MOVES, MAX_SKIPPED, MAX_SKIPPED_CHARS, MoveOrder
+
+if TYPE_CHECKING:
+    from distributed_grid.agent.offloading.file_return import ReturnedFiles
 
 CLOSED = ".closed-"
 MAX_RETURNED_BYTES = 1 << 20
@@ -291,13 +294,13 @@ class SourceMoves:
             if done is None:
                 done = await self._fetch_and_return(move, order)
                 await asyncio.to_thread(_write_returned, move.folder, order.manifest, done)
-            self._report(order.move_id, "returned", files=done[0], kept=tuple(done[1]))
+            self._report(order.move_id, "returned", files=done.files, kept=done.kept, notes=done.notes)
         except (StoreFailed, Unreachable, OSError) as failure:  # a full disk: it is ordered again
             self._report(order.move_id, "failed", detail=f"the files could not be returned yet: {failure}")
         except GridError as failure:
             self._report(order.move_id, "returned", detail=f"the files were not returned: {failure}")
 
-    async def _fetch_and_return(self, move: SourceMove, order: MoveOrder) -> tuple[int, list[str]]:
+    async def _fetch_and_return(self, move: SourceMove, order: MoveOrder) -> ReturnedFiles:
         from distributed_grid.agent.offloading.file_return import return_files
 
         if self._trees is None:
@@ -311,7 +314,7 @@ class SourceMoves:
         staged = OpenDirectory(os.open(staging, _DIRECTORY))
         done = await asyncio.to_thread(return_files, results, staged.fd, directory.fd, before, order.move_id)
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
-        return done.files, list(done.kept)
+        return done
 
     async def _read_before(self, trees: ResultTrees, digest: str) -> Manifest:
         """What was in the directory when the original stood still; where that is lost, all that is there is kept."""
@@ -325,10 +328,11 @@ class SourceMoves:
         kept = details.pop("kept", ())
         if len(kept) > MAX_SKIPPED:
             kept = (*kept[: MAX_SKIPPED - 1], f"and {len(kept) - MAX_SKIPPED + 1} more")
-        self._outbox.moved(move_id, step, kept=tuple(path[:MAX_SKIPPED_CHARS] for path in kept), **details)
+        notes = tuple(note[:MAX_SKIPPED_CHARS] for note in details.pop("notes", ())[:MAX_SKIPPED])
+        self._outbox.moved(move_id, step, kept=tuple(path[:MAX_SKIPPED_CHARS] for path in kept), notes=notes, **details)
 
 
-def _read_returned(folder: Path, manifest: str) -> tuple[int, list[str]] | None:
+def _read_returned(folder: Path, manifest: str) -> ReturnedFiles | None:
     """What an earlier return of this manifest has done; None where there was none."""
     try:
         found = json.loads(read_regular(str(folder / RETURNED), None, MAX_RETURNED_BYTES) or b"null")
@@ -336,10 +340,14 @@ def _read_returned(folder: Path, manifest: str) -> tuple[int, list[str]] | None:
         return None
     if not isinstance(found, dict) or found.get("manifest") != manifest:
         return None
-    return int(found["files"]), [str(path) for path in found["kept"]]
+    from distributed_grid.agent.offloading.file_return import ReturnedFiles
+
+    kept, notes = ([str(text) for text in found.get(name, ())] for name in ("kept", "notes"))
+    return ReturnedFiles(int(found["files"]), tuple(kept), tuple(notes))
 
 
-def _write_returned(folder: Path, manifest: str, done: tuple[int, list[str]]) -> None:
-    text = json.dumps({"manifest": manifest, "files": done[0], "kept": done[1][:MAX_SKIPPED]}).encode()
+def _write_returned(folder: Path, manifest: str, done: ReturnedFiles) -> None:
+    fields = {"manifest": manifest, "files": done.files, "kept": done.kept[:MAX_SKIPPED], "notes": done.notes}
+    text = json.dumps(fields).encode()
     with contextlib.suppress(OSError):  # a full disk: it is done again, and changes nothing
         write_private(folder / RETURNED, text)

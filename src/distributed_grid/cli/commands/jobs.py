@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
-from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
+from distributed_grid.cli.commands.run import cancel_jobs
 from distributed_grid.cli.output import (
     format_amount,
     format_outcome,
@@ -59,11 +59,14 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
 @jobs.command(Argument("job_id"))
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
-    job = session.query("get_job", job_id=job_id)["job"]
+    answer = session.query("get_job", job_id=job_id)
+    job = {**answer["job"], "delivery": answer["delivery"]}
     print_answer(session, job, "\n".join(_lines(job)))
 
 
 def _lines(job: dict[str, Any]) -> list[str]:
+    from distributed_grid.cli.returned_files import delivery_text
+
     shown = [
         ("job", job["job_id"]),
         ("state", job["state"]),
@@ -82,6 +85,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("checkpoint", _checkpoint(job)),
         ("restartable", "yes" if job["restartable"] else None),
         ("moved", format_time(job["moved_at"])),
+        ("files", delivery_text(job["delivery"])),
         ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
@@ -150,18 +154,23 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
     Argument("job_id"),
     Argument("patterns", nargs=-1),
     Option("--to", "target", default=".", show_default=True, metavar="DIRECTORY", help="Where to."),
+    Option("--overwrite", is_flag=True, help="Replace local files that were edited since they were shipped."),
 )
-def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: str) -> None:
-    """Bring back files that a job has left in its private directory: all of them, or those that fit PATTERNS."""
+def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: str, overwrite: bool) -> None:
+    """Bring back the files that a job has made or changed: all of them, or those that fit PATTERNS.
+
+    A local file that was edited since it was shipped stays, and the job's version is put beside it as NAME.from-JOB.
+    """
+    from distributed_grid.cli.returned_files import fetch_files, return_lines, summary
+
     if os.path.isfile(target):
         raise BadInput(f"--to {target}: that is a file, not a directory")
-    came = fetch_files(session, job_id, patterns or ("**",), target)
-    lines = [f"not fetched: {printable(reason)}" for reason in came["skipped"]]
-    if came["in_place"]:
-        lines.append("it ran in a directory of this machine: its files are there")
+    fetched = fetch_files(session, job_id, patterns or ("**",), target, overwrite=overwrite)
+    if fetched["in_place"]:
+        lines = ["it ran in a directory of this machine: its files are there"]
     else:
-        lines.append(f"{came['files']} files, {came['bytes']} bytes, in {printable(target)}")
-    print_answer(session, came, "\n".join(lines))
+        lines = [*return_lines(fetched), f"{summary(fetched)} into {printable(target)}"]
+    print_answer(session, fetched, "\n".join(lines))
 
 
 @jobs.command(Argument("job_ids", nargs=-1, required=True))

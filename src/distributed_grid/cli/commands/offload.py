@@ -247,6 +247,7 @@ def watch(session: CliSession, interval: float, node: str) -> None:
     Option("--no-input", is_flag=True, help="It reads no input: a terminal or pipe does not keep it here."),
     Option("-e", "--env", multiple=True, metavar="K[=V]", help="A variable for it; without =V your own value."),
     Option("--fetch", multiple=True, metavar="GLOB", help="What may come back (default: every file that it changed)."),
+    Option("--overwrite", is_flag=True, help="Let returned files replace local ones that were edited meanwhile."),
     Argument("command", nargs=-1, required=True),
     interspersed=False,
 )

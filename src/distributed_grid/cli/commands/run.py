@@ -19,15 +19,13 @@ from distributed_grid.cli.output import (
     format_amount,
     format_sizing,
     print_answer,
-    printable,
     write_output,
 )
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
+from distributed_grid.cli.returned_files import fetch_fields, show_delivery
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import (
-    NONE,
-    FileDownload,
     caller_environment,
     check_command,
     require_utf8,
@@ -117,6 +115,7 @@ def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
         "env": env,
         "given": list(variables),
         "cwd": "" if options["isolated"] else current_directory(),
+        **(fetch_fields(options, current_directory()) if options["fetch"] else {}),
     }
 
 
@@ -155,7 +154,7 @@ def run_job(
             echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
         code = JobFollower(session, job["uid"]).run()
         if options["fetch"]:
-            fetch_results(session, job["uid"], options)
+            show_delivery(session, job["uid"])
         return code
     except KeyboardInterrupt:
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
@@ -170,36 +169,6 @@ def has_unread_input() -> bool:
     except OSError:  # it is closed
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> None:
-    """Download what `--fetch` names."""
-    workdir = options["workdir"]
-    target = workdir if workdir and workdir != NONE else "."
-    came = fetch_files(session, uid, options["fetch"], target)
-    for reason in came["skipped"]:
-        echo(f"grid: not fetched: {printable(reason)}", err=True)
-    if not came["in_place"]:
-        echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
-
-
-def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], target: str) -> dict[str, Any]:
-    """Download the files that match into a directory; what came, and what could not."""
-    download = FileDownload(target, patterns)
-    return {**receive_files(session, job_id, patterns, download), "target": target, "paths": download.paths}
-
-
-def receive_files(session: CliSession, job_id: str, patterns: Sequence[str], download: FileDownload) -> dict[str, Any]:
-    """Pass the files that match on to a download, which is closed; the totals."""
-    try:
-        with session.client(query_only=True) as client:
-            for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
-                done = download.receive(kind, part)
-                if done is not None:
-                    return done
-    finally:
-        download.close()
-    raise AssertionError("a stream ends with its sum")
 
 
 def current_directory() -> str:

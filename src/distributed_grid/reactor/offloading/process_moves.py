@@ -303,7 +303,7 @@ def record_returned(ledger: Ledger, move: Move, event: events.MoveReturned, now:
     """The files are back at the source: the move is over."""
     if not move.results:
         return Decision()
-    back = replace(move, is_returned=not event.problem, returned=event.files, kept=event.kept)
+    back = replace(move, is_returned=not event.problem, returned=event.files, kept=event.kept, notes=event.notes)
     return end_move(ledger, back, MoveEnd.DONE, event.problem or move.problem, now)
 
 

@@ -13,6 +13,7 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.control import view_types as views
 from distributed_grid.domain.moves import MOVE_PREFIX
+from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
 from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
@@ -33,6 +34,8 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", description="The sam
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": views.ErrorAnswer, "description": "Why the request failed."}
 }
+LOCAL_FIELDS = ("fetch_to", "overwrite", "umask")
+"""Fields of a submission that are about a directory of the control plane's own user."""
 router = APIRouter(prefix="/v1", responses=ERRORS)
 prometheus_router = APIRouter(tags=["metrics"], responses=ERRORS)
 
@@ -229,10 +232,16 @@ async def explain_job(call: Authenticated, name: JobName) -> JsonResponse:
     return JsonResponse(await call.services.reports.explain(requests.Explain(name, "job")))
 
 
-@router.post("/jobs", response_model=views.JobDetail, openapi_extra=takes(requests.SubmitJob), tags=["jobs"])
+@router.post(
+    "/jobs", response_model=views.JobDetail, openapi_extra=takes(requests.SubmitJob, *LOCAL_FIELDS), tags=["jobs"]
+)
 async def submit_job(call: Authenticated, _key: Key = None) -> JsonResponse:
-    """Submit a command. It gets the control plane's clean environment and what `env` adds."""
+    """Submit a command. It gets the control plane's clean environment and what `env` adds. Files that fit `fetch` come
+    into a directory of the control plane's own."""
     fields = await call.fields_with_id()
+    for name in LOCAL_FIELDS:
+        if name in fields:
+            raise BadInput(f"invalid request: Object contains unknown field `{name}`")
     op = requests.convert({**fields, "env": _environment(fields.get("env"))}, requests.SubmitJob)
     return JsonResponse(await call.services.jobs.submit(op, call.caller))
 

@@ -29,6 +29,7 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
+from distributed_grid.server.services.jobs import fetch_order
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.records import find_lease
 
@@ -155,7 +156,9 @@ class BoostService:
         env = tuple(sorted((op.env | variables).items()))
         command = Command(op.argv, env, op.cwd, workdir=op.workdir, given=op.given)
         request = Request(op.request_id, user, Amounts(), lease.request.priority, team=caller.team, within=lease.id)
-        answer = await self._grid.handle(JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request))
+        answer = await self._grid.handle(
+            JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request, fetch=fetch_order(op))
+        )
         assert isinstance(answer, JobAnswer)
         return {"job": self._viewer().job(answer.job)}
 

@@ -67,10 +67,12 @@ class IdleTimer:
 
 
 def is_unused(ledger: Ledger, now: int) -> bool:
-    """Whether nothing is held, nobody waits, no worker costs money, and no agent elsewhere counts on this control
-    plane."""
+    """True if nothing is held, nobody waits for resources or files, no worker costs money, and no agent elsewhere
+    counts on this control plane."""
     has_agents = ledger.engines or any(node.wanted for node in ledger.nodes.values())
     has_blocks = any(not block.lost for block in ledger.blocks.values())
+    if ledger.deliveries:
+        return False
     return not ledger.jobs and not has_blocks and not user_leases(ledger) and not has_agents and not ledger.workers
 
 

@@ -14,13 +14,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS, ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.file_selection import FilePatterns
 from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry, decode
+from distributed_grid.adapters.workdir.paths import to_bytes
+from distributed_grid.adapters.workdir.protected_paths import is_unremarkable
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.control.agent_files import AttemptFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
-from distributed_grid.domain.events import JobCancelled, JobSubmitted
+from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
+from distributed_grid.domain.events import FilesFetched, JobCancelled, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
@@ -28,7 +32,7 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
-from distributed_grid.server.services.records import decision_on, ended_job, find_job
+from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
 
 MAX_CONTENT_BYTES = 10 * 1024**3
 TRIM_SECONDS = 3600.0
@@ -137,18 +141,26 @@ class FileSink:
 
 
 async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], sink: FileSink) -> dict[str, Any]:
-    """Send the files of a job's last attempt that fit; the sum of it. A job that ran in its caller's own directory
-    has left them there already."""
+    """Send the files of a job's last attempt that fit and that it has made or changed, after a header about the job;
+    the totals. A job that ran in its caller's own directory has left them there already."""
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or not (attempt.started_at_ms or attempt.outcome is not None):
         raise Refused(f"{job.id} has not run yet")
     if files.is_here(attempt) and job.command.cwd and not files.was_brought_home(attempt):
-        return {"files": 0, "bytes": 0, "in_place": True, "skipped": []}
-    found = await files.find(attempt, patterns)
+        return {"files": 0, "bytes": 0, "in_place": True, "skipped": [], "unchanged": 0}
+    found = await files.find(attempt, patterns, job.command.workdir)
+    await sink.header({"job_id": job.id, "workdir": job.command.workdir})
+    entries = [entry for entry in found.entries if not is_unremarkable(tuple(to_bytes(entry.path).split(b"/")))]
     total = 0
-    for entry in found.entries:
+    for entry in entries:
         total += await _send_file(files, attempt, entry, sink)
-    return {"files": len(found.entries), "bytes": total, "in_place": False, "skipped": list(found.skipped)}
+    return {
+        "files": len(entries),
+        "bytes": total,
+        "in_place": False,
+        "skipped": list(found.skipped),
+        "unchanged": found.unchanged,
+    }
 
 
 async def _send_file(files: AttemptFiles, attempt: Attempt, entry: ManifestEntry, sink: FileSink) -> int:
@@ -196,7 +208,8 @@ class JobService:
         job_id = op.job_id or f"job-{op.request_id[:12]}"
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
         estimate = await self._sizer.estimate(op, caller.user) if self._sizer is not None else None
-        event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable)
+        order = fetch_order(op)
+        event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable, order)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer()
@@ -218,7 +231,33 @@ class JobService:
         return {"jobs": [viewer.listed_job(job) for job in shown.values()]}
 
     async def get(self, name: str) -> View:
-        return {"job": self._viewer().job(await find_job(self._grid, name))}
+        job = await find_job(self._grid, name)
+        delivery = await find_delivery(self._grid, job)
+        return {"job": self._viewer().job(job), "delivery": self._viewer().delivery(job, delivery)}
+
+    async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> View:
+        """Record that the files of a job were fetched by hand."""
+        job = await find_job(self._grid, op.job_id)
+        node = job.attempts[-1].node if job.attempts else ""
+        delivered = DeliveredFiles(op.directory, op.files, op.bytes)
+        await self._grid.handle(FilesFetched(job.uid, job.id, caller.user, node, op.patterns, delivered))
+        return {"job_id": job.id}
+
+    async def wait_for_delivery(self, op: requests.WaitForDelivery) -> View:
+        """The delivery of an ended job when it is over, or as it is after the time that was given."""
+        job = await find_job(self._grid, op.job_id)
+        changed = self._grid.watch(job.uid)
+        try:
+            async with asyncio.timeout(op.timeout_seconds):
+                while not job.is_over or job.uid in self._grid.ledger.deliveries:
+                    await changed.wait()
+                    changed.clear()
+                    job = await find_job(self._grid, job.uid)
+        except TimeoutError:
+            pass
+        finally:
+            self._grid.unwatch(job.uid, changed)
+        return {"delivery": self._viewer().delivery(job, await find_delivery(self._grid, job))}
 
     async def cancel(self, op: requests.CancelJob, caller: Caller) -> View:
         """Cancelling a job that has ended is harmless."""
@@ -277,6 +316,14 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, sink: FileSink) -> View:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await find_job(self._grid, op.job_id), op.patterns, sink)
+
+
+def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:
+    """The files that a submission wants back; BadInput for a pattern that is none."""
+    if not op.fetch:
+        return None
+    FilePatterns(op.fetch)
+    return FetchOrder(op.fetch, op.fetch_to, op.overwrite, op.umask)
 
 
 async def trim_content_forever(grid: Grid, content: ContentStore) -> None:

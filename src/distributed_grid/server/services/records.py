@@ -15,6 +15,7 @@ from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid, event_key
 from distributed_grid.control.views import View, Viewer
+from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -56,6 +57,19 @@ async def find_job(grid: Grid, name: str) -> Job:
     if not found and is_prefix(name):
         found = await grid.read(beginning) or await grid.query(ended_beginning)
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
+
+
+async def find_delivery(grid: Grid, job: Job) -> Delivery | None:
+    """The delivery of a job's files, on its way or over; the newest of several."""
+
+    def ended(store: Store) -> list[EndedRow]:
+        return store.ended(Delivery.kind, key=job.uid, limit=1)
+
+    delivery = await grid.read(lambda ledger, now: ledger.deliveries.get(job.uid))
+    if delivery is None and (rows := await grid.query(ended)):
+        row = decode_row(Delivery.kind, rows[0].blob)
+        delivery = row if isinstance(row, Delivery) else None
+    return delivery
 
 
 async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:

@@ -68,7 +68,7 @@ def test_what_is_as_it_was_is_replaced_and_keeps_its_mode(places: Places) -> Non
     (places.target / "out.txt").chmod(0o640)
     places.result("out.txt", "new")
     places.result("deep/er/made.sh", "#!/bin/sh", EXECUTABLE)
-    assert places.put_back() == ReturnedFiles(2, ())
+    assert places.put_back() == ReturnedFiles(2, (), ("executable now: deep/er/made.sh",))
     assert places.found() == {"out.txt": "new", "deep/er/made.sh": "#!/bin/sh"}
     assert (places.target / "out.txt").stat().st_mode & 0o777 == 0o640
     assert os.access(places.target / "deep/er/made.sh", os.X_OK)
@@ -120,7 +120,7 @@ def test_a_file_or_a_directory_in_the_way_stays(places: Places) -> None:
     places.result("a/b", "new")
     places.result("b", "new")
     assert places.put_back() == ReturnedFiles(0, ("a/b", "b"))
-    assert places.found() == {"a": "a file", "b.from-move-1": "new"}
+    assert places.found() == {"a": "a file", "a.from-move-1/b": "new", "b.from-move-1": "new"}
 
 
 def test_links_are_made_where_nothing_is_in_their_way(places: Places) -> None:
@@ -134,12 +134,20 @@ def test_links_are_made_where_nothing_is_in_their_way(places: Places) -> None:
     assert os.readlink(places.target / "taken.from-move-1") == "t"
 
 
-def test_what_an_agent_that_was_killed_has_left_is_replaced(places: Places) -> None:
-    places.write(".grid-move-1.part", "half of it")
-    places.had("a", "old")
-    places.result("a", "new")
-    assert places.put_back() == ReturnedFiles(1, ())
-    assert places.found() == {"a": "new"}
+def test_files_that_programs_read_by_themselves_are_never_returned(places: Places) -> None:
+    places.had(".git/config", "[core]")
+    for path in (".git/config", ".git/hooks/pre-commit", "sub/.GIT/config", ".bashrc", ".vscode/tasks.json"):
+        places.result(path, "evil", EXECUTABLE)
+    places.results["alias"] = ManifestEntry("alias", "link", target=".git/config")
+    places.result("__pycache__/train.pyc", "evil")
+    places.result("result.txt", "new")
+    files, kept, notes = places.put_back()
+    assert (files, kept) == (1, ())
+    assert len(notes) == 1
+    assert notes[0].startswith(
+        "not written back, as programs read them by themselves: .bashrc, .git/config, .git/hooks"
+    )
+    assert places.found() == {".git/config": "[core]", "result.txt": "new"}
 
 
 def test_a_name_that_is_as_long_as_can_be_has_room_beside_it(places: Places) -> None:

@@ -122,8 +122,9 @@ def test_output_and_files_are_read_at_home_when_the_worker_is_gone(at_home: Call
         names: list[str] = []
 
         async def header(about: dict[str, object]) -> None:
-            names.append(bytes.fromhex(str(about["file"])).decode())
-            got[names[-1]] = b""
+            if "file" in about:
+                names.append(bytes.fromhex(str(about["file"])).decode())
+                got[names[-1]] = b""
 
         async def data(part: bytes) -> None:
             got[names[-1]] += part

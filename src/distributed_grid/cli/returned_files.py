@@ -1,0 +1,148 @@
+"""Files that come back from a job: fetching them, waiting for their delivery, and the lines about both."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_grid.cli.output import echo, format_size, printable
+from distributed_grid.cli.session import CliSession
+from distributed_grid.client.job_payload import NONE, FileDownload
+from distributed_grid.errors import Unreachable
+
+MAX_LINES = 10
+DELAY_SECONDS = 10.0
+"""Wait for a delivery that has a problem, before it is left to the control plane."""
+POLL_SECONDS = 2.0
+
+
+def fetch_fields(options: dict[str, Any], directory: str) -> dict[str, Any]:
+    """The fields of a submission about the files that come back when the job has ended; `directory` is where the
+    command was typed."""
+    if not options["fetch"]:
+        return {}
+    workdir = options.get("workdir")
+    target = os.path.abspath(workdir) if workdir and workdir != NONE else directory
+    return {
+        "fetch": list(options["fetch"]),
+        "fetch_to": target,
+        "overwrite": options["overwrite"],
+        "umask": _umask(),
+    }
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def fetch_files(
+    session: CliSession, job_id: str, patterns: Sequence[str], target: str, *, overwrite: bool
+) -> dict[str, Any]:
+    """Download the files that match into a directory, and record that they are there; the totals."""
+    download = FileDownload(target, patterns, session.state_dir, overwrite=overwrite)
+    done: dict[str, Any] | None = None
+    try:
+        with session.client(query_only=True) as client:
+            for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
+                done = download.receive(kind, part) or done
+            if done is not None and not done["in_place"]:
+                directory = os.path.abspath(target)
+                client.call(
+                    "record_fetch",
+                    job_id=job_id,
+                    patterns=list(patterns),
+                    directory=directory,
+                    files=done["files"],
+                    bytes=done["bytes"],
+                )
+    finally:
+        download.close()
+    if done is None:
+        raise Unreachable("the control plane went away while files were fetched; type the command again")
+    return {**done, "target": target}
+
+
+def show_delivery(session: CliSession, uid: str, *, quiet: bool = False) -> None:
+    """Wait until the files of an ended job are here, and say so, or (`quiet`) only what is not as expected; a delivery
+    with a problem goes on without us."""
+    delayed_since = 0.0
+    while True:
+        try:
+            with session.client(query_only=True) as client:
+                answer = client.call("wait_for_delivery", job_id=uid, timeout_seconds=POLL_SECONDS)
+            delivery, problem = answer["delivery"], answer["delivery"]["problem"]
+        except Unreachable as failure:  # the next control plane goes on with it
+            delivery, problem = None, str(failure)
+            time.sleep(POLL_SECONDS / 4)
+        if delivery is not None and delivery["state"] in ("delivered", "failed"):
+            for line in delivery_lines(delivery)[1 if quiet and delivery["state"] == "delivered" else 0 :]:
+                echo(f"grid: {line}", err=True)
+            return
+        if not problem:
+            delayed_since = 0.0
+            continue
+        delayed_since = delayed_since or time.monotonic()
+        if time.monotonic() - delayed_since > DELAY_SECONDS:
+            echo(
+                f"grid: its files come when they can be had ({printable(problem)}); see: grid jobs show {uid}", err=True
+            )
+            return
+
+
+def delivery_lines(delivery: dict[str, Any]) -> list[str]:
+    """A delivery that is over, in lines; none where the job ran in its user's own directory."""
+    if delivery["state"] == "failed":
+        return [f"its files were not fetched: {printable(delivery['problem'])}"]
+    if delivery["in_place"]:
+        return []
+    return [f"{summary(delivery)} into {printable(delivery['directory'])}", *return_lines(delivery)]
+
+
+def summary(totals: dict[str, Any]) -> str:
+    """Number and size of the files that came, in a few words."""
+    files, unchanged = totals["files"], totals["unchanged"]
+    text = f"fetched {files} file{'' if files == 1 else 's'} ({format_size(totals['bytes'])})"
+    return f"{text}, {unchanged} unchanged left out," if unchanged else text
+
+
+def return_lines(totals: dict[str, Any]) -> list[str]:
+    """The lines about files that are not simply there."""
+    lines = [
+        f"{printable(path)} was changed here: the job's version is {printable(name)}"
+        for path, name in totals["beside"].items()
+    ]
+    lines += [f"not fetched: {printable(reason)}" for reason in totals["skipped"]]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [f"and {len(lines) - MAX_LINES + 1} more such files"]
+    if totals["protected"]:
+        lines.append(f"never written back, as programs read them by themselves: {_names(totals['protected'])}")
+    if totals["executable"]:
+        lines.append(f"executable now: {_names(totals['executable'])}")
+    return lines
+
+
+def _names(paths: Sequence[str]) -> str:
+    shown = ", ".join(printable(path) for path in paths[:MAX_LINES])
+    return shown if len(paths) <= MAX_LINES else f"{shown} and {len(paths) - MAX_LINES} more"
+
+
+def delivery_text(delivery: dict[str, Any] | None) -> str | None:
+    """The files of a job in one line, for `jobs show`."""
+    if delivery is None:
+        return None
+    place = delivery["directory"] or "a directory of the control plane"
+    if delivery["state"] == "waiting":
+        return f"{' '.join(delivery['patterns'])} will come into {place}"
+    if delivery["state"] == "delivering":
+        reason = f": {delivery['problem']}" if delivery["problem"] else ""
+        return f"on their way into {place}{reason}"
+    if delivery["state"] == "failed":
+        return f"not fetched: {delivery['problem']}"
+    if delivery["in_place"]:
+        return "in the directory that it ran in"
+    beside = f"; beside changed files: {', '.join(delivery['beside'].values())}" if delivery["beside"] else ""
+    return f"{summary(delivery)} into {place}{beside}"

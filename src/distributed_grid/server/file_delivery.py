@@ -1,0 +1,172 @@
+"""Delivery of files: those that `--fetch` named come into their user's directory when the job has ended.
+
+Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. One that fails for a
+reason that may pass (a node that cannot be reached, a full disk) is tried again until it succeeds; done twice it
+changes nothing. Files whose directory is gone or cannot be written to come into a directory of the control plane's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.api.framing import JSON, STDOUT
+from distributed_grid.client.job_payload import FileDownload
+from distributed_grid.control.agent_files import AttemptFiles
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, Delivery
+from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.rows import Row
+from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused
+from distributed_grid.reactor.effects import pending_deliveries
+from distributed_grid.server.services.jobs import FileSink, send_files
+from distributed_grid.server.services.records import find_job
+from distributed_grid.state_dir import StateDir
+from distributed_grid.supervision import start_logged
+
+AT_ONCE = 4
+POLL_SECONDS = 0.5
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+MAX_FAILURES = 3
+"""Tries of a delivery that fails for a reason that does not pass by itself."""
+_PERMANENT = (NotFound, BadInput, Refused, ProtocolError)
+log = logging.getLogger(__name__)
+
+
+class _Retry(Struct):
+    """Failures of a delivery in this process, and the time of its next try."""
+
+    failures: int = 0
+    permanent: int = 0
+    due_at: float = 0.0
+
+
+class FileDeliverer:
+    """Performs the deliveries of the ledger, a few at a time."""
+
+    def __init__(self, grid: Grid, files: AttemptFiles, state_dir: StateDir) -> None:
+        self._grid = grid
+        self._files = files
+        self._state_dir = state_dir
+        self._retries: dict[str, _Retry] = {}
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        grid.follow(self._on_changes)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                self._changed.clear()
+                self._begin()
+                try:
+                    async with asyncio.timeout(POLL_SECONDS if self._grid.ledger.deliveries else None):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for task in self._in_flight.values():
+                task.cancel()
+            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+
+    def _on_changes(self, rows: Sequence[Row]) -> None:
+        if any(isinstance(row, Delivery) for row in rows):
+            self._changed.set()
+
+    def _begin(self) -> None:
+        now = asyncio.get_running_loop().time()
+        pending = {effect.delivery.job: effect.delivery for effect in pending_deliveries(self._grid.ledger)}
+        self._retries = {uid: retry for uid, retry in self._retries.items() if uid in pending}
+        for uid, delivery in pending.items():
+            if len(self._in_flight) >= AT_ONCE:
+                return
+            if uid in self._in_flight or (uid in self._retries and self._retries[uid].due_at > now):
+                continue
+            task = start_logged(self._deliver(delivery), f"the delivery of the files of {delivery.job_id}")
+            self._in_flight[uid] = task
+            task.add_done_callback(partial(self._ended, uid))
+
+    def _ended(self, uid: str, task: asyncio.Task[None]) -> None:
+        self._in_flight.pop(uid, None)
+        self._changed.set()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        try:
+            delivered = await self._bring(delivery)
+        except (GridError, OSError) as failure:
+            await self._fail(delivery, failure)
+            return
+        await self._grid.handle_with_retry(FilesDelivered(delivery.job, delivered))
+
+    async def _fail(self, delivery: Delivery, failure: Exception) -> None:
+        retry = self._retries.setdefault(delivery.job, _Retry())
+        retry.failures += 1
+        retry.permanent += isinstance(failure, _PERMANENT)
+        if retry.permanent >= MAX_FAILURES:
+            await self._grid.handle_with_retry(FilesUndeliverable(delivery.job, str(failure)))
+            return
+        pause = min(FIRST_RETRY_SECONDS * 2 ** (retry.failures - 1), MAX_RETRY_SECONDS)
+        retry.due_at = asyncio.get_running_loop().time() + pause
+        if not isinstance(failure, _PERMANENT):
+            await self._grid.handle_with_retry(FilesDelayed(delivery.job, str(failure)))
+
+    async def _bring(self, delivery: Delivery) -> DeliveredFiles:
+        job = await find_job(self._grid, delivery.job)
+        if not any(attempt.started_at_ms for attempt in job.attempts):
+            raise Refused(f"{job.id} never started")
+        wanted, own = delivery.order.directory, self._own_directory(job)
+        if not wanted or not await asyncio.to_thread(os.path.isdir, wanted):
+            return await self._bring_into(own, job, delivery)
+        try:
+            return await self._bring_into(wanted, job, delivery)
+        except Refused as refusal:  # it may not be written to
+            log.warning("the files of %s come into %s: %s", job.id, own, refusal)
+            return await self._bring_into(own, job, delivery)
+
+    def _own_directory(self, job: Job) -> str:
+        return str(self._state_dir.root / "results" / f"{job.id}-{job.uid[:8]}")
+
+    async def _bring_into(self, directory: str, job: Job, delivery: Delivery) -> DeliveredFiles:
+        order = delivery.order
+        download = FileDownload(
+            directory, order.patterns, self._state_dir, overwrite=order.overwrite, umask=order.umask
+        )
+
+        async def header(fields: dict[str, Any]) -> None:
+            await asyncio.to_thread(download.receive, JSON, fields)
+
+        async def data(chunk: bytes) -> None:
+            await asyncio.to_thread(download.receive, STDOUT, chunk)
+
+        try:
+            totals = await send_files(self._files, job, order.patterns, FileSink(header, data))
+            done = await asyncio.to_thread(download.receive, JSON, {**totals, "done": True})
+        finally:
+            await asyncio.to_thread(download.close)
+        assert done is not None
+        return delivered_files(directory, done)
+
+
+def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:
+    """The totals of a download as they are recorded; of many paths only the first."""
+    beside = tuple(sorted(done["beside"].items()))[:MAX_NAMED_FILES]
+    return DeliveredFiles(
+        directory=str(Path(directory)),
+        files=done["files"],
+        bytes=done["bytes"],
+        unchanged=done["unchanged"],
+        in_place=done["in_place"],
+        beside=tuple((display_path(path), display_path(name)) for path, name in beside),
+        protected=tuple(map(display_path, done["protected"][:MAX_NAMED_FILES])),
+        executable=tuple(map(display_path, done["executable"][:MAX_NAMED_FILES])),
+        skipped=tuple(done["skipped"][:MAX_NAMED_FILES]),
+    )
