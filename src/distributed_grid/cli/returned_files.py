@@ -99,20 +99,22 @@ def delivery_lines(delivery: dict[str, Any]) -> list[str]:
         return [f"its files were not fetched: {printable(delivery['problem'])}"]
     if delivery["in_place"]:
         return []
-    return [f"{summary(delivery)} into {printable(delivery['directory'])}", *return_lines(delivery)]
+    return [summary(delivery, delivery["directory"]), *return_lines(delivery)]
 
 
-def summary(totals: dict[str, Any]) -> str:
-    """Number and size of the files that came, in a few words."""
+def summary(totals: dict[str, Any], directory: str) -> str:
+    """Number and size of the files that came, and their directory, in one line."""
     files, unchanged = totals["files"], totals["unchanged"]
-    text = f"fetched {files} file{'' if files == 1 else 's'} ({format_size(totals['bytes'])})"
-    return f"{text}, {unchanged} unchanged left out," if unchanged else text
+    text = (
+        f"fetched {files} file{'' if files == 1 else 's'} ({format_size(totals['bytes'])}) into {printable(directory)}"
+    )
+    return f"{text}; {unchanged} unchanged" if unchanged else text
 
 
 def return_lines(totals: dict[str, Any]) -> list[str]:
     """The lines about files that are not simply there."""
     lines = [
-        f"{printable(path)} was changed here: the job's version is {printable(name)}"
+        f"kept your {printable(path)}; the job's version is {printable(name)}"
         for path, name in totals["beside"].items()
     ]
     lines += [f"not fetched: {printable(reason)}" for reason in totals["skipped"]]
@@ -145,4 +147,4 @@ def delivery_text(delivery: dict[str, Any] | None) -> str | None:
     if delivery["in_place"]:
         return "in the directory that it ran in"
     beside = f"; beside changed files: {', '.join(delivery['beside'].values())}" if delivery["beside"] else ""
-    return f"{summary(delivery)} into {place}{beside}"
+    return summary(delivery, place) + beside

@@ -32,17 +32,18 @@ class DirectoryWalker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def enter(self, names: tuple[bytes, ...], *, make: int | None = None) -> int:
+    def enter(self, names: tuple[bytes, ...], *, make: int | None = None, exact: bool = False) -> int:
         """The directory at `names` as a descriptor that is valid until the next call.
 
-        With `make` (a mode) missing directories are made. A link or a file on the path is a `NotADirectoryError`.
+        With `make` (a mode) missing directories are made; if `exact`, whatever the umask of this process is. A link or
+        a file on the path is a `NotADirectoryError`.
         """
         shared = 0
         while shared < min(len(names), len(self._open)) and self._open[shared][0] == names[shared]:
             shared += 1
         self._close_below(shared)
         for name in names[shared:]:
-            self._open.append((name, self._open_child(name, names, make)))
+            self._open.append((name, self._open_child(name, names, make, exact=exact)))
         return self._here
 
     def close(self) -> None:
@@ -57,7 +58,7 @@ class DirectoryWalker:
         while len(self._open) > depth:
             os.close(self._open.pop()[1])
 
-    def _open_child(self, name: bytes, names: tuple[bytes, ...], make: int | None) -> int:
+    def _open_child(self, name: bytes, names: tuple[bytes, ...], make: int | None, *, exact: bool) -> int:
         try:
             return os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
         except FileNotFoundError:
@@ -71,8 +72,11 @@ class DirectoryWalker:
         try:
             os.mkdir(name, make, dir_fd=self._here)
         except FileExistsError:
-            pass  # made by somebody else meanwhile
-        return os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
+            exact = False  # made by somebody else meanwhile
+        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
+        if exact:
+            os.fchmod(fd, make)
+        return fd
 
 
 def describe_file_type(name: bytes, folder: int) -> str:

@@ -170,7 +170,7 @@ class ReturnDirectory:
         if self._is_refused(path, names) or self._is_refused(path, aim):
             return
         parents, _ = self._nearest_directory(names[:-1])
-        folder = self._walker.enter(parents, make=self._directory_mode)
+        folder = self._enter(parents)
         for name in self._candidates(names[-1]):
             try:
                 os.symlink(to_bytes(target), name, dir_fd=folder)
@@ -189,7 +189,7 @@ class ReturnDirectory:
         if not is_protected(names):
             parents, _ = self._nearest_directory(names)
             if parents == names:
-                self._walker.enter(names, make=self._directory_mode)
+                self._enter(names)
 
     def flush(self) -> None:
         """Have everything that was written on the disk before this returns, as far as the system can."""
@@ -204,9 +204,10 @@ class ReturnDirectory:
             current.close()
         self._walker.close()
 
-    @property
-    def _directory_mode(self) -> int:
-        return 0o777 if self._policy.umask is None else 0o777 & ~self._policy.umask
+    def _enter(self, names: tuple[bytes, ...]) -> int:
+        """The directory at `names`, made where it is missing."""
+        umask = self._policy.umask
+        return self._walker.enter(names, make=0o777 & ~(umask or 0), exact=umask is not None)
 
     def _is_refused(self, path: str, names: tuple[bytes, ...]) -> bool:
         if not is_protected(names):
@@ -245,7 +246,7 @@ class ReturnDirectory:
         *parents, own = file.names
         if len(file.names) > MAX_DEPTH:
             raise ProtocolError(f"'{display_path(file.path)}' is more than {MAX_DEPTH} directories deep")
-        folder = self._walker.enter(tuple(parents), make=self._directory_mode)
+        folder = self._enter(tuple(parents))
         for name in self._candidates(own):
             shown = to_text(b"/".join((*parents, name)))
             if self._try_name(file, digest, name, folder, shown):

@@ -169,7 +169,7 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
     if fetched["in_place"]:
         lines = ["it ran in a directory of this machine: its files are there"]
     else:
-        lines = [*return_lines(fetched), f"{summary(fetched)} into {printable(target)}"]
+        lines = [*return_lines(fetched), summary(fetched, target)]
     print_answer(session, fetched, "\n".join(lines))
 
 

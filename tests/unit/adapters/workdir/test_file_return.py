@@ -184,7 +184,7 @@ def test_no_content_is_lost_that_the_grid_did_not_write(
     returned = {path: text for path, text in returned.items() if not (path == "a" and "a/x" in returned)}
     digests = ({path: digest(text) for path, text in tree.items()} for tree in (shipped, fetched))
     policy = dict(zip(("shipped", "fetched"), digests, strict=True))
-    report = home.receive(returned, **policy)
+    report = home.receive(returned, shipped=policy["shipped"], fetched=policy["fetched"])
     after = home.files
     for path, text in before.items():
         known = {shipped.get(path), fetched.get(path), returned.get(path)}
