@@ -71,22 +71,23 @@ def show_delivery(session: CliSession, uid: str, *, quiet: bool = False) -> None
     with a problem goes on without us."""
     delayed_since = 0.0
     while True:
+        delivery: dict[str, Any] = {"state": "delivering", "problem": None}
         try:
             with session.client(query_only=True) as client:
-                answer = client.call("wait_for_delivery", job_id=uid, timeout_seconds=POLL_SECONDS)
-            delivery, problem = answer["delivery"], answer["delivery"]["problem"]
+                delivery = client.call("wait_for_delivery", job_id=uid, timeout_seconds=POLL_SECONDS)["delivery"]
         except Unreachable as failure:  # the next control plane goes on with it
-            delivery, problem = None, str(failure)
+            delivery["problem"] = str(failure)
             time.sleep(POLL_SECONDS / 4)
-        if delivery is not None and delivery["state"] in ("delivered", "failed"):
+        except KeyboardInterrupt:
+            echo(f"grid: its files come without you waiting; see: grid jobs show {uid}", err=True)
+            return
+        if delivery["state"] in ("delivered", "failed"):
             for line in delivery_lines(delivery)[1 if quiet and delivery["state"] == "delivered" else 0 :]:
                 echo(f"grid: {line}", err=True)
             return
-        if not problem:
-            delayed_since = 0.0
-            continue
-        delayed_since = delayed_since or time.monotonic()
-        if time.monotonic() - delayed_since > DELAY_SECONDS:
+        problem = delivery["problem"]
+        delayed_since = (delayed_since or time.monotonic()) if problem else 0.0
+        if delayed_since and time.monotonic() - delayed_since > DELAY_SECONDS:
             echo(
                 f"grid: its files come when they can be had ({printable(problem)}); see: grid jobs show {uid}", err=True
             )

@@ -130,7 +130,7 @@ def job(**changes: Any) -> dict[str, Any]:
     return ended | changes
 
 
-IN_PLACE = {"files": 0, "bytes": 0, "in_place": True, "skipped": [], "done": True}
+IN_PLACE = {"delivery": {"state": "delivered", "problem": None, "in_place": True}}
 NEVER_STARTED = job(
     outcome="never_started", shell_code=127, detail="there: no such program", attempts=[{"started_at": None}]
 )
@@ -220,13 +220,14 @@ def test_elsewhere_it_is_a_job_with_its_output_and_exit_code(wrap: Wrap, stand_i
         advise_command=THERE,
         submit_job=submit,
         read_logs=[b"from there\n", {"job": job(), "done": True}],
-        fetch_files=IN_PLACE,
+        wait_for_delivery=IN_PLACE,
     )
     done = wrap("-e", "MODE=fast", "sh", "-c", "echo here; touch ran")
     assert (done.returncode, done.stdout, done.stderr) == (7, "from there\n", "")
     assert not (wrap.folder / "ran").exists()
     assert submitted["argv"] == ["sh", "-c", "echo here; touch ran"]
     assert (submitted["require"], submitted["wait_seconds"], submitted["env"]["MODE"]) == (["there"], 0, "fast")
+    assert (submitted["fetch"], submitted["fetch_to"]) == (["**"], str(wrap.folder))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_it_falls_back_to_here_where_nothing_was_started(
 def test_it_never_starts_here_what_may_have_run_there(
     wrap: Wrap, stand_in: Callable[..., StandIn], answers: Any
 ) -> None:
-    stand_in(advise_command=THERE, fetch_files=IN_PLACE, **answers)
+    stand_in(advise_command=THERE, wait_for_delivery=IN_PLACE, **answers)
     done = wrap("sh", "-c", "echo here")
     assert done.stdout == ""
     assert done.returncode != 0
@@ -294,7 +295,7 @@ def test_an_interrupt_cancels_the_job_there(wrap: Wrap, stand_in: Callable[..., 
         submit_job={"job": job(state="running")},
         read_logs=logs,
         cancel_job=cancel,
-        fetch_files=IN_PLACE,
+        wait_for_delivery=IN_PLACE,
     )
     command = [*GRID, "offload", "wrap", "sh", "-c", "echo here"]
     process = subprocess.Popen(command, cwd=wrap.folder, env=wrap.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
