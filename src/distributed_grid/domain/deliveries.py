@@ -55,6 +55,8 @@ class Delivery(Struct, frozen=True, omit_defaults=True, kw_only=True):
     node: str
     order: FetchOrder
     began_at_ms: int
+    shipped: str = ""
+    """Manifest of the tree that the job began with; needed to tell which files it has changed."""
     problem: str = ""
     """Reason of the last failed try, or of the end."""
     delivered: DeliveredFiles = DeliveredFiles()

@@ -21,6 +21,7 @@ def begin_deliveries(decision: Decision, now: int) -> Decision:
             node=row.attempts[-1].node if row.attempts else "",
             order=row.fetch,
             began_at_ms=now,
+            shipped=row.command.workdir,
         )
         for row in decision.changes
         if isinstance(row, Job) and row.is_over and row.fetch is not None

@@ -24,7 +24,7 @@ from distributed_grid.control.agent_files import AttemptFiles
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, Delivery
 from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
-from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.jobs import Attempt, Ending, Job
 from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused
 from distributed_grid.reactor.effects import pending_deliveries
@@ -121,7 +121,7 @@ class FileDeliverer:
 
     async def _bring(self, delivery: Delivery) -> DeliveredFiles:
         job = await find_job(self._grid, delivery.job)
-        if not any(attempt.started_at_ms for attempt in job.attempts):
+        if not any(_has_run(attempt) for attempt in job.attempts):
             raise Refused(f"{job.id} never started")
         wanted, own = delivery.order.directory, self._own_directory(job)
         if not wanted or not await asyncio.to_thread(os.path.isdir, wanted):
@@ -154,6 +154,11 @@ class FileDeliverer:
             await asyncio.to_thread(download.close)
         assert done is not None
         return delivered_files(directory, done)
+
+
+def _has_run(attempt: Attempt) -> bool:
+    ending = attempt.outcome.ending if attempt.outcome is not None else None
+    return attempt.started_at_ms > 0 or ending not in (None, Ending.NEVER_STARTED)
 
 
 def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:

@@ -348,6 +348,7 @@ def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
     used = {job.command.workdir for job in ledger.jobs.values()}
     for move in ledger.moves.values():
         used |= {move.shipped, move.final, move.results}
+    used |= {delivery.shipped for delivery in ledger.deliveries.values()}
     return used - {""}
 
 
