@@ -233,7 +233,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     priority: Name = "medium"
     prefer: Names = ()
     require: Names = ()
-    wait_seconds: Seconds = 300.0
+    wait_seconds: Seconds | None = 300.0  # None: until it starts or is cancelled
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
     workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""

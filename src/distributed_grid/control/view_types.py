@@ -235,7 +235,8 @@ class CheckpointRow(TypedDict):
 
 
 class JobRow(OutcomeRow):
-    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved."""
+    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved. `wait_seconds` is
+    how long it waits for its first start; None: until it starts or is cancelled."""
 
     job_id: str
     uid: str
@@ -251,6 +252,7 @@ class JobRow(OutcomeRow):
     sizing: SizingRow | None
     expected_seconds: float | None
     priority: str
+    wait_seconds: float | None
     submitted_at: str | None
     ended_at: str | None
     attempts: list[AttemptRow]

@@ -77,6 +77,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("takes", _expected(job)),
         ("priority", job["priority"]),
         ("submitted", format_time(job["submitted_at"])),
+        ("waits", _wait(job)),
         ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
         ("checkpoint", _checkpoint(job)),
@@ -119,6 +120,15 @@ def _checkpoint(job: dict[str, Any]) -> str | None:
     if found["problem"] is not None:
         parts.append(f"not brought: {found['problem']}")
     return "; ".join(parts)
+
+
+def _wait(job: dict[str, Any]) -> str | None:
+    """How long a queued job waits for resources; one that has run before does not give up."""
+    if job["state"] != "queued":
+        return None
+    if job["wait_seconds"] is None or job["attempts"]:
+        return "until it starts or is cancelled"
+    return f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
 
 
 def _expected(job: dict[str, Any]) -> str | None:

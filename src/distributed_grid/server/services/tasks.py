@@ -20,14 +20,13 @@ from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
-from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.job_sizing import JobSizer

@@ -1,4 +1,4 @@
-"""What was shipped is kept within bounds, and for as long as a job needs it."""
+"""Jobs: how long they wait for resources; shipped content within its bounds, and for as long as a job needs it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
 from distributed_grid.server.services.jobs import trim_content
 from tests.support.builders import a_node, a_request, a_submission
+from tests.unit.server.in_process_grid import InProcessGrid
 
 
 class Still:
@@ -49,3 +50,23 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
         await grid.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
+    async def scenario(setting: InProcessGrid) -> None:
+        await setting.open(a_node("gpu1", cores=1))
+        await setting.submit("holder")
+        await setting.starts("holder")
+        patient = await setting.submit("patient", wait_seconds=None)
+        usual = await setting.submit("usual")
+        assert (patient["job"]["wait_seconds"], usual["job"]["wait_seconds"]) == (None, 300)
+        assert (await setting.explain("patient"))["waiting"]["gives_up_at"] is None
+        assert (await setting.explain("usual"))["waiting"]["gives_up_at"] is not None
+        for _ in range(40):
+            await setting.later(86_400)
+        assert (await setting.jobs.get("usual"))["job"]["outcome"] == "waited_too_long"
+        assert (await setting.jobs.get("patient"))["job"]["state"] == "queued"
+        await setting.ends("holder")
+        assert (await setting.jobs.get("patient"))["job"]["state"] == "assigned"
+
+    asyncio.run(InProcessGrid().run(scenario))
