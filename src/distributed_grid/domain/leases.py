@@ -162,8 +162,8 @@ class Lease(Struct, frozen=True, omit_defaults=True):
 
     @property
     def wait_until_ms(self) -> int:
-        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline; 0 is
-        never."""
+        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline.
+        0 is never."""
         gives_up = 0 if self.request.waits_forever else self.asked_at_ms + self.request.wait_ms
         latest = self.request.latest_start_ms
         return min(gives_up, latest) if gives_up and latest else gives_up or latest
