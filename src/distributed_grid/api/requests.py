@@ -295,6 +295,10 @@ class ListJobs(Message, frozen=True):
     state: Name | None = None
 
 
+class ListLiveJobs(Message, frozen=True):
+    """The uids of the caller's jobs that have not ended, the oldest first: all of them, however many."""
+
+
 class GetJob(Message, frozen=True):
     """One job."""
 

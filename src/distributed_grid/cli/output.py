@@ -34,6 +34,16 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     print(text, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
 
 
+def note(text: str) -> None:
+    """Print a remark of the grid itself, on stderr."""
+    echo(f"grid: {text}", err=True)
+
+
+def named_in_part(names: Sequence[str], count: int) -> list[str]:
+    """At most so many of the names; where some are left out, the last word says how many."""
+    return [*names[:count], *([f"and {len(names) - count:,} more"] if len(names) > count else [])]
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> str:
     """Columns as wide as needed; one plain line where there are no rows."""
     if not rows:

@@ -264,7 +264,10 @@ class JobRow(OutcomeRow):
 
 
 class JobList(TypedDict):
+    """Jobs; `more`: some that ended before are kept, but not listed."""
+
     jobs: list[JobRow]
+    more: bool
 
 
 class JobDetail(TypedDict):
@@ -509,7 +512,10 @@ class MoveRow(TypedDict):
 
 
 class MoveList(TypedDict):
+    """Moves; `more`: some that ended before are kept, but not listed."""
+
     moves: list[MoveRow]
+    more: bool
 
 
 class MoveDetail(TypedDict):
@@ -597,10 +603,11 @@ class WorkerBudget(TypedDict):
 
 
 class WorkerList(TypedDict):
-    """Workers, and what they cost."""
+    """Workers, and what they cost; in a list `more`: some that were proven gone before are kept, but not listed."""
 
     workers: list[WorkerRow]
     budget: WorkerBudget
+    more: NotRequired[bool]
 
 
 class WorkerOfferRow(TypedDict):

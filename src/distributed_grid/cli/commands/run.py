@@ -153,6 +153,7 @@ def run_job(
         if options.get("dry_run"):
             return _print_verdict(session, accepted)
         if options["detach"]:
+            note_detached(session, job)
             print_answer(session, job, job["job_id"])
             return 0
         if accepted.get("reasons"):
@@ -165,6 +166,16 @@ def run_job(
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
             client.call("cancel_job", job_id=request_id)
         return 130
+
+
+def note_detached(session: CliSession, job: dict[str, Any]) -> None:
+    """Note a job for `grid jobs wait` without names; the job goes on where that fails."""
+    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
+
+    try:
+        UnwaitedJobs(session.state_dir).add(job["uid"])
+    except OSError as failure:
+        echo(f"grid: to wait for {job['job_id']} name it: it could not be noted ({failure.strerror})", err=True)
 
 
 def has_unread_input() -> bool:

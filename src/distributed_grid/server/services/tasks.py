@@ -100,9 +100,10 @@ class TaskService:
                 ledger.jobs[ledger.leases[lease_id].job] for *_, lease_id in ledger.waiting if _is_job(ledger, lease_id)
             )
             tasks = (job for job in queued if job.request.runs_on is not WorkerKind.AGENT)
-            return list(itertools.islice(tasks, op.limit))
+            return list(itertools.islice(tasks, op.limit + 1))
 
-        return {"tasks": [_described(job) for job in await self._grid.read(waiting)]}
+        found = await self._grid.read(waiting)
+        return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
 
     async def take(self, op: requests.TakeTask) -> View:
         """The task that a worker is to run now, or None; the same one again until it is reported."""
