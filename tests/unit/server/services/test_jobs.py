@@ -9,9 +9,11 @@ from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.adapters.workdir.manifest import encode
 from distributed_grid.adapters.workdir.scan import scan_directory
+from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
+from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.jobs import trim_content
 from tests.support.builders import a_node, a_request, a_submission
 from tests.unit.server.in_process_grid import InProcessGrid
@@ -68,5 +70,30 @@ def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
         assert (await setting.jobs.get("patient"))["job"]["state"] == "queued"
         await setting.ends("holder")
         assert (await setting.jobs.get("patient"))["job"]["state"] == "assigned"
+
+    asyncio.run(InProcessGrid().run(scenario))
+
+
+def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
+    async def scenario(setting: InProcessGrid) -> None:
+        await setting.open(a_node("gpu1", cores=4))
+        for number in range(3):
+            await setting.submit(f"over{number}")
+            await setting.starts(f"over{number}")
+            await setting.ends(f"over{number}")
+        await setting.submit("live", user="bob")
+        listed = {
+            limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything))
+            for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
+        }
+        assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {
+            1: (1, True),
+            3: (3, True),
+            4: (4, False),
+            2: (3, True),
+            5: (4, False),
+        }
+        assert (await setting.jobs.list_live(Caller("bob")))["uids"] == ["live"]
+        assert (await setting.jobs.list_live(Caller("ann")))["uids"] == []
 
     asyncio.run(InProcessGrid().run(scenario))
