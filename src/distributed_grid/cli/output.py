@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -57,9 +58,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 def terminal_width() -> int:
     """How wide the terminal is on which this is shown; 0 where it is none, and everything is shown."""
-    import shutil
-
-    return shutil.get_terminal_size((0, 0)).columns if is_terminal() else 0
+    if not is_terminal():
+        return 0
+    named = os.environ.get("COLUMNS", "")
+    try:
+        return int(named) if named.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:
+        return 0
 
 
 def narrowed(
