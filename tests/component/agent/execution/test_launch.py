@@ -35,7 +35,7 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
     ("env", "first"),
     [
         ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": "/opt/ray/bin/python"}, "/opt/ray/bin"),
-        ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": "/opt/ray/bin/python", "VIRTUAL_ENV": "/home/ann/env"}, "/bin"),
+        ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": "/opt/ray/bin/python", "VIRTUAL_ENV": "/opt/own"}, "/bin"),
         ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": ""}, "/bin"),
         ({"GRID_RAY_PYTHON": "/opt/ray/bin/python"}, "/bin"),
     ],
