@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-BURST = 200
+BURST = 50
 REFILL_SECONDS = 10.0
 
 

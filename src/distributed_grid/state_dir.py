@@ -52,6 +52,11 @@ class StateDir:
         return self.host_dir / "jobs"
 
     @property
+    def unwaited_jobs(self) -> Path:
+        """The detached jobs whose end no command has shown yet."""
+        return self.host_dir / "unwaited_jobs"
+
+    @property
     def reports(self) -> Path:
         return self.root / "reports"
 

@@ -74,6 +74,23 @@ def test_a_job_that_waits_tells_for_what_and_until_when(cluster: Shell) -> None:
     assert text.startswith("mine waits\n")
     assert "in queue      2 of 2" in text
     assert "gpu2        0 GPUs free, 2 GPUs asked" in text
+    assert waiting["gives_up_at"] is not None
+    assert cluster.json("jobs", "show", "mine")["wait_seconds"] == 500
+
+
+def test_a_detached_job_waits_without_a_limit_unless_one_is_given(cluster: Shell) -> None:
+    cluster.detach("-j", "held", "-r", "gpu", "-a", "2", "sleep", "300")
+    cluster.detach("-j", "patient", "-r", "gpu", "-a", "2", "true")
+    cluster.detach("-j", "limited", "-r", "gpu", "-a", "2", "-w", "60", "true")
+    assert ", without a limit\n" in cluster("explain", "patient", check=0).stdout
+    assert "waits:        until it starts or is cancelled\n" in cluster("jobs", "show", "patient", check=0).stdout
+    assert cluster.job("patient")["wait_seconds"] is None
+    assert ", until " in cluster("explain", "limited", check=0).stdout
+    assert "waits:        at most 60 s for resources\n" in cluster("jobs", "show", "limited", check=0).stdout
+    followed = cluster.start("run-shared", "-j", "followed", "-r", "gpu", "-a", "2", "true")
+    assert followed.stderr is not None
+    assert followed.stderr.readline().startswith(b"grid: followed waits: ")
+    assert cluster.job("followed")["wait_seconds"] == 300
 
 
 def test_a_displaced_job_tells_by_whom_and_both_attempts(cluster: Shell) -> None:

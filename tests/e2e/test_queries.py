@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.shell import Shell, wait_until
+from distributed_grid.client.client import Client
+from distributed_grid.state_dir import StateDir
+from tests.support.shell import GRID, Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -99,3 +103,62 @@ def test_events_are_not_followed_where_nothing_runs(grid: Shell) -> None:
     done = grid("events", "-f", check=3)
     assert done.stderr.startswith("grid: no control plane runs for ")
     grid("daemon", "status", check=3)
+
+
+def test_a_wait_without_names_counts_the_jobs_that_failed_before_it(grid: Shell) -> None:
+    jobs = [grid.detach("-j", name, command) for name, command in (("bad", "false"), ("good", "true"))]
+    for job in jobs:
+        wait_until(lambda job=job: grid.job(job)["state"] == "ended")
+    assert grid("jobs", "wait", check=1).stdout == "bad: exit 1\ngood: exit 0\n"
+    assert grid("jobs", "wait", check=0).stdout == "no jobs\n", "each end is reported once"
+    grid("run-shared", "false", check=1)
+    grid("jobs", "wait", check=0)  # that one was not detached: its user has seen how it ended
+    named = grid.detach("sh", "-c", "exit 4")
+    grid("jobs", "wait", named, check=4)
+    cancelled = grid.detach("sleep", "300")
+    wait_until(lambda: grid.job(cancelled)["state"] == "running")
+    grid("jobs", "cancel", cancelled, check=0)
+    grid("jobs", "wait", check=0)
+    slow = grid.detach("sh", "-c", "sleep 1; exit 5")
+    assert "still" in grid("jobs", "wait", "-t", "0.1", check=124).stderr
+    assert grid("jobs", "wait", check=5).stdout == f"{slow}: exit 5\n"
+
+
+def a_terminal(grid: Shell, *words: str) -> str:
+    """What a person sees of a command on a terminal of 80 columns."""
+    command = shlex.join([*GRID, *words])
+    shown = subprocess.run(
+        ["script", "-qec", f"stty cols 80 rows 24; {command}", "/dev/null"],
+        capture_output=True,
+        text=True,
+        cwd=grid.cwd,
+        env=grid.env | {"TERM": "dumb"},
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
+    return shown.stdout.replace("\r", "")
+
+
+def test_no_list_is_cut_without_a_word(grid: Shell) -> None:
+    grid("status", check=0)
+    with Client(StateDir(grid.state_dir), may_start=False) as client:
+        for number in range(55):
+            name = f"{number:032x}"
+            client.call("submit_job", request_id=name, argv=["true"], job_id=f"held-{number}", require=[], amount=1)
+        for number in range(55):
+            client.call("wait_for_job", job_id=f"{number:032x}")
+    lines = grid("events", "--json", check=0)
+    events = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert len(events) > 200
+    assert lines.stderr == ""
+    assert {event["job_id"] for event in events if event["type"] == "requested"} == {f"held-{n}" for n in range(55)}
+    assert len(grid("events", "-l", "7", check=0).stdout.splitlines()) == 7
+    part = a_terminal(grid, "events").splitlines()
+    assert len(part) == 101
+    assert part[-1] == "grid: only the newest 100 events are shown: --limit N shows more of them, --all all"
+    assert len(a_terminal(grid, "events", "--all").splitlines()) == len(events)
+    assert "give --all or --limit" in grid("events", "--all", "-l", "7", check=2).stderr
+    listed = grid("jobs", "list", check=0)
+    assert len(listed.stdout.splitlines()) == 21
+    assert listed.stderr == "grid: jobs that ended earlier are not listed: --limit N lists more of them, --all all\n"
+    assert grid("jobs", "list", "--all", check=0).stderr == ""

@@ -235,7 +235,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     priority: Name = "medium"
     prefer: Names = ()
     require: Names = ()
-    wait_seconds: Seconds = 300.0
+    wait_seconds: Seconds | None = 300.0  # None: until it starts or is cancelled
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
     workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -309,6 +309,10 @@ class ListJobs(Message, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
     user: Name | None = None
     state: Name | None = None
+
+
+class ListLiveJobs(Message, frozen=True):
+    """The uids of the caller's jobs that have not ended, the oldest first: all of them, however many."""
 
 
 class GetJob(Message, frozen=True):

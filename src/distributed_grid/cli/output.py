@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -34,6 +35,16 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     print(text, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
 
 
+def note(text: str) -> None:
+    """Print a remark of the grid itself, on stderr."""
+    echo(f"grid: {text}", err=True)
+
+
+def named_in_part(names: Sequence[str], count: int) -> list[str]:
+    """At most so many of the names; where some are left out, the last word says how many."""
+    return [*names[:count], *([f"and {len(names) - count:,} more"] if len(names) > count else [])]
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> str:
     """Columns as wide as needed; one plain line where there are no rows."""
     if not rows:
@@ -47,9 +58,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 def terminal_width() -> int:
     """How wide the terminal is on which this is shown; 0 where it is none, and everything is shown."""
-    import shutil
-
-    return shutil.get_terminal_size((0, 0)).columns if is_terminal() else 0
+    if not is_terminal():
+        return 0
+    named = os.environ.get("COLUMNS", "")
+    try:
+        return int(named) if named.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns
+    except OSError:
+        return 0
 
 
 def narrowed(

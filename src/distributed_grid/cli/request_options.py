@@ -17,10 +17,10 @@ STRATEGIES = (
 )  # fmt: skip
 
 
-def wait_option(default: float, text: str) -> Option:
-    """The option `--wait SECONDS`."""
-    kind = FloatRange(at_least=0)
-    return Option("-w", "--wait", type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
+def wait_option(default: float | None, text: str) -> Option:
+    """The option `--wait SECONDS`; without a default its text says how long the wait is."""
+    kind, is_shown = FloatRange(at_least=0), default is not None
+    return Option("-w", "--wait", type=kind, default=default, show_default=is_shown, metavar="SECONDS", help=text)
 
 
 placement_options = (

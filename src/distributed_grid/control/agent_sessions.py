@@ -165,6 +165,7 @@ class AgentSessions:
         self._memory = memory
         self._greeted: dict[tuple[AgentSide, str], AgentHello] = {}
         self._unwanted: dict[AgentSide, dict[str, int]] = {}  # attempts to be stopped, with the fences of the orders
+        self._starts_in_hand: set[tuple[AgentSide, str]] = set()  # reported starts that are being taken in
         self._ordered: dict[str, set[str]] = {}  # by node: the leases whose attempts were ever ordered there
         self._since_ms = grid.now_ms()
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
@@ -196,9 +197,23 @@ class AgentSessions:
         elif isinstance(message, MoveReport):
             await self._record_move(message, via)
         else:
+            await self._record_report(message, via)
+
+    async def _record_report(self, message: Report, via: AgentSide) -> None:
+        """Take in a report about an attempt. Reports are taken in together, in the order of the agent: a short attempt
+        has ended in the ledger before its start is compared with it."""
+        attempt = (via, message.lease_id)
+        if isinstance(message, AttemptStartedReport):
+            self._starts_in_hand.add(attempt)
+        elif isinstance(message, AttemptEndedReport):
+            self._starts_in_hand.discard(attempt)
+        try:
             await self._grid.handle_with_retry(event_of(message, via.nodes))
             via.send(AcknowledgeReport(message.seq))
             await self._compare(message, via)
+        finally:
+            if isinstance(message, AttemptStartedReport):
+                self._starts_in_hand.discard(attempt)
 
     async def _record_move(self, report: MoveReport, via: AgentSide) -> None:
         """Take in what became of a move at its source; what is not known any more, or refused, is acknowledged, too."""
@@ -403,7 +418,8 @@ class AgentSessions:
             self._unwanted.get(via, {}).pop(message.lease_id, None)
         if not isinstance(message, AttemptStartedReport) or not _is_unwanted(self._grid.ledger, message, via):
             return
-        if await self._grid.read(lambda ledger, now: _is_unwanted(ledger, message, via)):  # and that is durable
+        is_unwanted = await self._grid.read(lambda ledger, now: _is_unwanted(ledger, message, via))  # and it is durable
+        if is_unwanted and (via, message.lease_id) in self._starts_in_hand:  # else the agent has reported its end, too
             log.info("%s began on %s after it was given up: stopping it", message.lease_id, ", ".join(via.nodes))
             self._stop_unwanted(message.lease_id, message.fence, via)
 

@@ -253,7 +253,8 @@ class DeliveryRow(TypedDict):
 
 
 class JobRow(OutcomeRow):
-    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved."""
+    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved. `wait_seconds` is
+    how long it waits for its first start; None: until it starts or is cancelled."""
 
     job_id: str
     uid: str
@@ -269,6 +270,7 @@ class JobRow(OutcomeRow):
     sizing: SizingRow | None
     expected_seconds: float | None
     priority: str
+    wait_seconds: float | None
     submitted_at: str | None
     ended_at: str | None
     attempts: list[AttemptRow]
@@ -280,7 +282,10 @@ class JobRow(OutcomeRow):
 
 
 class JobList(TypedDict):
+    """Jobs; `more`: some that ended before are kept, but not listed."""
+
     jobs: list[JobRow]
+    more: bool
 
 
 class JobDetail(TypedDict):
@@ -528,7 +533,10 @@ class MoveRow(TypedDict):
 
 
 class MoveList(TypedDict):
+    """Moves; `more`: some that ended before are kept, but not listed."""
+
     moves: list[MoveRow]
+    more: bool
 
 
 class MoveDetail(TypedDict):
@@ -616,10 +624,11 @@ class WorkerBudget(TypedDict):
 
 
 class WorkerList(TypedDict):
-    """Workers, and what they cost."""
+    """Workers, and what they cost; in a list `more`: some that were proven gone before are kept, but not listed."""
 
     workers: list[WorkerRow]
     budget: WorkerBudget
+    more: NotRequired[bool]
 
 
 class WorkerOfferRow(TypedDict):

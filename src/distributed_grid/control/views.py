@@ -241,6 +241,7 @@ class Viewer:
             "sizing": _sizing(job),
             "expected_seconds": _expected_seconds(job.estimate),
             "priority": job.request.priority.name.lower(),
+            "wait_seconds": None if job.request.waits_forever else job.request.wait_ms / 1000,
             "submitted_at": self.time(job.submitted_at_ms),
             "ended_at": self.time(job.ended_at_ms),
             "attempts": [self.attempt(attempt) for attempt in job.attempts],

@@ -20,6 +20,8 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 
 MAX_DURATION_MS = 200 * 365 * 86_400_000
+FOREVER_MS = MAX_DURATION_MS // 2
+"""Wait of a request that stays queued until it is granted or withdrawn; a longer wait means the same."""
 MAX_GANG_SIZE = 1_000
 FENCE_NUMBER_BITS = 32
 MAX_EPOCH = 2**29 - 1
@@ -92,6 +94,11 @@ class Request(Struct, frozen=True, omit_defaults=True):
         return self.ask.problem()
 
     @property
+    def waits_forever(self) -> bool:
+        """True if only a grant, a cancellation or its deadline ends the wait of this request."""
+        return self.wait_ms >= FOREVER_MS
+
+    @property
     def latest_start_ms(self) -> int:
         """The last moment at which this can start and be over by its deadline; 0 without one."""
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
@@ -155,10 +162,11 @@ class Lease(Struct, frozen=True, omit_defaults=True):
 
     @property
     def wait_until_ms(self) -> int:
-        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline."""
-        gives_up = self.asked_at_ms + self.request.wait_ms
+        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline.
+        0 is never."""
+        gives_up = 0 if self.request.waits_forever else self.asked_at_ms + self.request.wait_ms
         latest = self.request.latest_start_ms
-        return min(gives_up, latest) if latest else gives_up
+        return min(gives_up, latest) if gives_up and latest else gives_up or latest
 
     @property
     def deadline_ms(self) -> int:

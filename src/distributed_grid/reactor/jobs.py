@@ -20,7 +20,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -44,9 +44,6 @@ from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.queue.reasons import never_fits
-
-FOREVER_MS = 100 * 365 * 86_400_000
-"""Wait of a job that was preempted or is retried: it does not give up."""
 
 DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED, Ending.MOVED})
 """Ends that are not the job's doing: it is requeued."""

@@ -209,6 +209,7 @@ def answer_table(
         requests.RunInBoost: boosts.run,
         requests.SubmitJob: jobs.submit,
         requests.ListJobs: lambda op, caller: jobs.list(op),
+        requests.ListLiveJobs: lambda op, caller: jobs.list_live(caller),
         requests.GetJob: lambda op, caller: jobs.get(op.job_id),
         requests.CancelJob: jobs.cancel,
         requests.WaitForJob: lambda op, caller: jobs.wait(op),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import uuid
 
 import pytest
@@ -52,9 +53,31 @@ def test_a_boost_is_reserved_in_ray_on_its_source_and_a_program_uses_it_there(
 def test_a_plain_ray_program_uses_the_boost_that_it_is_run_in(ray_grid: RayGrid, ray_lab: Lab) -> None:
     found = boost(ray_grid, "gpu-master", "cpu", "1", "--source", "gpu1")
     (ray_grid.cwd / "train.py").write_text(PLAIN)
-    python = f"{ray_lab.host('gpu1').home}/{PYTHON}"
-    done = ray_grid("boost", "run", found["boost_id"][:8], "--", python, "train.py", check=0, timeout=90)
+    done = ray_grid("boost", "run", found["boost_id"][:8], "--", "python", "train.py", check=0, timeout=90)
     assert json.loads(done.stdout.splitlines()[-1]) == ["gpu1", True]
+    python = f"{ray_lab.host('gpu1').home}/{PYTHON}"
+    shown = ("--", "sh", "-c", 'command -v python; echo "$GRID_RAY_PYTHON"')
+    assert ray_grid("boost", "run", found["boost_id"], *shown, check=0).stdout.split() == [python, python]
+    own = ray_grid("boost", "run", "--env", "PATH=/usr/bin:/bin", found["boost_id"], *shown, check=0).stdout.split()
+    assert python not in own, "a path that was given is left as it is"
+
+
+def test_what_cluster_env_says_to_type_works_where_the_head_is_another_machine(ray_grid: RayGrid) -> None:
+    hint = ray_grid("cluster", "status", check=0).stdout
+    *exports, last = ray_grid("cluster", "env", check=0).stdout.splitlines()
+    assert last.startswith("# ray status needs another address here: ray status --address 127.0.0.2:")
+    command = last.partition(": ")[2]
+    assert f'for Ray programs, type: eval "$(grid cluster env)"; then also: {command}; on a node' in hint
+    program = "python -c 'import ray; ray.init(log_to_driver=False); print(len(ray.nodes()))'"
+    script = f'eval "$(grid cluster env)"; {command}; {program}'
+    done = subprocess.run(
+        ["bash", "-ec", script], capture_output=True, text=True, env=ray_grid.env, cwd=ray_grid.cwd, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Autoscaler status" in done.stdout
+    assert done.stdout.splitlines()[-1] == "3"
+    assert any(line.startswith("export RAY_ADDRESS=ray://127.0.0.1:") for line in exports)
+    assert f"export PATH={ray_grid.lab.host('gpu1').home}/rayenv/bin:" in ray_grid("cluster", "env", "gpu1").stdout
 
 
 def test_two_boosts_never_hold_the_same_cores(ray_grid: RayGrid) -> None:

@@ -30,7 +30,9 @@ def test_ray_is_installed_started_stopped_and_removed_where_there_was_only_pytho
             (row,) = grid.results("start", "--ray").values()
             assert row["ok"], row
             (command,) = host.run(["sh", "-c", "ls -d ~/.distributed_grid/versions/ray-*/bin/ray"]).stdout.split()
-            said = host.run([command, "status"], env=grid.json("cluster", "env", "gpu1"), timeout=60).stdout
+            environ = grid.json("cluster", "env", "gpu1")
+            assert environ["GRID_RAY_PYTHON"] == command.removesuffix("ray") + "python", "what boost run puts first"
+            said = host.run([command, "status"], env=environ, timeout=60).stdout
             assert "2.0 CPU" in said
         finally:
             grid.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -26,6 +27,7 @@ from distributed_grid.wire import (
     PROTOCOL,
     AgentHello,
     AttemptEndedReport,
+    AttemptPausedReport,
     AttemptsPage,
     AttemptStartedReport,
     Heartbeat,
@@ -288,6 +290,34 @@ def test_what_begins_after_it_was_given_up_is_stopped() -> None:
         assert (stop.lease_id, stop.fence) == ("gone.1", 5)
         assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
 
+    with_a_grid(story)
+
+
+def test_short_jobs_whose_start_and_end_come_together_have_simply_ended(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        for n in range(4):
+            await grid.handle(a_submission(a_request(f"short{n}", cores=1, require=["ash"])))
+        for seq, order in enumerate(ash.of(StartAttemptOrder)):
+            assert isinstance(order, StartAttemptOrder)
+            gateway.received(AttemptStartedReport(2 * seq, order.lease_id, order.fence, 7, ()), ash)
+            gateway.received(
+                AttemptEndedReport(2 * seq + 1, order.lease_id, order.fence, Outcome(Ending.EXITED, exit_code=0)), ash
+            )
+        await gateway.settled()
+        assert not grid.ledger.jobs
+        assert ash.of(StopAttemptOrder) == []
+        assert "after it was given up" not in caplog.text
+        for message in (
+            AttemptStartedReport(50, "gone.1", 5, 7, ()),
+            AttemptPausedReport(51, "gone.1", 5, True, "its owner is back"),
+        ):
+            gateway.received(message, ash)
+        await gateway.settled()
+        assert len(ash.of(StopAttemptOrder)) == 1, "what was given up and goes on is still stopped"
+        assert caplog.text.count("after it was given up") == 1
+
+    caplog.set_level(logging.INFO)
     with_a_grid(story)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.domain.leases import (
+    FOREVER_MS,
     MAX_DURATION_MS,
     MAX_EPOCH,
     MAX_EPOCH_LEAD,
@@ -101,6 +102,15 @@ def test_a_wait_ends_when_the_deadline_cannot_be_met_any_more():
     request = replace(LEASE.request, deadline_ms=NOW + 4_000, expects_ms=1_000)
     assert LEASE.wait_until_ms == NOW + 5_000
     assert replace(LEASE, request=request).wait_until_ms == NOW + 3_000
+
+
+@pytest.mark.parametrize("wait_ms", [FOREVER_MS, MAX_DURATION_MS])
+def test_only_its_deadline_ends_a_wait_without_a_limit(wait_ms):
+    patient = replace(LEASE, request=replace(LEASE.request, wait_ms=wait_ms))
+    assert (patient.request.waits_forever, LEASE.request.waits_forever) == (True, False)
+    assert (patient.wait_until_ms, patient.deadline_ms) == (0, 0)
+    due = replace(patient.request, deadline_ms=NOW + 4_000, expects_ms=1_000)
+    assert replace(patient, request=due).wait_until_ms == NOW + 3_000
 
 
 @pytest.mark.parametrize(

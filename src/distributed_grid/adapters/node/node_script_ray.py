@@ -80,12 +80,18 @@ def ray_dir(request: Map) -> str:
 
 
 def ray_inspect(request: Map, source: BinaryIO) -> Map:
-    """Which Python and Ray would be used, and what runs of ours; without `versions` only the latter."""
+    """Which Python and Ray would be used, and what runs of ours; without `versions` only the interpreter,
+    where there is one, and the latter."""
     found = ray_state(ray_dir(request))
     if found["state"] == "stopped":
         check_ports(request.get("ports") or {})
     if request.get("versions", True):
         found.update(query_versions(find_ray_python(request)))
+    else:
+        try:
+            found["interpreter"] = find_ray_python(request)
+        except ScriptError:  # removed while Ray runs
+            found["interpreter"] = ""
     return found
 
 

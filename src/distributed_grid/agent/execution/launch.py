@@ -86,6 +86,8 @@ def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
     files = work.rpartition("/")[0]
     if "GRID_BOOST_GROUP" in given:
         given["PYTHONPATH"] = ":".join(path for path in (RAY_BOOST_PATH, given.get("PYTHONPATH", "")) if path)
+        if folder := os.path.dirname(_ray_python(given)):
+            given["PATH"] = f"{folder}:{given.get('PATH', os.defpath)}"
     return {
         "PYTHONUNBUFFERED": "1",
         **given,
@@ -99,6 +101,19 @@ def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that the numbers mean the same devices as where they were measured
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
     }
+
+
+def _ray_python(given: Mapping[str, str]) -> str:
+    """The interpreter with Ray, which a program in a Ray-backed boost has to find first; empty where it is to find its
+    own: it was given a PATH, or its user's environment is active. Unnamed it is this agent's own, where that has Ray,
+    as in a cluster that is attached."""
+    if any(given.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")):
+        return ""
+    if "GRID_RAY_PYTHON" in given:
+        return given["GRID_RAY_PYTHON"]
+    from importlib.util import find_spec
+
+    return sys.executable if find_spec("ray") is not None else ""
 
 
 def find_command(argv: list[str], env: dict[str, str]) -> str:

@@ -21,6 +21,9 @@ INHERITED_VARIABLES = (
 )
 """What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
 USE_RAY = 'for `ray status` and Ray programs, type: eval "$(grid cluster env)"'
+USE_FAR_RAY = 'for Ray programs, type: eval "$(grid cluster env)"; then also: ray status --address {head}'
+"""Where Ray's head is another machine: programs may have to use Ray Client, which `ray status` cannot."""
+USE_LATER = 'for Ray programs, type: eval "$(grid cluster env)" once the ports of its head are forwarded'
 Show = Callable[[str, str], None]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 
@@ -44,7 +47,8 @@ def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""
     code = _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
     if ray and not code and not session.json:
-        echo(USE_RAY)
+        view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", ()))
+        echo(_ray_hint(view["ray"]))
     return code
 
 
@@ -88,7 +92,10 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
 
 @cluster.command(Argument("node", required=False))
 def env(session: CliSession, node: str | None) -> None:
-    """What to export so that `ray status` and Ray programs reach the grid's Ray: on this machine, or on a node.
+    """What to export so that Ray programs and `ray status` reach the grid's Ray: on this machine, or on a node.
+
+    Where Ray's head is another machine and no node of Ray is this one, programs use Ray Client, and the last line says
+    which address `ray status` needs.
 
     \b
     $ eval "$(grid cluster env)"
@@ -96,12 +103,13 @@ def env(session: CliSession, node: str | None) -> None:
     view = session.stream_steps(
         "manage_cluster", _show_nothing, query_only=True, **_selection("env", (node,) if node else ())
     )
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
-    if not node and (path := _ray_command_path()):
+    environ = view["environ"]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
+    if path := os.path.dirname(environ.get("GRID_RAY_PYTHON", "")) if node else _ray_command_path():
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"')
-    if not node and view["ray"]["head"]:
-        lines.append(f"# from here: ray status --address {view['ray']['head']}")
-    print_answer(session, view["environ"], "\n".join(lines))
+    if environ["RAY_ADDRESS"].startswith("ray://") and view["ray"]["head"]:
+        lines.append(f"# ray status needs another address here: ray status --address {view['ray']['head']}")
+    print_answer(session, environ, "\n".join(lines))
 
 
 @cluster.command(Argument("address"))
@@ -153,6 +161,13 @@ def _ray_token() -> str:
         return ""
 
 
+def _ray_hint(ray: dict[str, Any] | None) -> str:
+    """What to type on this machine to use the grid's Ray."""
+    if ray is None or ray["head"] == ray["address"]:
+        return USE_RAY
+    return USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER
+
+
 def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
     """The grid's Ray in a few lines; none where there is none."""
     if ray is None:
@@ -160,7 +175,7 @@ def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
     lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
     lines.append(f"  dashboard  {printable(ray['dashboard'])}")
     lines.append(f"  client     {printable(ray['client'])}")
-    lines.append('  ray status, and programs: eval "$(grid cluster env)"; on a node: grid cluster env NODE')
+    lines.append(f"  {_ray_hint(ray)}; on a node: grid cluster env NODE")
     return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, group
 from distributed_grid.cli.commands.run import cancel_jobs
-from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, print_answer, table
+from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, named_in_part, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
@@ -103,7 +103,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     found["nodes"] = node_rows(known, found["probes"])
     used = sum(1 for row in found["nodes"] if row["probes"])
     lines = [_spread_table(found["nodes"])]
-    lines += [f"{probe['job_id']} failed: {probe['detail']}" for probe in failed[:10]]
+    lines += named_in_part([f"{probe['job_id']} failed: {probe['detail']}" for probe in failed], 10)
     many = len(found["probes"])
     lines.append(
         f"{many} probe{'' if many == 1 else 's'} on {used} node{'' if used == 1 else 's'} by {strategy}, "

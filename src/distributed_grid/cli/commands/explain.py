@@ -127,7 +127,8 @@ def _summary(found: View) -> str:
 
 def _waiting(waiting: View) -> Iterator[str]:
     since = f"since {format_time(waiting['since'])}, {format_span(waiting['waited_seconds'], '.3g', least=1)}"
-    yield _row("waits", since + (f", until {format_time(waiting['gives_up_at'])}" if waiting["gives_up_at"] else ""))
+    until = f"until {format_time(waiting['gives_up_at'])}" if waiting["gives_up_at"] else "without a limit"
+    yield _row("waits", since if waiting["for"] else f"{since}, {until}")
     if waiting["for"]:
         yield from _rows("after", (_neighbour(one) for one in waiting["for"]))
         return

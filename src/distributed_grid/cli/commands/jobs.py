@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
@@ -17,6 +19,7 @@ from distributed_grid.cli.output import (
     format_sizing,
     format_span,
     format_time,
+    note,
     print_answer,
     printable,
     shorten,
@@ -24,7 +27,11 @@ from distributed_grid.cli.output import (
     write_output,
 )
 from distributed_grid.cli.session import CliSession
-from distributed_grid.errors import BadInput
+from distributed_grid.client.client import Client
+from distributed_grid.errors import BadInput, NotFound
+
+LISTED = 20
+MAX_LISTED = 10_000
 
 
 @group()
@@ -34,12 +41,13 @@ def jobs() -> None:
 
 @jobs.command(
     Option("-a", "--all", "all_", is_flag=True, help="Ended jobs beyond the newest, too."),
-    Option("-l", "--limit", type=IntRange(1, 10_000), default=20, show_default=True),
+    Option("-l", "--limit", type=IntRange(1, MAX_LISTED), help=f"How many (default: {LISTED})."),
     name="list",
 )
-def list_(session: CliSession, all_: bool, limit: int) -> None:
+def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     """The jobs that are going on, and those that ended of late."""
-    found = session.query("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
+    answer = session.query("list_jobs", all=all_, limit=MAX_LISTED if all_ else limit or LISTED)
+    found = answer["jobs"]
     rows = [
         (
             job["job_id"],
@@ -54,6 +62,10 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
     ]
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
     print_answer(session, found, table(headings, rows, empty="no jobs"))
+    if answer["more"] and all_:
+        note(f"only the newest {MAX_LISTED:,} of the jobs that ended are listed")
+    elif answer["more"] and limit is None:
+        note("jobs that ended earlier are not listed: --limit N lists more of them, --all all")
 
 
 @jobs.command(Argument("job_id"))
@@ -80,6 +92,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("takes", _expected(job)),
         ("priority", job["priority"]),
         ("submitted", format_time(job["submitted_at"])),
+        ("waits", _wait(job)),
         ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
         ("checkpoint", _checkpoint(job)),
@@ -123,6 +136,15 @@ def _checkpoint(job: dict[str, Any]) -> str | None:
     if found["problem"] is not None:
         parts.append(f"not brought: {found['problem']}")
     return "; ".join(parts)
+
+
+def _wait(job: dict[str, Any]) -> str | None:
+    """How long a queued job waits for resources; one that has run before does not give up."""
+    if job["state"] != "queued":
+        return None
+    if job["wait_seconds"] is None or job["attempts"]:
+        return "until it starts or is cancelled"
+    return f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
 
 
 def _expected(job: dict[str, Any]) -> str | None:
@@ -178,6 +200,7 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started; says `stopping` where that takes longer."""
     with session.client() as client:
         found = cancel_jobs(client, job_ids)
+    _forget(session, found)
     print_answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
 
 
@@ -192,13 +215,48 @@ def _fate(job: dict[str, Any]) -> str:
     Option("-t", "--timeout", type=FloatRange(at_least=0), help="Give up after so many seconds (exit 124)."),
 )
 def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
-    """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
+    """Wait until jobs are over; exits with the first failure's code.
+
+    Without names: all jobs of yours that are going on, and the detached ones that ended since and that no `jobs wait`
+    or `jobs cancel` has shown yet. So a job that fails before the wait begins counts, too.
+    """
+    deadline = time.monotonic() + timeout if timeout is not None else None
     with session.client(query_only=True) as client:
-        names = job_ids or [job["uid"] for job in client.call("get_status")["jobs"]]
-        deadline = time.monotonic() + timeout if timeout is not None else None
-        found = [client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
+        if job_ids:
+            found = [_ended(client, name, deadline) for name in job_ids]
+        else:
+            found = _wait_for_all(session, client, deadline)
+    _forget(session, found)
     print_answer(session, found, "\n".join(f"{job['job_id']}: {format_outcome(job)}" for job in found) or "no jobs")
     return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
+
+
+def _wait_for_all(session: CliSession, client: Client, deadline: float | None) -> list[dict[str, Any]]:
+    """The live jobs and those that were detached and not waited for yet, as they ended, in the order of submission."""
+    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
+
+    unwaited = UnwaitedJobs(session.state_dir)
+    noted = unwaited.read()
+    found = []
+    for uid in dict.fromkeys([*noted, *client.call("list_live_jobs")["uids"]]):
+        try:
+            found.append(_ended(client, uid, deadline))
+        except NotFound:  # of a database that was removed, or ended before the kept history
+            unwaited.remove([uid])
+    return sorted(found, key=lambda job: job["submitted_at"] or "")
+
+
+def _ended(client: Client, name: str, deadline: float | None) -> dict[str, Any]:
+    job: dict[str, Any] = client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"]
+    return job
+
+
+def _forget(session: CliSession, shown: Iterable[dict[str, Any]]) -> None:
+    """Remove the ended jobs among those that are shown from the ones to wait for."""
+    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
+
+    with contextlib.suppress(OSError):  # then they are shown once more
+        UnwaitedJobs(session.state_dir).remove({job["uid"] for job in shown if job["state"] == "ended"})
 
 
 def _left(deadline: float | None) -> float | None:

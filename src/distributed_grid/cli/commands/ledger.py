@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, command
-from distributed_grid.cli.output import echo, format_amount, format_time, print_answer, printable, table
+from distributed_grid.cli.output import echo, format_amount, format_time, note, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.client import Client
 from distributed_grid.errors import BadInput
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
+SHOWN_EVENTS = 100
+PAGE_EVENTS = 1000
 TYPE_WIDTH = 14
 """Longer types of events are rare."""
 AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
@@ -93,25 +97,92 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: i
 
 @command(
     Option("-f", "--follow", is_flag=True, help="Go on with what still comes."),
-    Option("-l", "--limit", type=IntRange(1, 1_000_000), default=100, show_default=True),
+    Option(
+        "-l",
+        "--limit",
+        type=IntRange(1, 1_000_000),
+        help=f"How many (default: the newest {SHOWN_EVENTS} on a terminal and with --follow, else all).",
+    ),
+    Option("-a", "--all", "all_", is_flag=True, help="All that are kept, on a terminal, too."),
     Option("--subject", help="Only events of this job, or of the lease of this full id."),
     Option("--type", "types", multiple=True, help="Only events of this type; may be given several times."),
     Option("--after", type=IntRange(at_least=0), help="Only events after this number."),
 )
 def events(
-    session: CliSession, follow: bool, limit: int, subject: str | None, types: tuple[str, ...], after: int | None
+    session: CliSession,
+    follow: bool,
+    limit: int | None,
+    all_: bool,
+    subject: str | None,
+    types: tuple[str, ...],
+    after: int | None,
 ) -> None:
     """The event stream: every request, grant, refusal, start, stop and release, kept for 30 days.
 
     With --json, one event a line.
     """
-    options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
-    following = session.follow("list_events", lambda: options, reconnect=follow, query_only=True, may_start=not follow)
+    if all_ and limit is not None:
+        raise BadInput("give --all or --limit, not both")
+    filters: dict[str, Any] = {"subject": subject, "types": types}
+    shows_part = limit is None and not all_ and (follow or (sys.stdout.isatty() and not session.json))
+    if follow:
+        if all_:
+            after = after or 0
+        elif shows_part and after is None:
+            after = _show_part(session, filters, None, may_start=False)
+        _follow_events(session, {"limit": limit or PAGE_EVENTS, "after": after, **filters})
+    elif shows_part:
+        _show_part(session, filters, after)
+    else:
+        with session.client(query_only=True) as client:
+            if limit is not None:
+                _show_events(session, _page(client, limit=limit, after=after, **filters))
+            else:
+                _show_all(session, client, filters, after or 0)
+
+
+def _follow_events(session: CliSession, options: dict[str, Any]) -> None:
+    """Show events and those that still come, also those of the next control plane."""
+    following = session.follow("list_events", lambda: {**options, "follow": True}, query_only=True, may_start=False)
     for _, event in following:
         assert isinstance(event, dict)
         if "seq" in event:
-            echo(json.dumps(event) if session.json else _event_line(event))
+            _show_events(session, [event])
             options["after"] = event["seq"]
+
+
+def _show_part(session: CliSession, filters: dict[str, Any], after: int | None, *, may_start: bool = True) -> int:
+    """Show as many events as a terminal is good for, and say so where there are more; the number of the last one."""
+    with session.client(query_only=True, may_start=may_start) as client:
+        found = _page(client, limit=SHOWN_EVENTS + 1, after=after, **filters)
+    is_cut = len(found) > SHOWN_EVENTS
+    shown = found[:SHOWN_EVENTS] if after is not None else found[-SHOWN_EVENTS:]
+    _show_events(session, shown)
+    if is_cut and after is not None:
+        note(f"there are more events: --after {shown[-1]['seq']} continues, --all shows all")
+    elif is_cut:
+        note(f"only the newest {SHOWN_EVENTS} events are shown: --limit N shows more of them, --all all")
+    return int(shown[-1]["seq"]) if shown else after or 0
+
+
+def _show_all(session: CliSession, client: Client, filters: dict[str, Any], after: int) -> None:
+    """Show every event after a number, page by page."""
+    while True:
+        page = _page(client, limit=PAGE_EVENTS, after=after, **filters)
+        _show_events(session, page)
+        if len(page) < PAGE_EVENTS:
+            return
+        after = page[-1]["seq"]
+
+
+def _page(client: Client, **options: Any) -> list[dict[str, Any]]:
+    parts = [part for _, part in client.stream("list_events", **options)]
+    return [part for part in parts if isinstance(part, dict) and "seq" in part]
+
+
+def _show_events(session: CliSession, events: Iterable[dict[str, Any]]) -> None:
+    for event in events:
+        echo(json.dumps(event) if session.json else _event_line(event))
 
 
 def _event_line(event: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from distributed_grid.cli.offload_output import (
     scan_parts,
     subject_of,
 )
-from distributed_grid.cli.output import ProgressLine, echo, format_time, print_answer, printable, table
+from distributed_grid.cli.output import ProgressLine, echo, format_time, note, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
@@ -179,8 +179,10 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
         row = session.query("get_move", move_id=move_id)["move"]
         print_answer(session, row, "\n".join(move_lines(row)))
         return
-    found = session.query("list_moves", all=all_)["moves"]
-    print_answer(session, found, moves_table(found))
+    found = session.query("list_moves", all=all_)
+    print_answer(session, found["moves"], moves_table(found["moves"]))
+    if found["more"]:
+        note("only the moves that ended last are listed; `grid events --type move-ended` has all")
 
 
 @offload.command(Argument("move_ids", metavar="MOVE", nargs=-1, required=True))

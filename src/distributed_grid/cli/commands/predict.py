@@ -15,6 +15,7 @@ from distributed_grid.cli.output import (
     format_size,
     format_span,
     format_time,
+    note,
     parse_size,
     print_answer,
     printable,
@@ -28,6 +29,7 @@ from distributed_grid.errors import BadInput
 MAX_FILE_BYTES = 64 << 20
 MB = 1024**2
 SECONDS = FloatRange(0, 1e9)
+LISTED_TYPES = 100
 _task_options = (
     Option("--type", "task_type", default="", help="A type of task, instead of a command."),
     Option("--param", "parameters", multiple=True, metavar="NAME=VALUE", help="Of the type, such as batch_size=8."),
@@ -86,15 +88,17 @@ def record(session: CliSession, /, **options: Any) -> None:
 
 @predict.command(
     *_task_options,
-    Option("-l", "--limit", type=IntRange(1, 10_000), default=100, show_default=True, help="Of known types."),
+    Option("-l", "--limit", type=IntRange(1, 10_000), help=f"Of known types (default: {LISTED_TYPES})."),
     Argument("command", nargs=-1),
     interspersed=False,
 )
 def show(session: CliSession, /, **options: Any) -> None:
     """What the next run of COMMAND, or of a task type, needs; without either, what is known at all."""
     if not options["command"] and not options["task_type"]:
-        types = session.query("list_task_types", limit=options["limit"])["task_types"]
-        print_answer(session, {"task_types": types}, _types_text(types))
+        found = session.query("list_task_types", limit=options["limit"] or LISTED_TYPES)
+        print_answer(session, {"task_types": found["task_types"]}, _types_text(found["task_types"]))
+        if found["more"] and options["limit"] is None:
+            note(f"only the {LISTED_TYPES} types that ran last are listed: --limit N lists more of them")
         return
     found = session.query("predict_task", **_task_fields(options))["prediction"]
     print_answer(session, found, _prediction_text(found))

@@ -7,7 +7,7 @@ from typing import Any
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost, use_text
 from distributed_grid.cli.commands.status import OFF, allocations_table, offers_table
-from distributed_grid.cli.output import echo, print_answer, printable
+from distributed_grid.cli.output import echo, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 
@@ -107,9 +107,8 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
     if not sharing["enabled"]:
         notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
     elif not found["offers"]:
-        why = "; ".join(
-            f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"][:MAX_NODES]
-        )
+        keeps = [f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"]]
+        why = "; ".join(named_in_part(keeps, MAX_NODES))
         notes.append(
             f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
             "node"
@@ -117,8 +116,8 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
     hard = [text for node, used in levels.items() if (text := _pressure_text(node, used, sharing["thresholds"]))]
     if hard:
         notes.append(
-            f"High resource pressure: {'; '.join(hard[:MAX_NODES])}; add nodes, raise the …_pressure_high marks, or "
-            "look for what leaks there"
+            f"High resource pressure: {'; '.join(named_in_part(hard, MAX_NODES))}; add nodes, raise the "
+            "…_pressure_high marks, or look for what leaks there"
         )
     if found["waiting"]:
         count = found["waiting"]

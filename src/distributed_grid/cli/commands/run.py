@@ -33,6 +33,8 @@ from distributed_grid.client.job_payload import (
 )
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
+WAIT_SECONDS = 300.0
+"""How long a command that is followed waits for resources; a detached one waits until it starts or is cancelled."""
 CANCEL_SECONDS = 3.0
 """How long to wait for the end of what was cancelled."""
 
@@ -44,7 +46,9 @@ CANCEL_SECONDS = 3.0
     Option("-n", "--node", multiple=True, help="Preferred node; may be given several times."),
     Option("--for", "for_node", default="", metavar="NODE", help="The node whose work it is, wherever it runs."),
     *placement_options,
-    wait_option(300.0, "How long to wait for resources; 0 refuses at once."),
+    wait_option(
+        None, f"How long to wait for resources; 0 refuses at once (default: {WAIT_SECONDS:g}; --detach: no limit)."
+    ),
     *job_options,
     Option("--timeout", type=FloatRange(at_least=0), default=0.0, help="Stop the job after this many seconds."),
     Option(
@@ -93,7 +97,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         "amount": options["amount"],
         "priority": options["priority"],
         "target": options["for_node"],
-        "wait_seconds": options["wait"],
+        "wait_seconds": WAIT_SECONDS if options["wait"] is None and not options["detach"] else options["wait"],
         "timeout_seconds": options["timeout"],
         "grace_seconds": options["grace"],
         "retries": options["retries"],
@@ -148,6 +152,7 @@ def run_job(
         if options.get("dry_run"):
             return _print_verdict(session, accepted)
         if options["detach"]:
+            note_detached(session, job)
             print_answer(session, job, job["job_id"])
             return 0
         if accepted.get("reasons"):
@@ -160,6 +165,16 @@ def run_job(
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
             client.call("cancel_job", job_id=request_id)
         return 130
+
+
+def note_detached(session: CliSession, job: dict[str, Any]) -> None:
+    """Note a job for `grid jobs wait` without names; the job goes on where that fails."""
+    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
+
+    try:
+        UnwaitedJobs(session.state_dir).add(job["uid"])
+    except OSError as failure:
+        echo(f"grid: to wait for {job['job_id']} name it: it could not be noted ({failure.strerror})", err=True)
 
 
 def has_unread_input() -> bool:

@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
-from distributed_grid.cli.command_line import command
+from distributed_grid.cli.command_line import Option, command
 from distributed_grid.cli.output import (
     format_amount,
     format_time,
+    named_in_part,
+    narrowed,
     print_answer,
     printable,
     shorten,
     table,
+    terminal_width,
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
 
+MAX_ROWS = 10
+MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
 
-@command()
-def status(session: CliSession) -> None:
+@command(Option("-a", "--all", "all_", is_flag=True, help=f"Every node and job, not {MAX_ROWS} of each."))
+def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
     found = session.query("get_status")
-    jobs = found["jobs"]
-    parts = [_nodes(found["nodes"])]
-    rejected = [node for node in found["nodes"] if node["rejected"]]
-    if rejected:
-        lines = (f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in rejected)
-        parts.append("\n".join(map(printable, lines)))
-    degraded = [node for node in found["nodes"] if node["degraded"]]
-    if degraded:
-        parts.append("\n".join(printable(f"{node['node_id']} is degraded: {node['degraded']}") for node in degraded))
+    text = "" if session.json else status_text(found, sys.maxsize if all_ else MAX_ROWS, terminal_width())
+    print_answer(session, found, text)
+
+
+def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
+    """The status for a person: at most so many rows of each kind, within so many columns (0: any number)."""
+    nodes, jobs = found["nodes"], found["jobs"]
+    problems = [
+        f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in nodes if node["rejected"]
+    ]
+    problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
     running = sum(1 for job in jobs if job["state"] == "running")
-    leases = f"{len(found['allocations'])} lease{'' if len(found['allocations']) == 1 else 's'}"
-    parts.append(f"{leases}, {running} job{'' if running == 1 else 's'} running, {found['waiting']} waiting")
-    if jobs:
-        parts.append(_jobs(jobs))
-    if found["recommendations"]:
-        parts.append(_recommendations(found["recommendations"]))
-    print_answer(session, found, "\n\n".join(parts))
+    leases = f"{len(found['allocations']):,} lease{'' if len(found['allocations']) == 1 else 's'}"
+    summary = f"{leases}, {running:,} job{'' if running == 1 else 's'} running, {found['waiting']:,} waiting"
+    recommendations = found["recommendations"]
+    parts = [
+        _nodes(nodes, max_rows, width),
+        "\n".join(map(printable, named_in_part(problems, max_rows))),
+        summary,
+        _jobs(jobs, max_rows, width) if jobs else "",
+        _recommendations(recommendations, max_rows, width) if recommendations else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 @command()
@@ -53,7 +66,9 @@ def shared_status(session: CliSession) -> None:
     print_answer(session, shared, "\n\n".join(parts))
 
 
-def _nodes(nodes: list[dict[str, Any]]) -> str:
+def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
+    """A table of nodes; where there are too many, those with a problem come first."""
+    shown = nodes if len(nodes) <= max_rows else sorted(nodes, key=_is_well)[:max_rows]
     rows = [
         (
             node["node_id"],
@@ -63,9 +78,30 @@ def _nodes(nodes: list[dict[str, Any]]) -> str:
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
             f"{node['gpus_lent']:g} of {node['gpus']}" if node["gpus"] else "-",
         )
-        for node in nodes
+        for node in shown
     ]
-    return table(("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT"), rows, empty="no nodes")
+    headings = ("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT")
+    more = _more(len(nodes) - len(shown), "grid status --all", _counts(map(_state, nodes)))
+    return table(*narrowed(headings, rows, width), empty="no nodes") + more
+
+
+def _is_well(node: dict[str, Any]) -> bool:
+    return _state(node) == "alive" and not node["rejected"]
+
+
+def _counts(states: Iterable[str]) -> str:
+    """How many there are in each state, the most frequent first."""
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda one: -one[1]))
+
+
+def _more(left_out: int, advice: str, totals: str = "") -> str:
+    """The line that says how many rows are left out; nothing where none is."""
+    if left_out <= 0:
+        return ""
+    return f"\n… and {left_out:,} more ({advice})" + (f"; in all {totals}" if totals else "")
 
 
 def _state(node: dict[str, Any]) -> str:
@@ -74,26 +110,33 @@ def _state(node: dict[str, Any]) -> str:
     return "degraded" if node["degraded"] else str(node["state"])
 
 
-def _jobs(jobs: list[dict[str, Any]]) -> str:
+def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
+    """A table of jobs, the running ones first."""
+    shown = sorted(jobs, key=lambda job: _JOB_ORDER.get(job["state"], len(_JOB_ORDER)))[:max_rows]
     rows = [
         (
-            job["job_id"],
+            shorten(job["job_id"], MAX_NAME_CHARS) if width else job["job_id"],
             job["state"],
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
             shorten(job["command"], 60),
         )
-        for job in jobs
+        for job in shown
     ]
-    return table(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, empty="no jobs")
+    more = _more(len(jobs) - len(shown), "grid jobs list", _counts(str(job["state"]) for job in jobs))
+    return table(*narrowed(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, width), empty="no jobs") + more
 
 
-def _recommendations(recommendations: list[dict[str, Any]]) -> str:
+_JOB_ORDER = {state: at for at, state in enumerate(("running", "paused", "stopping", "assigned", "queued"))}
+
+
+def _recommendations(recommendations: list[dict[str, Any]], max_rows: int, width: int) -> str:
     rows = [
         (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
-        for one in recommendations
+        for one in recommendations[:max_rows]
     ]
-    return table(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, empty="")
+    more = _more(len(recommendations) - len(rows), "grid status --all")
+    return table(*narrowed(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, width), empty="") + more
 
 
 def offers_table(offers: list[dict[str, Any]]) -> str:

@@ -7,7 +7,16 @@ import time
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
-from distributed_grid.cli.output import echo, narrowed, print_answer, printable, table, terminal_width, unique_prefixes
+from distributed_grid.cli.output import (
+    echo,
+    narrowed,
+    note,
+    print_answer,
+    printable,
+    table,
+    terminal_width,
+    unique_prefixes,
+)
 from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.errors import GridError, Refused, TimedOut
 
@@ -161,6 +170,8 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
     heads = ("WORKER", "PROVIDER", "TYPE", "ZONE", "MARKET", "PRICE/H", "AGE", "STATE", "WHY")
     text = table(*narrowed(heads, lines, terminal_width()), empty="no workers")
     print_answer(session, found, f"{text}\n{cost_text(budget)}" if rows else text)
+    if found["more"]:
+        note("only the workers that were proven gone last are listed; `grid events --type worker-gone` has all")
 
 
 def why_text(worker: dict[str, Any]) -> str:

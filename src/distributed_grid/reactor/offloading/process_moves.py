@@ -16,13 +16,12 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.jobs import Job, JobEstimate
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import FOREVER_MS, Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MAX_FREEZE_MS, MIN_FREEZE_MS, MOVE_PREFIX, Move, MoveEnd, Way
 from distributed_grid.domain.states import MoveState, NodeState, Step
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.reactor.decision import Decision, MoveAnswer
-from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.offloading.move_transitions import (
     advance,
     end_move,

@@ -245,7 +245,8 @@ class PredictionService:
         await self.store()
         viewer = self._viewer()
         rows: list[TaskTypeRow] = []
-        for found in await self._in_thread(self._pool.types, op.limit):
+        types = await self._in_thread(self._pool.types, op.limit + 1)
+        for found in types[: op.limit]:
             if not caller.admin and found.user != caller.user:
                 continue
             task = TypeKey(found.user, found.key)
@@ -262,7 +263,7 @@ class PredictionService:
                     "trained_at": viewer.time(self._pool.trained_at_ms(task)),
                 }
             )
-        return {"task_types": rows}
+        return {"task_types": rows, "more": len(types) > op.limit}
 
     async def train(self, op: requests.TrainPredictor, caller: Caller, report: Report) -> View:
         """Learn every type anew from its history, and fold what is old; each type is reported as it is done."""

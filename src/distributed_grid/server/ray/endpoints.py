@@ -15,7 +15,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import SSH, EngineRow
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.errors import GridError, Refused
+from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
 from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
@@ -25,6 +25,8 @@ from distributed_grid.state_dir import StateDir
 POLL_SECONDS, CONNECT_SECONDS = 0.5, 45.0
 LOCAL_HOSTS = {"dashboard": "127.0.0.1", "client": "127.0.0.1", "head": "127.0.0.2"}
 """Where forwarded ports listen on this machine. Ray takes 127.0.0.1 for the machine's outer address."""
+RAY_PYTHON = "GRID_RAY_PYTHON"
+"""Variable with the interpreter that has Ray on a node; its folder comes first on the PATH of a job in a Ray boost."""
 log = logging.getLogger(__name__)
 
 
@@ -135,12 +137,18 @@ class RayEndpoints:
             raise Refused("the grid has started no Ray; type: grid cluster start --ray")
         if name is not None and not self._nodes.is_local(name):
             return await self._environ_on(name, row)
-        urls = self._urls(row)
+        urls, head = self._urls(row), self._config.head.name
         environ = self._credentials.environ(auth=self._config.ray.auth, tls=self._config.ray.tls)
+        if name is not None:
+            environ[RAY_PYTHON] = self._nodes.python(name)
         if any(self._nodes.is_local(one) for one in row.nodes):
             environ["RAY_ADDRESS"] = row.address
         elif urls["client"]:
             environ["RAY_ADDRESS"] = urls["client"]
+        else:  # without an address, a program would start a Ray of its own here
+            raise Unreachable(
+                f"no port of Ray's head is forwarded to this machine now; see: grid cluster status {head}"
+            )
         if urls["dashboard"]:
             environ["RAY_API_SERVER_ADDRESS"] = urls["dashboard"]
         return environ
@@ -164,6 +172,7 @@ class RayEndpoints:
             raise Refused(f"Ray does not run on {name}; it runs on {', '.join(row.nodes)}")
         ray, state = self._ports.settings, await self._nodes.inspect(name, versions=False)
         environ = {"RAY_ADDRESS": row.address, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
+        environ[RAY_PYTHON] = str(state.get("interpreter", ""))
         if ray.auth == "token":
             environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state["token_path"])}
         if ray.tls:

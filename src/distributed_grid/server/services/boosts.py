@@ -153,6 +153,8 @@ class BoostService:
         group = await self._grid.read(placement_group)
         if group:
             variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
+            if "PATH" in op.given:  # then that one counts, and not the folder of Ray's interpreter
+                variables["GRID_RAY_PYTHON"] = ""
         env = tuple(sorted((op.env | variables).items()))
         command = Command(op.argv, env, op.cwd, workdir=op.workdir, given=op.given)
         request = Request(op.request_id, user, Amounts(), lease.request.priority, team=caller.team, within=lease.id)

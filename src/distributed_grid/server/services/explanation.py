@@ -22,7 +22,6 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
 from distributed_grid.ports import Store
-from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.workers.announced_ends import stop_at_ms
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
@@ -279,7 +278,7 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | No
         ahead = islice(order.in_order(), min(seen.position - 1, MAX_AHEAD))
         return view | {
             "for": [],
-            "gives_up_at": viewer.time(waits.wait_until_ms) if waits.request.wait_ms < FOREVER_MS else None,
+            "gives_up_at": viewer.time(waits.wait_until_ms),
             "position": seen.position,
             "of": len(order),
             "ahead": [_queued_request(ledger, one, now) for one in ahead],

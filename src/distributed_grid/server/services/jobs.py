@@ -217,18 +217,28 @@ class JobService:
         return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
 
     async def list(self, op: requests.ListJobs) -> View:
-        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit."""
+        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
+        `more`: some that ended before are kept, but not listed."""
 
         def living_jobs(ledger: Ledger, now: int) -> list[Job]:
             return [job for job in ledger.jobs.values() if op.user in (None, job.request.user)]
 
         living = await self._grid.read(living_jobs)
         room = op.limit if op.all else max(op.limit - len(living), 0)
-        rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room)) if room else []
-        ended = [ended_job(row) for row in rows]
+        rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
+        ended = [ended_job(row) for row in rows[:room]]
         shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
         viewer = self._viewer()
-        return {"jobs": [viewer.listed_job(job) for job in shown.values()]}
+        return {"jobs": [viewer.listed_job(job) for job in shown.values()], "more": len(rows) > room}
+
+    async def list_live(self, caller: Caller) -> View:
+        """The uids of the caller's jobs that have not ended."""
+
+        def live_uids(ledger: Ledger, now: int) -> list[str]:
+            own = (job for job in ledger.jobs.values() if job.request.user == caller.user)
+            return [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]
+
+        return {"uids": await self._grid.read(live_uids)}
 
     async def get(self, name: str) -> View:
         job = await find_job(self._grid, name)

@@ -17,7 +17,7 @@ from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import FOREVER_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import first_node
 from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType
@@ -124,7 +124,7 @@ def request_of(
         Priority.parse(op.priority),
         op.prefer,
         op.require,
-        round(1000 * op.wait_seconds),
+        FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
         round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
         op.target,
         team=team,

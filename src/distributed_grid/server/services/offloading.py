@@ -312,9 +312,10 @@ class OffloadingService:
         living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
         ended = await self._grid.query(_ended) if op.all else []
         known = {move.id for move in living}
-        moves = [*living, *(move for move in ended if move.id not in known)]
+        moves = [*living, *(move for move in ended[:MAX_ENDED] if move.id not in known)]
         viewer = self._viewer()
-        return {"moves": [move_view(viewer, move, self._is_connected) for move in moves]}
+        rows = [move_view(viewer, move, self._is_connected) for move in moves]
+        return {"moves": rows, "more": len(ended) > MAX_ENDED}
 
     async def get(self, op: requests.GetMove) -> View:
         """One move, over or not."""
@@ -405,4 +406,4 @@ def _stay(reason: str) -> CommandAdvice:
 
 
 def _ended(store: Store) -> list[Move]:
-    return [ended_move(row) for row in store.ended(Move.kind, limit=MAX_ENDED)]
+    return [ended_move(row) for row in store.ended(Move.kind, limit=MAX_ENDED + 1)]

@@ -20,14 +20,13 @@ from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
-from distributed_grid.domain.leases import Request, WorkerKind
+from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
-from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.job_sizing import JobSizer
@@ -101,9 +100,10 @@ class TaskService:
                 ledger.jobs[ledger.leases[lease_id].job] for *_, lease_id in ledger.waiting if _is_job(ledger, lease_id)
             )
             tasks = (job for job in queued if job.request.runs_on is not WorkerKind.AGENT)
-            return list(itertools.islice(tasks, op.limit))
+            return list(itertools.islice(tasks, op.limit + 1))
 
-        return {"tasks": [_described(job) for job in await self._grid.read(waiting)]}
+        found = await self._grid.read(waiting)
+        return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
 
     async def take(self, op: requests.TakeTask) -> View:
         """The task that a worker is to run now, or None; the same one again until it is reported."""

@@ -106,9 +106,10 @@ class WorkerService:
 
         viewer = self._viewer()
         rows = await self._grid.read(living)
-        if op.all:
-            rows += [worker_view(viewer, worker, 0) for worker in await self._grid.query(_ended)]
-        return await self._with_budget([row for row in rows if op.provider in ("", row["provider"])])
+        ended = await self._grid.query(_ended) if op.all else []
+        rows += [worker_view(viewer, worker, 0) for worker in ended[:MAX_ENDED]]
+        listed = await self._with_budget([row for row in rows if op.provider in ("", row["provider"])])
+        return listed | {"more": len(ended) > MAX_ENDED}
 
     async def get(self, op: requests.GetWorker) -> View:
         """One worker, gone or not."""
@@ -187,7 +188,7 @@ def must_be_admin(caller: Caller) -> None:
 
 
 def _ended(store: Store) -> list[Worker]:
-    return [_decoded(row) for row in store.ended(Worker.kind, limit=MAX_ENDED)]
+    return [_decoded(row) for row in store.ended(Worker.kind, limit=MAX_ENDED + 1)]
 
 
 def _decoded(row: Any) -> Worker:

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from distributed_grid.domain.leases import MAX_DURATION_MS, Request
+from distributed_grid.domain.leases import FOREVER_MS, Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.errors import BadInput
 
-PATIENT_MS = MAX_DURATION_MS // 2
+PATIENT_MS = FOREVER_MS
 """How long work waits whose log does not say."""
 
 

@@ -31,6 +31,23 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
     }
 
 
+@pytest.mark.parametrize(
+    ("env", "first"),
+    [
+        ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": "/opt/ray/bin/python"}, "/opt/ray/bin"),
+        ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": "/opt/ray/bin/python", "VIRTUAL_ENV": "/opt/own"}, "/bin"),
+        ({"GRID_BOOST_GROUP": "g", "GRID_RAY_PYTHON": ""}, "/bin"),
+        ({"GRID_RAY_PYTHON": "/opt/ray/bin/python"}, "/bin"),
+    ],
+    ids=["named", "own environment", "own path", "no boost in Ray"],
+)
+def test_the_interpreter_with_ray_comes_first_in_a_boost_that_ray_reserves(
+    driver: Driver, env: dict[str, str], first: str
+) -> None:
+    driver.run("a.1", "/bin/sh", "-c", 'echo "$PATH"', env={"PATH": "/bin:/usr/bin", **env})
+    assert driver.out("a.1").strip().partition(":")[0] == first
+
+
 def test_a_job_without_a_gpu_sees_none_and_may_buffer(driver: Driver) -> None:
     driver.run(
         "a.1",

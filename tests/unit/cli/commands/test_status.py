@@ -1,10 +1,13 @@
-"""Tables of offers and allocations."""
+"""Tables of offers and allocations; the status at a glance."""
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 
-from distributed_grid.cli.commands.status import allocations_table, offers_table
+from distributed_grid.cli.commands.status import MAX_ROWS, allocations_table, offers_table, status_text
 
 OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "state": "open"}
 
@@ -38,3 +41,44 @@ def test_allocations_for_a_node_say_so() -> None:
     head, line = allocations_table([{**row, "target_node": "gpu1"}]).splitlines()
     assert head.split()[:4] == ["ALLOCATION", "NODE", "AMOUNT", "FOR"]
     assert line.split()[:5] == ["auto-gpu1-memory-1", "gpu2", "4.04", "GB", "gpu1"]
+
+
+def a_job(number: int, state: str) -> dict[str, Any]:
+    asked = {"resource_type": "cpu", "amount": 1.0, "command": "python train.py --rate 0.001 --seed " + "1" * 80}
+    return {"job_id": f"sweep-{number}", "state": state, "node_id": None, **asked}
+
+
+def a_node(number: int, state: str = "alive") -> dict[str, Any]:
+    lent = {"cpu_lent": 2.0, "cpu_cores": 16.0, "memory_lent_gb": 10.0, "memory_gb": 125.6, "gpus_lent": 0, "gpus": 2}
+    flags = {"cooling": False, "degraded": None, "rejected": None, "simulated": True, "pressure": 0.5}
+    return {"node_id": f"gpu{number}", "state": state, **flags, **lent}
+
+
+def a_status(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    waiting = sum(job["state"] == "queued" for job in jobs)
+    return {"nodes": nodes, "jobs": jobs, "allocations": [{}] * 30, "waiting": waiting, "recommendations": []}
+
+
+def test_a_long_queue_is_shown_at_a_glance_with_its_counts() -> None:
+    jobs = [a_job(n, "queued") for n in range(1402)] + [a_job(n, "running") for n in range(1402, 1432)]
+    lines = status_text(a_status([a_node(1)], jobs), MAX_ROWS, 80).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "30 leases, 30 jobs running, 1,402 waiting" in lines
+    assert lines[-1] == "… and 1,422 more (grid jobs list); in all 1,402 queued, 30 running"
+    assert sum(" running " in line for line in lines if line.startswith("sweep")) == MAX_ROWS
+
+
+def test_of_many_nodes_those_with_a_problem_are_shown() -> None:
+    nodes = [a_node(n) for n in range(99)] + [a_node(99, "lost")]
+    lines = status_text(a_status(nodes, []), MAX_ROWS, 80).splitlines()
+    assert lines[1].split()[:2] == ["gpu99", "lost,"]
+    assert lines[11] == "… and 90 more (grid status --all); in all 99 alive, 1 lost"
+
+
+def test_everything_is_shown_where_it_is_asked_for() -> None:
+    nodes, jobs = [a_node(n) for n in range(20)], [a_job(n, "queued") for n in range(50)]
+    text = status_text(a_status(nodes, jobs), sys.maxsize, 0)
+    assert "more" not in text
+    assert text.count("sweep-") == 50
+    assert text.count("gpu") == 20

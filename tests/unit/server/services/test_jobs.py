@@ -1,4 +1,4 @@
-"""What was shipped is kept within bounds, and for as long as a job needs it."""
+"""Jobs: how long they wait for resources; shipped content within its bounds, and for as long as a job needs it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.adapters.workdir.manifest import encode
 from distributed_grid.adapters.workdir.scan import scan_directory
+from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
+from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.jobs import trim_content
 from tests.support.builders import a_node, a_request, a_submission
+from tests.unit.server.in_process_grid import InProcessGrid
 
 
 class Still:
@@ -49,3 +52,48 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
         await grid.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
+    async def scenario(setting: InProcessGrid) -> None:
+        await setting.open(a_node("gpu1", cores=1))
+        await setting.submit("holder")
+        await setting.starts("holder")
+        patient = await setting.submit("patient", wait_seconds=None)
+        usual = await setting.submit("usual")
+        assert (patient["job"]["wait_seconds"], usual["job"]["wait_seconds"]) == (None, 300)
+        assert (await setting.explain("patient"))["waiting"]["gives_up_at"] is None
+        assert (await setting.explain("usual"))["waiting"]["gives_up_at"] is not None
+        for _ in range(40):
+            await setting.later(86_400)
+        assert (await setting.jobs.get("usual"))["job"]["outcome"] == "waited_too_long"
+        assert (await setting.jobs.get("patient"))["job"]["state"] == "queued"
+        await setting.ends("holder")
+        assert (await setting.jobs.get("patient"))["job"]["state"] == "assigned"
+
+    asyncio.run(InProcessGrid().run(scenario))
+
+
+def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
+    async def scenario(setting: InProcessGrid) -> None:
+        await setting.open(a_node("gpu1", cores=4))
+        for number in range(3):
+            await setting.submit(f"over{number}")
+            await setting.starts(f"over{number}")
+            await setting.ends(f"over{number}")
+        await setting.submit("live", user="bob")
+        listed = {
+            limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything))
+            for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
+        }
+        assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {
+            1: (1, True),
+            3: (3, True),
+            4: (4, False),
+            2: (3, True),
+            5: (4, False),
+        }
+        assert (await setting.jobs.list_live(Caller("bob")))["uids"] == ["live"]
+        assert (await setting.jobs.list_live(Caller("ann")))["uids"] == []
+
+    asyncio.run(InProcessGrid().run(scenario))
