@@ -7,6 +7,7 @@ the same grid.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import uuid
@@ -30,6 +31,8 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +99,16 @@ class GridOrchestrator:
         cwd: str | os.PathLike[str] | None = None,
         isolated: bool = False,
         workdir: str | os.PathLike[str] | None = None,
+        ship: Sequence[str] = (),
         fetch: Sequence[str] = (),
         **placing: Unpack[PlacementArguments],
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
         Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
-        On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
+        On another machine it finds `workdir` (default: `cwd`, if small and no home directory; "none": nothing), without
+        files that look like secrets, unless a pattern of `ship` names them. What fits `fetch` comes back into that
+        directory. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
         started again from the beginning on another node. `placing` says more about where it may run:
         `strategy="spread"`, `labels=["ssd"]`.
 
@@ -117,7 +122,7 @@ class GridOrchestrator:
         check_command(argv, variables, env or {})
         fields = placement_fields(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
-        upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"])
+        upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"], ship=ship)
         accepted = await self._client.call(
             "submit_job",
             request_id=uuid.uuid4().hex,
@@ -148,11 +153,17 @@ class GridOrchestrator:
         return result
 
     async def _upload(
-        self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
+        self,
+        workdir: str | os.PathLike[str] | None,
+        here: str,
+        *,
+        isolated: bool,
+        require: Sequence[str],
+        ship: Sequence[str],
     ) -> WorkdirUpload:
-        """Upload a working directory, where there are other machines at all."""
+        """Upload a working directory, where there are other machines at all; the log names what is not shipped."""
         welcome = await self._client.greet()
-        return await asyncio.to_thread(
+        upload = await asyncio.to_thread(
             upload_workdir,
             None if workdir is None else os.fspath(workdir),
             self._state_dir,
@@ -161,7 +172,11 @@ class GridOrchestrator:
             far=welcome["far_nodes"],
             require=require,
             isolated=isolated,
+            ship=ship,
         )
+        for note in upload.notes:
+            log.warning("%s", note)
+        return upload
 
     async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
         download = FileDownload(target or ".", patterns)

@@ -14,7 +14,13 @@ from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, re
 from distributed_grid.cli.output import echo, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
-from distributed_grid.client.job_payload import caller_environment, caller_node, check_command, upload_workdir
+from distributed_grid.client.job_payload import (
+    caller_environment,
+    caller_node,
+    check_command,
+    check_ship,
+    upload_workdir,
+)
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 
 CERTAINTY_SECONDS = 10.0
@@ -29,10 +35,11 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
     """Run the command elsewhere and return its exit code, or become it here."""
     command = list(options["command"])
     variables = parse_variables(options["env"])
+    check_ship(options["ship"])
     if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
         node = _advised_node(session, command)
         if node:
-            code = WrappedRun(session, command, variables, options["fetch"]).run_on(node)
+            code = WrappedRun(session, command, variables, options["fetch"], options["ship"]).run_on(node)
             if code is not None:
                 return code
     return exec_here(command, {**os.environ, **variables})
@@ -54,12 +61,18 @@ class WrappedRun:
     """One wrapped command on another node: submitted, followed, and its changed files brought back."""
 
     def __init__(
-        self, session: CliSession, command: list[str], variables: dict[str, str], patterns: Sequence[str]
+        self,
+        session: CliSession,
+        command: list[str],
+        variables: dict[str, str],
+        patterns: Sequence[str],
+        ship: Sequence[str] = (),
     ) -> None:
         self._session = session
         self._command = command
         self._variables = variables
         self._patterns = tuple(patterns) or ("**",)
+        self._ship = tuple(ship)
         self._request_id = os.urandom(16).hex()
 
     def run_on(self, node: str) -> int | None:
@@ -92,6 +105,7 @@ class WrappedRun:
                 nodes=welcome.get("nodes", ()),
                 far=welcome.get("far_nodes", ()),
                 require=(node,),
+                ship=self._ship,
             )
         except GridError as problem:
             _say_it_starts_here(str(problem))

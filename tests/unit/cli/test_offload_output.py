@@ -55,6 +55,7 @@ def move(**changes: Any) -> Row:
         "requested_at": "2026-05-01T10:00:00+00:00",
         "state_since": "2026-05-01T10:00:05+00:00",
         "shipped_bytes": 5 << 20,
+        "left_out_files": [".env: looks like a secret"],
         "frozen_seconds": 0.25,
         "problem": None,
         "end": None,
