@@ -156,6 +156,7 @@ def test_everything_about_a_move() -> None:
     assert "shipped:      5 MB" in lines
     assert "stood still:  0.25 s" in lines
     assert "files back:   3" in lines
+    assert lines[-2] == "not shipped: .env: looks like a secret"
     assert lines[-1] == "not replaced, changed at gpu-master since: out/log"
     assert not any(line.startswith("end") for line in lines)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
 from distributed_grid.adapters.workdir.paths import display_path
-from distributed_grid.adapters.workdir.secret_files import SecretFilter
+from distributed_grid.adapters.workdir.secret_files import SecretFilter, is_secret, is_withheld
 from distributed_grid.adapters.workdir.tree_digests import ListedTree, TreeDigests
 from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
 from distributed_grid.agent.files.job_dir import (
@@ -134,6 +134,8 @@ class AttemptFileReader:
         first, _, rest = order.name.partition(b"/")
         if first != WORK.encode() or not rest:
             raise ValueError("not a file of a working directory")
+        if is_secret(rest, is_directory=False) and is_withheld(f"/proc/self/fd/{directory.fd}", rest):
+            raise ValueError("looks like a secret")
         return open_inside(directory.fd, rest)
 
     def _continue(self, number: int) -> None:

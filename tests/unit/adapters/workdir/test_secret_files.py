@@ -225,7 +225,14 @@ def test_a_home_directory_and_those_above_it_are_never_shipped_unasked(
     (home / "project/.ssh/keys").mkdir(parents=True)
     (tmp_path / "link").symlink_to(home)
     monkeypatch.setenv("HOME", str(tmp_path / "link"))
-    for directory in ("/", tmp_path, tmp_path / "homes", home, tmp_path / "link", Path(pwd.getpwuid(os.getuid()).pw_dir)):
+    for directory in (
+        "/",
+        tmp_path,
+        tmp_path / "homes",
+        home,
+        tmp_path / "link",
+        Path(pwd.getpwuid(os.getuid()).pw_dir),
+    ):
         assert "home directory" in never_shipped_unasked(str(directory))
     assert never_shipped_unasked(str(home / "project")) == ""
     assert "secrets" in never_shipped_unasked(str(home / "project/.ssh/keys"))
