@@ -91,7 +91,7 @@ def test_a_home_directory_keeps_the_job_here_or_refuses_it_unless_it_is_named(
     stays = upload_workdir(None, state_dir, nodes=("here", "gpu2"), far=("gpu2",), here=here)
     assert (stays.workdir, stays.require) == ("", ("here",))
     assert stays.notes[0].startswith("this job stays on this machine: the directory ")
-    with pytest.raises(BadInput, match="home directory .* use --workdir DIR or --workdir none"):
+    with pytest.raises(BadInput, match=r"home directory .* use --workdir DIR or --workdir none"):
         upload_workdir(None, state_dir, nodes=("here", "gpu2"), far=("gpu2",), require=("gpu2",), here=here)
     assert not state_dir.root.exists()
     named = upload_workdir(here, state_dir, nodes=("here", "gpu2"), far=("gpu2",))
