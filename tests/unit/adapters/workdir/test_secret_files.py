@@ -161,7 +161,8 @@ def test_a_pattern_withholds_its_example_at_any_depth_and_in_any_case(pattern: s
     [
         "train.py", "environment.yml", "env", ".environment", "keys.txt", "key", "monkey", "pem", "model.pemx",
         "credentials.py", "credentials/__init__.py", "secrets.py", "secret/notes.txt", "config.json",
-        "docker/config.json", "tokenizer.json", "token", "auth.json", "settings.xml", ".gitignore", ".config/matplotlib/matplotlibrc",
+        "docker/config.json", "tokenizer.json", "token", "auth.json", "settings.xml", ".gitignore",
+        ".config/matplotlib/matplotlibrc",
         "known_hosts", "history.csv", "training_history.json", "ssh/config", "aws/main.tf", "kube/deployment.yaml",
         "id_map.csv", "kubeconfig.py", ".envrc.example", "caf\udce9", "a\nb",
     ],
