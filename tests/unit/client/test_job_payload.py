@@ -62,14 +62,17 @@ def test_secrets_are_named_in_one_line_and_ship_lets_them_through(state_dir: Sta
     (tree / ".ssh").mkdir(parents=True)
     for name in (".env", ".ssh/id_rsa", "a"):
         (tree / name).write_text(f"content of {name}")
-    far = {"nodes": ("gpu2",), "far": ("gpu2",), "here": str(tree)}
-    upload = upload_workdir(None, state_dir, **far)
+
+    def upload_with(*ship: str) -> WorkdirUpload:
+        return upload_workdir(None, state_dir, nodes=("gpu2",), far=("gpu2",), here=str(tree), ship=ship)
+
+    upload = upload_with()
     assert upload.notes == ("not shipped, as they look like secrets: .env, .ssh/ (allow with --ship PATTERN)",)
     assert not any(b"content of ." in file.read_bytes() for file in state_dir.root.rglob("*") if file.is_file())
-    shipped = upload_workdir(None, state_dir, **far, ship=[".env", ".ssh"])
+    shipped = upload_with(".env", ".ssh")
     assert shipped.notes == ()
     assert shipped.workdir != upload.workdir
-    unused = upload_workdir(None, state_dir, **far, ship=["**/.s*", ".env", "*.p12"]).notes
+    unused = upload_with("**/.s*", ".env", "*.p12").notes
     assert unused == ("--ship '*.p12': no file that looks like a secret matches, outside of ignored directories",)
 
 

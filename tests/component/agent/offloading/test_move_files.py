@@ -185,7 +185,8 @@ def test_a_secret_in_the_directory_of_an_original_is_neither_listed_nor_read(
             reader.received(question)
 
         source.run(receive())
-        return source.until(lambda: answers[0] if answers else None)
+        source.until(lambda: answers)
+        return answers[0]
 
     listing = ask(ListFiles(1, MOVE, (), tree=True))
     assert isinstance(listing, FileListing)
