@@ -7,6 +7,7 @@ the same grid.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -30,6 +31,8 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, NotFound, TimedOut, Unreachable
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class GridOrchestrator:
         cwd: str | os.PathLike[str] | None = None,
         isolated: bool = False,
         workdir: str | os.PathLike[str] | None = None,
+        ship: Sequence[str] = (),
         fetch: Sequence[str] = (),
         overwrite: bool = False,
         **placing: Unpack[PlacementArguments],
@@ -109,11 +113,12 @@ class GridOrchestrator:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
         Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
-        On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory: a file that was edited there since stays, and the job's version is put beside it as
-        NAME.from-JOB; `overwrite` replaces it. `target_node` is the node whose work it is, wherever it runs.
-        `restartable`: it may be started again from the beginning on another node. `placing` says more about where it
-        may run: `strategy="spread"`, `labels=["ssd"]`.
+        On another machine it finds `workdir` (default: `cwd`, if small and no home directory; "none": nothing), without
+        files that look like secrets, unless a pattern of `ship` names them. What fits `fetch` comes back into that
+        directory: a file that was edited there since stays, and the job's version is put beside it as NAME.from-JOB;
+        `overwrite` replaces it. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
+        started again from the beginning on another node. `placing` says more about where it may run:
+        `strategy="spread"`, `labels=["ssd"]`.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -125,7 +130,7 @@ class GridOrchestrator:
         check_command(argv, variables, env or {})
         fields = placement_fields(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
-        upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"])
+        upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"], ship=ship)
         accepted = await self._client.call(
             "submit_job",
             request_id=uuid.uuid4().hex,
@@ -155,11 +160,17 @@ class GridOrchestrator:
         return await self._with_files(uid, result) if fetch else result
 
     async def _upload(
-        self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
+        self,
+        workdir: str | os.PathLike[str] | None,
+        here: str,
+        *,
+        isolated: bool,
+        require: Sequence[str],
+        ship: Sequence[str],
     ) -> WorkdirUpload:
-        """Upload a working directory, where there are other machines at all."""
+        """Upload a working directory, where there are other machines at all; the log names what is not shipped."""
         welcome = await self._client.greet()
-        return await asyncio.to_thread(
+        upload = await asyncio.to_thread(
             upload_workdir,
             None if workdir is None else os.fspath(workdir),
             self._state_dir,
@@ -168,7 +179,11 @@ class GridOrchestrator:
             far=welcome["far_nodes"],
             require=require,
             isolated=isolated,
+            ship=ship,
         )
+        for note in upload.notes:
+            log.warning("%s", note)
+        return upload
 
     async def _with_files(self, uid: str, result: SharedRunResult) -> SharedRunResult:
         """The result, once the files that were wanted are there; Unreachable where they come later."""

@@ -137,6 +137,44 @@ def test_a_process_is_moved_finishes_elsewhere_and_its_files_come_back(pair: She
     assert work.places == ["here", "right"]
 
 
+def test_secrets_of_a_moved_process_stay_where_they_are_and_are_named(pair: Shell, work: Work) -> None:
+    token = os.urandom(8).hex()
+    (work.cwd / ".ssh").mkdir()
+    for name in (".env", ".ssh/id_rsa"):
+        (work.cwd / name).write_text(token)
+    moved = pair("offload", "execute", str(work.pid), "--consent", check=0)
+    assert (
+        moved.stderr.splitlines().count(
+            "grid: not shipped with it: .env: looks like a secret, .ssh/: looks like a secret"
+        )
+        == 1
+    )
+    move_id = moved.stdout.partition(":")[0]
+    assert move_of(pair, move_id)["left_out_files"] == [".env: looks like a secret", ".ssh/: looks like a secret"]
+    assert "not shipped: .env: looks like a secret" in pair("offload", "status", move_id, check=0).stdout
+    work.let_finish()
+    wait_until(lambda: is_over(pair, move_id), seconds=30)
+    kept = [path for path in pair.state_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert kept == []
+    assert (work.cwd / ".env").read_text() == token
+
+
+def test_a_process_in_a_home_directory_is_not_moved(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    (tmp_path / "pair.yaml").write_text(CONFIG)
+    shell = Shell(tmp_path / "state", tmp_path)
+    shell.env["HOME"] = str(work.cwd)
+    try:
+        shell("daemon", "start", "--config", "pair.yaml", check=0)
+        refused = shell("offload", "execute", str(work.pid), "--consent", check=1)
+        assert "is a home directory or above one, which is never shipped" in refused.stderr
+        assert work.goes_on()
+    finally:
+        work.let_finish()
+        work.end()
+        shell.close()
+
+
 def test_a_file_that_was_changed_meanwhile_is_kept(pair: Shell, work: Work) -> None:
     moved = pair.json("offload", "execute", str(work.pid), "--consent")
     (work.cwd / "result.txt").write_text("mine")

@@ -19,8 +19,8 @@ class Cluster(Shell):
     """A control plane outside the lab, with the lab's hosts as its nodes; `top` are keys of the cluster file."""
 
     def __init__(self, lab: Lab, folder: Path, *, top: dict[str, Any] | None = None, **nodes: dict[str, Any]) -> None:
-        (folder / "home").mkdir()
-        super().__init__(folder / "state", folder / "home")
+        (folder / "here").mkdir()
+        super().__init__(folder / "state", folder / "here")
         self.lab = lab
         self.file = folder / "cluster.yaml"
         keys = {name.replace("_", "-"): given for name, given in nodes.items()}

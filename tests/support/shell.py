@@ -42,7 +42,7 @@ class Shell:
         self.cwd = cwd
         self.env = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(cwd),
+            "HOME": str(_home_beside(state_dir, cwd)),
             "GRID_STATE_DIR": str(state_dir),
             "LANG": "C.UTF-8",
         }
@@ -52,6 +52,7 @@ class Shell:
         self, *words: str, timeout: float = 60, check: int | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; with `check`, its exit code must be that."""
+        self._make_home()
         done = subprocess.run(
             [*GRID, *words],
             capture_output=True,
@@ -73,11 +74,16 @@ class Shell:
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command and go on; it is ended with the test."""
+        self._make_home()
         streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
         command = [*GRID, *words]
         process = subprocess.Popen(command, cwd=self.cwd, env=self.env | (env or {}), text=False, **streams)
         self._started.append(process)
         return process
+
+    def _make_home(self) -> None:
+        with contextlib.suppress(OSError):  # a test may have a disk that takes nothing
+            Path(self.env["HOME"]).mkdir(parents=True, exist_ok=True)
 
     @property
     def host_dir(self) -> Path:
@@ -182,3 +188,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float
         waited, took = began - start, time.monotonic() - began
         time.sleep(max(pause, min(waited / 20, MAX_PAUSE_SECONDS), 2 * took))
     raise AssertionError(f"did not happen within {seconds} s")
+
+
+def _home_beside(state_dir: Path, cwd: Path) -> Path:
+    """A home that is neither the current directory nor below it: such a directory is never shipped unasked."""
+    is_around = cwd in state_dir.parents
+    return cwd.with_name(f"{cwd.name}-home") if is_around else state_dir.with_name("home")

@@ -23,6 +23,10 @@ def wait_option(default: float | None, text: str) -> Option:
     return Option("-w", "--wait", type=kind, default=default, show_default=is_shown, metavar="SECONDS", help=text)
 
 
+ship_option = Option(
+    "--ship", multiple=True, metavar="PATTERN", help="Ship these files though they look like secrets, such as .env."
+)
+
 placement_options = (
     Option(
         "--strategy",
@@ -78,6 +82,7 @@ job_options = (
     ),
     Option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
     Option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."),
+    ship_option,
     Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
     Option("--overwrite", is_flag=True, help="Let fetched files replace local ones that were edited meanwhile."),
 )

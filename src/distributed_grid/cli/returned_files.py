@@ -122,7 +122,7 @@ def return_lines(totals: dict[str, Any]) -> list[str]:
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"and {len(lines) - MAX_LINES + 1} more such files"]
     if totals["protected"]:
-        lines.append(f"never written back, as programs read them by themselves: {_names(totals['protected'])}")
+        lines.append(f"never written back: {_names(totals['protected'])}")
     if totals["executable"]:
         lines.append(f"executable now: {_names(totals['executable'])}")
     return lines

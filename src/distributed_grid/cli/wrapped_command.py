@@ -15,7 +15,13 @@ from distributed_grid.cli.output import echo, printable
 from distributed_grid.cli.returned_files import fetch_fields, show_delivery
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
-from distributed_grid.client.job_payload import caller_environment, caller_node, check_command, upload_workdir
+from distributed_grid.client.job_payload import (
+    caller_environment,
+    caller_node,
+    check_command,
+    check_ship,
+    upload_workdir,
+)
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 
 CERTAINTY_SECONDS = 10.0
@@ -30,10 +36,13 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
     """Run the command elsewhere and return its exit code, or become it here."""
     command = list(options["command"])
     variables = parse_variables(options["env"])
+    check_ship(options["ship"])
     if not reason_to_stay(os.environ, reads_input=not options["no_input"]):
         node = _advised_node(session, command)
         if node:
-            wrapped = WrappedRun(session, command, variables, options["fetch"], overwrite=options["overwrite"])
+            wrapped = WrappedRun(
+                session, command, variables, options["fetch"], options["ship"], overwrite=options["overwrite"]
+            )
             code = wrapped.run_on(node)
             if code is not None:
                 return code
@@ -61,6 +70,7 @@ class WrappedRun:
         command: list[str],
         variables: dict[str, str],
         patterns: Sequence[str],
+        ship: Sequence[str] = (),
         *,
         overwrite: bool,
     ) -> None:
@@ -69,6 +79,7 @@ class WrappedRun:
         self._variables = variables
         self._patterns = tuple(patterns) or ("**",)
         self._overwrite = overwrite
+        self._ship = tuple(ship)
         self._request_id = os.urandom(16).hex()
 
     def run_on(self, node: str) -> int | None:
@@ -100,6 +111,7 @@ class WrappedRun:
                 nodes=welcome.get("nodes", ()),
                 far=welcome.get("far_nodes", ()),
                 require=(node,),
+                ship=self._ship,
             )
         except GridError as problem:
             _say_it_starts_here(str(problem))

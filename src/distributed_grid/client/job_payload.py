@@ -92,19 +92,25 @@ def upload_workdir(
     require: Sequence[str] = (),
     isolated: bool = False,
     here: str | None = None,
+    ship: Sequence[str] = (),
 ) -> WorkdirUpload:
     """Store a working directory where agents can fetch it, if the job may run on another machine at all.
 
-    None is the directory `here`, or the current one, if it is small enough; where it is not, the job stays on this
-    machine, or is refused where that is impossible.
+    None is the directory `here`, or the current one, if it is small enough and no home directory; otherwise the job
+    stays on this machine, or is refused where that is impossible. Files that look like secrets are not stored, but for
+    those that the patterns of `ship` name.
     """
     check_workdir(workdir)
+    check_ship(ship)
     allowed = require or nodes
     if workdir == NONE or not any(name in far for name in allowed) or (isolated and workdir is None):
         return WorkdirUpload(require=tuple(require))
     near = tuple(name for name in allowed if name not in far)
     try:
-        return _store_directory(workdir or here or os.getcwd(), state_dir, require)
+        directory = workdir or here or os.getcwd()
+        if workdir is None:
+            _refuse_unasked(directory)
+        return _store_directory(directory, state_dir, require, ship)
     except BadInput as problem:
         if workdir is not None or not near:
             raise
@@ -119,18 +125,38 @@ def check_workdir(workdir: str | None) -> None:
         raise BadInput(f"--workdir {workdir}: there is no such directory")
 
 
-def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str]) -> WorkdirUpload:
+def check_ship(patterns: Sequence[str]) -> None:
+    """Raise BadInput for a pattern of `--ship` that cannot name anything, whether or not it would be used."""
+    if patterns:
+        from distributed_grid.adapters.workdir.secret_files import ShipPatterns
+
+        ShipPatterns(patterns)
+
+
+def _refuse_unasked(directory: str) -> None:
+    """Raise BadInput for a directory that is shipped only where it is named, such as a home directory."""
+    from distributed_grid.adapters.workdir.paths import display_path
+    from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
+
+    problem = never_shipped_unasked(directory)
+    if problem:
+        raise BadInput(f"the directory {display_path(directory)} {problem}; use --workdir DIR or --workdir none")
+
+
+def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str], ship: Sequence[str]) -> WorkdirUpload:
     # Imported here because most commands ship nothing.
     from distributed_grid.adapters.workdir.content_store import ContentStore
     from distributed_grid.adapters.workdir.manifest import encode
     from distributed_grid.adapters.workdir.paths import display_path
     from distributed_grid.adapters.workdir.scan import scan_directory
+    from distributed_grid.adapters.workdir.secret_files import unused_note, withheld_note
 
     store = ContentStore(content_store_dir(state_dir))
-    scan = scan_directory(directory, store, own_dirs=(state_dir.root,))
+    scan = scan_directory(directory, store, own_dirs=(state_dir.root,), ship=ship)
     digest = store.add(encode(scan.manifest))
-    notes = tuple(f"{display_path(one.path)} is not shipped: {one.reason}" for one in scan.skipped[:5])
-    return WorkdirUpload(digest, tuple(require), notes)
+    notes = [withheld_note(scan.withheld), unused_note(scan.unused)]
+    notes += [f"{display_path(one.path)} is not shipped: {one.reason}" for one in scan.skipped[:5]]
+    return WorkdirUpload(digest, tuple(require), tuple(filter(None, notes)))
 
 
 def content_store_dir(state_dir: StateDir) -> Path:

@@ -43,6 +43,7 @@ def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
         "requested_at": viewer.time(move.requested_at_ms),
         "state_since": viewer.time(move.state_at_ms),
         "shipped_bytes": move.shipped_bytes + move.final_bytes,
+        "left_out_files": [*move.left_out],
         "frozen_seconds": move.frozen_for_ms / 1000 if has_frozen else None,
         "problem": move.problem or None,
         "end": str(move.end) if move.end is not None else None,

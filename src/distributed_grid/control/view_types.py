@@ -522,6 +522,7 @@ class MoveRow(TypedDict):
     requested_at: str | None
     state_since: str | None
     shipped_bytes: int
+    left_out_files: list[str]
     frozen_seconds: float | None
     problem: str | None
     end: str | None

@@ -662,11 +662,13 @@ class MoveChecked(Struct, frozen=True):
 
 
 class MoveShipped(Struct, frozen=True):
-    """The working directory of the original is here, as this manifest; so many bytes were new."""
+    """The working directory of the original is here, as this manifest; so many bytes were new. `left_out` names files
+    that are not shipped, with the reason."""
 
     move_id: str
     manifest: str
     bytes: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 class MoveFrozen(Struct, frozen=True):
@@ -678,11 +680,13 @@ class MoveFrozen(Struct, frozen=True):
 
 
 class MoveFilesSettled(Struct, frozen=True):
-    """While the original stands still its working directory is this manifest, and all of it is here."""
+    """While the original stands still its working directory is this manifest, and all of it is here, but for files that
+    are not shipped: `left_out`, with the reason."""
 
     move_id: str
     manifest: str
     bytes: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 class MoveDecided(Struct, frozen=True):

@@ -63,7 +63,8 @@ class Move(Struct, frozen=True, omit_defaults=True):
     step that records the death. `request` is what the reservation asks for, `command` what the new job runs. `machine`
     names the machine of the source, whose new boot id proves that the original is dead. `shipped` and `final` are
     manifests of the working directory: shipped ahead, and as it was when frozen. From `commit_asked_at_ms` on only the
-    guard on the source knows whether the original is thawed or killed. `ending` is set when somebody wants the move to
+    guard on the source knows whether the original is thawed or killed. `left_out` names files of the working directory
+    that were not shipped, with the reason. `ending` is set when somebody wants the move to
     end, and why is in `problem`; the original is untouched or thawed when the state is `ended`. `automatic`: nobody
     asked for it but the grid. `result` is the end of the job that took a process's place, `ran_on` and `ran_as` the
     node and the lease of its last attempt, `results` the manifest of what it has written, once that is here. `returned`
@@ -110,6 +111,7 @@ class Move(Struct, frozen=True, omit_defaults=True):
     end: MoveEnd | None = None
     ended_at_ms: int = 0
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -73,7 +73,9 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     waits for it where that is a shell, make, a script, a supervisor, systemd or cron; empty where it was given up by
     its parent. `needs` are regular files outside `cwd` that it has open or mapped, or that its command names, as
     (path, bytes); system libraries are left out; 0 bytes is any size, and a path that ends with a slash a directory.
-    `environment` has only the names that were asked for.
+    `environment` has only the names that were asked for. `cwd_problem` says why its working directory is not shipped,
+    as the end of a sentence about it; `needed_secrets` are paths in it that look like secrets, so they are not shipped,
+    and that it has open or mapped, or that its command names.
     """
 
     pid: Pid
@@ -115,6 +117,8 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     environment: Annotated[
         tuple[tuple[Name, Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]], ...], Meta(max_length=MAX_VARIABLES)
     ] = ()
+    cwd_problem: Text = ""
+    needed_secrets: Texts = ()
 
     @property
     def identity(self) -> ProcessIdentity:

@@ -97,7 +97,11 @@ class Wrap:
 
     def __init__(self, state_dir: StateDir, folder: Path) -> None:
         self.folder = folder
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(folder), "GRID_STATE_DIR": str(state_dir.root)}
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder.with_name("home")),
+            "GRID_STATE_DIR": str(state_dir.root),
+        }
 
     def __call__(
         self, *words: str, env: dict[str, str] | None = None, stdin: int | None = None, before: tuple[str, ...] = ()

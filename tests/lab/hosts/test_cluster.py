@@ -254,8 +254,8 @@ def test_sshs_own_configuration_says_what_the_cluster_file_does_not(a_cluster: S
     grid = a_cluster(gpu1={"host": "box", "user": None, "ssh_key_path": None, "known_hosts": None})
     text = grid.file.read_text()
     grid.file.write_text("\n".join(line for line in text.splitlines() if not line.endswith(" null")) + "\n")
-    ssh = grid.cwd / ".ssh"
-    ssh.mkdir(mode=0o700)
+    ssh = Path(grid.env["HOME"]) / ".ssh"
+    ssh.mkdir(mode=0o700, parents=True)
     (ssh / "known_hosts").write_text(lab.known_hosts.read_text())
     (ssh / "config").write_text(
         f"Host box\n  HostName {lab.host('gpu1').address}\n  User {lab.user}\n  IdentityFile {lab.key_path}\n"

@@ -55,6 +55,7 @@ def move(**changes: Any) -> Row:
         "requested_at": "2026-05-01T10:00:00+00:00",
         "state_since": "2026-05-01T10:00:05+00:00",
         "shipped_bytes": 5 << 20,
+        "left_out_files": [".env: looks like a secret"],
         "frozen_seconds": 0.25,
         "problem": None,
         "end": None,
@@ -156,6 +157,7 @@ def test_everything_about_a_move() -> None:
     assert "shipped:      5 MB" in lines
     assert "stood still:  0.25 s" in lines
     assert "files back:   3" in lines
+    assert lines[-2] == "not shipped: .env: looks like a secret"
     assert lines[-1] == "not replaced, changed at gpu-master since: out/log"
     assert not any(line.startswith("end") for line in lines)
 

@@ -55,3 +55,48 @@ def test_a_link_that_leads_out_keeps_the_job_here_or_refuses_it(state_dir: State
     assert "stays on this machine" in stays.notes[0]
     with pytest.raises(BadInput, match="leads out"):
         upload_workdir(None, state_dir, nodes=("gpu2",), far=("gpu2",), here=str(tree))
+
+
+def test_secrets_are_named_in_one_line_and_ship_lets_them_through(state_dir: StateDir, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / ".ssh").mkdir(parents=True)
+    for name in (".env", ".ssh/id_rsa", "a"):
+        (tree / name).write_text(f"content of {name}")
+
+    def upload_with(*ship: str) -> WorkdirUpload:
+        return upload_workdir(None, state_dir, nodes=("gpu2",), far=("gpu2",), here=str(tree), ship=ship)
+
+    upload = upload_with()
+    assert upload.notes == ("not shipped, as they look like secrets: .env, .ssh/ (allow with --ship PATTERN)",)
+    assert not any(b"content of ." in file.read_bytes() for file in state_dir.root.rglob("*") if file.is_file())
+    shipped = upload_with(".env", ".ssh")
+    assert shipped.notes == ()
+    assert shipped.workdir != upload.workdir
+    unused = upload_with("**/.s*", ".env", "*.p12").notes
+    assert unused == ("--ship '*.p12': no file that looks like a secret matches, outside of ignored directories",)
+
+
+@pytest.mark.parametrize("far", [(), ("gpu2",)], ids=["this machine alone", "other machines too"])
+def test_a_bad_pattern_is_refused_wherever_the_job_would_run(state_dir: StateDir, far: tuple[str, ...]) -> None:
+    with pytest.raises(BadInput, match="--ship '/etc/shadow': leads outside"):
+        upload_workdir(None, state_dir, nodes=("here", *far), far=far, ship=["/etc/shadow"])
+    assert not state_dir.root.exists()
+
+
+@pytest.mark.parametrize("name", ["home", "."], ids=["the home", "its parent"])
+def test_a_home_directory_keeps_the_job_here_or_refuses_it_unless_it_is_named(
+    state_dir: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".netrc").write_text("password s3cret")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    here = str(tmp_path / name)
+    stays = upload_workdir(None, state_dir, nodes=("here", "gpu2"), far=("gpu2",), here=here)
+    assert (stays.workdir, stays.require) == ("", ("here",))
+    assert stays.notes[0].startswith("this job stays on this machine: the directory ")
+    with pytest.raises(BadInput, match=r"home directory .* use --workdir DIR or --workdir none"):
+        upload_workdir(None, state_dir, nodes=("here", "gpu2"), far=("gpu2",), require=("gpu2",), here=here)
+    assert not state_dir.root.exists()
+    named = upload_workdir(here, state_dir, nodes=("here", "gpu2"), far=("gpu2",))
+    assert len(named.workdir) == 64
+    assert ".netrc" in named.notes[0]

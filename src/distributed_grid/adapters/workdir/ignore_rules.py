@@ -3,7 +3,7 @@
 - As in git, the last matching pattern of the deepest ignore file that has one decides, and nothing below an ignored
   directory can be brought back.
 - `.gridignore` outranks everything, and alone can bring back what is always ignored (`ALWAYS_IGNORED`, the grid's own
-  state).
+  state). An explicit `!` line of it also allows a file that looks like a secret (`secret_files`).
 - In a git work tree the `.gitignore` files above the directory apply too, unless they ignore the directory itself:
   a user who works there wants it shipped.
 """
@@ -33,6 +33,7 @@ class IgnoreRules:
 
     def __init__(self, content: bytes) -> None:
         self._negated: list[bool] = []
+        self._explicit: list[bool] = []  # the pattern's last name is more than wildcards
         parts: dict[tuple[bool, bool], list[tuple[int, bytes]]] = {}  # (by path, of a directory) → which, expression
         for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
             line = _without_trailing_spaces(line.removesuffix(b"\r"))
@@ -47,18 +48,28 @@ class IgnoreRules:
                 continue
             number = len(self._negated)
             self._negated.append(line.startswith(b"!"))
+            self._explicit.append(bool(pattern.rpartition(b"/")[2].strip(b"*?.")))
             for is_directory in (True,) if of_directories else (True, False):
                 parts.setdefault((by_path, is_directory), []).append((number, pattern_regex(pattern)))
         self._matchers = {kind: _LastMatch(numbered) for kind, numbered in parts.items()}
 
     def verdict(self, path: bytes, *, is_directory: bool) -> bool | None:
         """Whether this path (relative to the ignore file) is ignored; None when no pattern matches."""
+        last = self._last(path, is_directory)
+        return None if last < 0 else not self._negated[last]
+
+    def allows_secret(self, path: bytes, *, is_directory: bool) -> bool | None:
+        """Whether the last matching pattern is an explicit `!` line; None when no pattern matches."""
+        last = self._last(path, is_directory)
+        return None if last < 0 else self._negated[last] and self._explicit[last]
+
+    def _last(self, path: bytes, is_directory: bool) -> int:
         last = -1
         if matcher := self._matchers.get((False, is_directory)):
             last = matcher.last(path.rpartition(b"/")[2])
         if matcher := self._matchers.get((True, is_directory)):
             last = max(last, matcher.last(path))
-        return None if last < 0 else not self._negated[last]
+        return last
 
 
 class _LastMatch:
@@ -84,6 +95,9 @@ class _Layer(Struct, frozen=True):
     def verdict(self, path: bytes, is_directory: bool) -> bool | None:
         return self.rules.verdict(self.prefix + path[self.cut :], is_directory=is_directory)
 
+    def allows_secret(self, path: bytes, is_directory: bool) -> bool | None:
+        return self.rules.allows_secret(self.prefix + path[self.cut :], is_directory=is_directory)
+
 
 class IgnoreMatcher(Struct, frozen=True):
     """All rules that apply in one directory, the strongest first."""
@@ -99,6 +113,11 @@ class IgnoreMatcher(Struct, frozen=True):
             if verdict is not None:
                 return verdict
         return False
+
+    def allows_secret(self, path: bytes, *, is_directory: bool) -> bool:
+        """Whether `.gridignore` files bring back `path`, which looks like a secret, by an explicit `!` line."""
+        verdicts = (layer.allows_secret(path, is_directory) for layer in self.grid)
+        return next((verdict for verdict in verdicts if verdict is not None), False)
 
     def inside(self, folder: int, path: bytes) -> IgnoreMatcher:
         """The rules inside the open directory at `path` (b"" is the top): these, and its own ignore files."""

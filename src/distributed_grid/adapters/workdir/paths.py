@@ -128,6 +128,11 @@ def pattern_regex(pattern: bytes) -> bytes:
     return found + (b"(?:[^/]+/)*" + last if runs[-1] else b".+")
 
 
+def is_malformed(pattern: bytes) -> bool:
+    """True if a glob pattern has a bracket or a backslash without its end: it would never match."""
+    return _tokens(pattern) is None
+
+
 def escape_pattern(path: bytes) -> bytes:
     """The pattern that means exactly this path."""
     return re.sub(rb"([\\*?\[\]!# ])", rb"\\\1", path)

@@ -7,6 +7,8 @@ Names are compared without regard to case: some file systems do not have any.
 
 from __future__ import annotations
 
+from distributed_grid.adapters.workdir.secret_files import is_secret
+
 REPOSITORIES = frozenset({b".git", b".hg", b".svn", b".bzr", b"_darcs", b".fossil", b".jj"})
 NEVER_SHIPPED = frozenset({b"__pycache__", b".venv", b"node_modules", b".distributed_grid"})
 """Directories that a scan leaves out, besides those of repositories (`ignore_rules.ALWAYS_IGNORED`)."""
@@ -45,7 +47,7 @@ _SILENT = frozenset({b"__pycache__", b"node_modules", b".venv"})
 
 def is_protected(names: tuple[bytes, ...]) -> bool:
     """True if nothing may be written to this path, which is given name by name."""
-    return any(_folded(name) in _PROTECTED for name in names)
+    return any(_folded(name) in _PROTECTED for name in names) or is_secret(b"/".join(names), is_directory=False)
 
 
 def is_unremarkable(names: tuple[bytes, ...]) -> bool:

@@ -1,6 +1,7 @@
 """Directory scan: the manifest of a directory as it is now, with its file contents put into the content store.
 
-The tree is surveyed first, so that one over the limits is refused before any file is read. Content is hashed on its way
+The tree is surveyed first, so that one over the limits is refused before any file is read; files that look like secrets
+(`secret_files`) are left out then, unless the user allows them. Content is hashed on its way
 into the store, so the manifest never disagrees with the store; a file that changes while it is read is read again, and
 refused when it keeps changing. Nothing outside the directory is read, even while links in it are being moved.
 """
@@ -11,7 +12,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from msgspec import Struct
@@ -40,6 +41,7 @@ from distributed_grid.adapters.workdir.paths import (
     to_text,
     translate_os_errors,
 )
+from distributed_grid.adapters.workdir.secret_files import SecretFilter, SecretZone, ShipPatterns
 from distributed_grid.errors import BadInput
 
 OVERSIZE_SURVEY_SECONDS = 0.5
@@ -71,7 +73,8 @@ class _TopLevelUsage:
 
 
 class Survey:
-    """A tree's entries and total size, counted before any file is read; `found` and `skipped` are the result."""
+    """A tree's entries and total size, counted before any file is read; `found`, `skipped` and `withheld` (files that
+    look like secrets) are the result. Without `secrets` no name looks like one."""
 
     def __init__(
         self,
@@ -82,8 +85,11 @@ class Survey:
         limit_files: int,
         oversize_seconds: float = OVERSIZE_SURVEY_SECONDS,
         hint: str = SHIP_HINT,
+        secrets: SecretFilter | None = None,
     ) -> None:
         self._hint = hint
+        self._secrets = secrets
+        self.withheld: tuple[bytes, ...] = ()
         self.found: list[SurveyedFile] = []
         self.skipped: list[SkippedFile] = []
         self._root, self._name = root, name
@@ -100,31 +106,36 @@ class Survey:
         survey over the limit goes on for a while to be able to name them.
         """
         with DirectoryWalker(self._root) as walker:
-            turns = deque(deque([below]) for below in self._visit_directory(b"", walker, rules))
+            top = SecretZone.CHECKED if self._secrets is not None else SecretZone.ALLOWED
+            turns = deque(deque([below]) for below in self._visit_directory(b"", walker, rules, top))
             while turns:
                 ahead = turns.popleft()
-                path, above = ahead.popleft()
-                ahead.extend(self._visit_directory(path, walker, above))
+                path, above, zone = ahead.popleft()
+                ahead.extend(self._visit_directory(path, walker, above, zone))
                 if ahead:
                     turns.append(ahead)
         if self._deadline is not None:
             self._refuse(so_far="")
+        if self._secrets is not None:
+            self.withheld, dropped = self._secrets.settle(one.path for one in self.found)
+            if dropped:
+                self.found = [one for one in self.found if one.path not in dropped]
 
     def _visit_directory(
-        self, path: bytes, walker: DirectoryWalker, above: IgnoreMatcher
-    ) -> list[tuple[bytes, IgnoreMatcher]]:
+        self, path: bytes, walker: DirectoryWalker, above: IgnoreMatcher, zone: SecretZone
+    ) -> list[tuple[bytes, IgnoreMatcher, SecretZone]]:
         """Record one directory's entries; its subdirectories with the rules that apply in them."""
         try:
             folder = walker.enter(tuple(path.split(b"/")) if path else ())
             rules = above.inside(folder, path)
-            return [(below, rules) for below in self._list(folder, path, rules)]
+            return [(below, rules, inside) for below, inside in self._list(folder, path, rules, zone)]
         except OSError as error:
             if error.errno in TRANSIENT_ERRNOS or not path:
                 raise
             self.skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
             return []
 
-    def _list(self, folder: int, path: bytes, rules: IgnoreMatcher) -> list[bytes]:
+    def _list(self, folder: int, path: bytes, rules: IgnoreMatcher, zone: SecretZone) -> list[tuple[bytes, SecretZone]]:
         directories = []
         lead = path + b"/" if path else b""
         with os.scandir(folder) as entries:
@@ -133,15 +144,23 @@ class Survey:
                 if self._deadline is not None and self._seen % 64 == 0 and time.monotonic() > self._deadline:
                     self._refuse(so_far=" so far")
                 below = lead + os.fsencode(entry.name)
-                if rules.ignores(below, is_directory=entry.is_dir(follow_symlinks=False)):
+                inside = self._zone(below, zone, rules, is_directory=entry.is_dir(follow_symlinks=False))
+                if inside is None:
                     continue
                 try:
                     kind = self._add_entry(folder, entry, below)
                 except FileNotFoundError:
                     continue  # removed meanwhile
                 if kind == "dir":
-                    directories.append(below)
+                    directories.append((below, inside))
         return directories
+
+    def _zone(self, path: bytes, above: SecretZone, rules: IgnoreMatcher, *, is_directory: bool) -> SecretZone | None:
+        """The zone of secrets of an entry; None where it is left out."""
+        is_ignored = rules.ignores(path, is_directory=is_directory)
+        if self._secrets is None:
+            return None if is_ignored else above
+        return self._secrets.zone(path, above, rules, is_directory=is_directory, is_ignored=is_ignored)
 
     def _add_entry(self, folder: int, entry: os.DirEntry[str], path: bytes) -> Kind | None:
         seen = entry.stat(follow_symlinks=False)
@@ -218,12 +237,15 @@ MAX_READ_ATTEMPTS = 3
 
 
 class ScanResult(Struct, frozen=True):
-    """Manifest of a directory. `read_files` were read; the digests of the others were in the cache."""
+    """Manifest of a directory. `read_files` were read; the digests of the others were in the cache. `withheld` look
+    like secrets and were not read; directories end with a slash. `unused` are patterns of `ship` that named none."""
 
     manifest: Manifest
     skipped: tuple[SkippedFile, ...]
     read_files: int
     read_bytes: int
+    withheld: tuple[bytes, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def scan_directory(
@@ -233,13 +255,16 @@ def scan_directory(
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
     own_dirs: Iterable[str | os.PathLike[str]] = (),
+    ship: Sequence[str] = (),
 ) -> ScanResult:
     """Store the directory's files and return their manifest; `own_dirs` are the grid's own and are ignored by default.
 
-    Sockets, fifos, devices and what this user may not read are listed as skipped. More than the limits, and links that
-    lead outside, are a `BadInput`. Scanning again is harmless, and quick where nothing changed.
+    Files that look like secrets are withheld, but for those that `ship` names. Sockets, fifos, devices and what this
+    user may not read are listed as skipped. More than the limits, and links that lead outside, are a `BadInput`.
+    Scanning again is harmless, and quick where nothing changed.
     """
     name = display_path(os.path.abspath(os.fspath(root)))
+    allowed = ShipPatterns(ship)
     try:
         fd = open_root(root)
     except OSError as error:
@@ -248,7 +273,8 @@ def scan_directory(
         try:
             tree = os.path.realpath(os.fsencode(root))
             ignored = [os.path.realpath(os.fsencode(directory)) for directory in (store.root, *own_dirs)]
-            survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files)
+            secrets = SecretFilter(tree, allowed)
+            survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files, secrets=secrets)
             survey.walk(rules_for(tree, own_dirs=ignored))
             _refuse_links_outside(name, survey.found)
             scanner = _Scanner(name, store, HashCache(store.root, tree), limit_bytes)
@@ -258,7 +284,9 @@ def scan_directory(
     if len(encode(manifest)) > MAX_ENCODED_BYTES:
         raise BadInput(f"the directory {name} is too large to ship: its file names alone take more than 16 MB")
     skipped = tuple(sorted([*survey.skipped, *scanner.skipped], key=lambda one: one.path))
-    return ScanResult(manifest, skipped, scanner.read_files, scanner.read_bytes)
+    return ScanResult(
+        manifest, skipped, scanner.read_files, scanner.read_bytes, withheld=survey.withheld, unused=allowed.unused
+    )
 
 
 def _refuse_links_outside(name: str, found: list[SurveyedFile]) -> None:

@@ -23,6 +23,7 @@ from distributed_grid.adapters.workdir.manifest import (
 )
 from distributed_grid.adapters.workdir.paths import to_text, translate_os_errors
 from distributed_grid.adapters.workdir.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
+from distributed_grid.adapters.workdir.secret_files import SecretFilter
 
 TREE_HINT = "add what is not needed to .gridignore"
 
@@ -37,7 +38,8 @@ class ListedTree(Struct, frozen=True):
 class TreeDigests:
     """Lists one directory again and again, and remembers the digests of files that stay as they are.
 
-    Only `.gridignore` files are obeyed: what runs in a directory may need anything in it.
+    Of ignore files only `.gridignore` is obeyed: what runs in a directory may need anything in it. Files that look like
+    secrets are listed as skipped and not read where a filter of secrets is given.
     """
 
     def __init__(self) -> None:
@@ -50,15 +52,19 @@ class TreeDigests:
         name: str = "",
         limit_bytes: int = LIMIT_BYTES,
         limit_files: int = LIMIT_FILES,
+        secrets: SecretFilter | None = None,
     ) -> ListedTree:
         """The directory (a path, or a descriptor that stays open); BadInput where it is beyond the limits."""
         shown = name or (f"descriptor {root}" if isinstance(root, int) else os.fspath(root))
         with translate_os_errors(shown, "read the directory"):
             fd = os.dup(root) if isinstance(root, int) else open_root(root)
             try:
-                survey = Survey(fd, shown, limit_bytes=limit_bytes, limit_files=limit_files, hint=TREE_HINT)
+                survey = Survey(
+                    fd, shown, limit_bytes=limit_bytes, limit_files=limit_files, hint=TREE_HINT, secrets=secrets
+                )
                 survey.walk(GridIgnoreMatcher())
-                skipped = list(survey.skipped)
+                skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
+                skipped += survey.skipped
                 return ListedTree(tuple(self._entries(fd, survey.found, skipped)), tuple(skipped))
             finally:
                 os.close(fd)

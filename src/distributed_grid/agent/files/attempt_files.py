@@ -15,6 +15,7 @@ from typing import Protocol
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
 from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.adapters.workdir.secret_files import SecretFilter, is_secret, is_withheld
 from distributed_grid.adapters.workdir.tree_digests import ListedTree, TreeDigests
 from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
 from distributed_grid.agent.files.job_dir import (
@@ -138,6 +139,8 @@ class AttemptFileReader:
         first, _, rest = order.name.partition(b"/")
         if first != WORK.encode() or not rest:
             raise ValueError("not a file of a working directory")
+        if is_secret(rest, is_directory=False) and is_withheld(f"/proc/self/fd/{directory.fd}", rest):
+            raise ValueError("looks like a secret")
         return open_inside(directory.fd, rest)
 
     def _continue(self, number: int) -> None:
@@ -204,7 +207,7 @@ class AttemptFileReader:
             else:
                 work = directory.fd if directory is not None else work_dir(self._root, order.lease_id)
                 if order.tree:
-                    found = self._tree_digests(order.lease_id).list_tree(work)
+                    found = self._tree_digests(order.lease_id).list_tree(work, secrets=_secrets_of(directory))
                 else:
                     found = file_selection.select_files(work, order.patterns)
                     changed = file_selection.changed_files(work, found.entries, shipped)
@@ -235,6 +238,11 @@ class AttemptFileReader:
         while len(self._digests) > MAX_DIGESTED:
             del self._digests[next(iter(self._digests))]
         return found
+
+
+def _secrets_of(directory: HeldDirectory | None) -> SecretFilter | None:
+    """The filter for a person's directory; the private directory of an attempt has none."""
+    return SecretFilter(os.readlink(b"/proc/self/fd/%d" % directory.fd)) if directory is not None else None
 
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:

@@ -31,7 +31,7 @@ def return_files(results: Manifest, staged: int, target: int, before: Manifest, 
 def _notes(report: ReturnReport) -> list[str]:
     notes = []
     if report.protected:
-        notes.append(f"not written back, as programs read them by themselves: {_names(report.protected)}")
+        notes.append(f"never written back: {_names(report.protected)}")
     if report.executable:
         notes.append(f"executable now: {_names(report.executable)}")
     return notes

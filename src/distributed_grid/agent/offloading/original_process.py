@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
 from distributed_grid.agent.limits.process_tree import read_process
 from distributed_grid.agent.offloading.move_journal import OriginalProcess
 from distributed_grid.domain.processes import ProcessIdentity
@@ -58,6 +59,9 @@ def identify(move_id: str, node: str, identity: ProcessIdentity) -> tuple[Origin
     shown = cwd.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if shown != cwd:
         raise Refused(f"the working directory of process {pid} has a name that is not UTF-8: {shown}")
+    problem = never_shipped_unasked(cwd)
+    if problem:
+        raise Refused(f"the working directory {cwd} of process {pid} {problem}")
     original = OriginalProcess(move_id, node, pid, identity.pid_start, identity.boot, cwd, found.st_dev, found.st_ino)
     return original, directory
 

@@ -18,9 +18,16 @@ from msgspec import Struct
 
 from distributed_grid.adapters.probes.open_sockets import OpenSockets, read_open_sockets
 from distributed_grid.adapters.probes.procfs import TICK_MS
+from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
 from distributed_grid.agent.offloading import proc_entries
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessGone, ProcRow, ReaderIdentity
-from distributed_grid.agent.offloading.work_trees import NeededFiles, WorkForest, is_below, is_interactive_shell
+from distributed_grid.agent.offloading.work_trees import (
+    NeededFiles,
+    WorkForest,
+    is_below,
+    is_interactive_shell,
+    needed_secrets,
+)
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.scheduling.offloading.process_commands import mask_secrets
@@ -210,6 +217,8 @@ class _InventoryScan:
             or (f"{unknown} of its processes could not be read" if unknown else ""),
             needs=self._needed.find(first, members),
             environment=environment,
+            cwd_problem=never_shipped_unasked(first.cwd) if first.cwd else "",
+            needed_secrets=_first(needed_secrets(first, members)),
         )
 
     def _is_part(self, row: ProcRow) -> tuple[bool, bool]:

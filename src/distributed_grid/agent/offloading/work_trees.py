@@ -9,15 +9,17 @@ or another process that only adopts orphans; where the child is in a session tha
 shares, which shows that it was adopted; and where it is an interactive shell and the child runs in its background: such
 a shell goes on whatever becomes of it. What a unit of systemd runs is waited for by systemd.
 
-The files that a tree needs are those outside of its working directory; another machine may lack some of them.
+The files that a tree needs are those outside of its working directory, of which another machine may lack some, and
+those inside that look like secrets, which are not shipped.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from distributed_grid.adapters.workdir.secret_files import is_secret, is_withheld
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcRow
 from distributed_grid.domain.processes import MAX_PATHS
 
@@ -210,6 +212,19 @@ class NeededFiles:
         return self._sizes[path]
 
 
+def needed_secrets(first: ProcDetails, members: Sequence[ProcDetails]) -> Iterator[str]:
+    """Paths in the working directory of a tree's root that look like secrets, so they are not shipped, and that the
+    tree has open or mapped, or that the command of the root names."""
+    cwd = first.cwd
+    paths = dict.fromkeys(os.path.normpath(os.path.join(cwd, part)) for word in first.argv for part in _parts(word))
+    for one in members:
+        paths |= dict.fromkeys([*(file.path for file in one.files), *(mapping.path for mapping in one.mappings)])
+    for path in paths:
+        inside = os.fsencode(path[len(cwd) + 1 :]) if is_below(path, cwd) else b""
+        if inside and is_secret(inside, is_directory=False) and is_withheld(cwd, inside) and os.path.lexists(path):
+            yield os.fsdecode(inside)
+
+
 def file_size(path: str) -> int | None:
     """The size of a regular file, -1 of a directory, None of anything else and where there is nothing."""
     try:
@@ -239,9 +254,16 @@ def is_below(path: str, folder: str) -> bool:
 
 def _named_paths(word: str, cwd: str) -> Iterable[str]:
     """The paths that a word of a command may name, itself or as the value of an option."""
-    for part in (word, word.partition("=")[2]):
-        if part and "/" in part and "://" not in part and len(part) < 4096 and not part.startswith("-"):
+    for part in _parts(word):
+        if "/" in part:
             yield os.path.normpath(os.path.join(cwd, part))
+
+
+def _parts(word: str) -> Iterable[str]:
+    """What may be a path in a word of a command: the word itself, and the value of an option."""
+    for part in (word, word.partition("=")[2]):
+        if part and "://" not in part and len(part) < 4096 and not part.startswith("-"):
+            yield part
 
 
 def _is_system(path: str) -> bool:

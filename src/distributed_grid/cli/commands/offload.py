@@ -21,6 +21,7 @@ from distributed_grid.cli.offload_output import (
     subject_of,
 )
 from distributed_grid.cli.output import ProgressLine, echo, format_time, note, print_answer, printable, table
+from distributed_grid.cli.request_options import ship_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
@@ -148,7 +149,7 @@ def _execute(client: Client, options: Row, subject: str, node: str, pid_start: i
 
 def follow_move(client: Client, row: Row, *, quiet: bool) -> Row:
     """Show a move's progress until the work runs on the other node or the move has ended; its last state."""
-    line, shown = ProgressLine(), ""
+    line, shown, is_named = ProgressLine(), "", False
     try:
         while row["end"] is None and row["state"] != "running":
             text = progress_text(row)
@@ -158,6 +159,10 @@ def follow_move(client: Client, row: Row, *, quiet: bool) -> Row:
             shown = text
             time.sleep(POLL_SECONDS)
             row = client.call("get_move", move_id=row["move_id"])["move"]
+            if row["left_out_files"] and not is_named:
+                is_named = True
+                line.clear()
+                echo(printable(f"grid: not shipped with it: {', '.join(row['left_out_files'])}"), err=True)
     except KeyboardInterrupt:
         line.clear()
         move_id = row["move_id"]
@@ -248,6 +253,7 @@ def watch(session: CliSession, interval: float, node: str) -> None:
 @offload.command(
     Option("--no-input", is_flag=True, help="It reads no input: a terminal or pipe does not keep it here."),
     Option("-e", "--env", multiple=True, metavar="K[=V]", help="A variable for it; without =V your own value."),
+    ship_option,
     Option("--fetch", multiple=True, metavar="GLOB", help="What may come back (default: every file that it changed)."),
     Option("--overwrite", is_flag=True, help="Let returned files replace local ones that were edited meanwhile."),
     Argument("command", nargs=-1, required=True),

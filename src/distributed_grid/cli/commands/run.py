@@ -28,6 +28,7 @@ from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import (
     caller_environment,
     check_command,
+    check_ship,
     require_utf8,
     upload_workdir,
 )
@@ -109,6 +110,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
 def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a submission that every job has, with a new request id."""
     require_utf8(options["job_id"])
+    check_ship(options["ship"])
     variables = parse_variables(options["env"])
     env = caller_environment(variables)
     check_command(argv, env, variables)
@@ -133,6 +135,7 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
         far=welcome.get("far_nodes", ()),
         require=require,
         isolated=options["isolated"],
+        ship=options["ship"],
     )
     for note in upload.notes:
         echo(f"grid: {note}", err=True)

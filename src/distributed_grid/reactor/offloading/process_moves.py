@@ -155,7 +155,9 @@ def record_shipped(move: Move, event: events.MoveShipped, now: int) -> Decision:
     """The working directory is here: the original can be frozen."""
     if move.state is not MoveState.RESERVED:
         return Decision()
-    shipped, records = advance(move, Step.SHIP, now=now, shipped=event.manifest, shipped_bytes=event.bytes)
+    shipped, records = advance(
+        move, Step.SHIP, now=now, shipped=event.manifest, shipped_bytes=event.bytes, left_out=event.left_out
+    )
     return Decision([shipped], records)
 
 
@@ -175,7 +177,9 @@ def record_settled(ledger: Ledger, move: Move, event: events.MoveFilesSettled, n
     problem = why_nothing_starts(ledger, move)
     if problem:
         return end_move(ledger, move, MoveEnd.FAILED, problem, now)
-    asked = replace(move, final=event.manifest, final_bytes=event.bytes, commit_asked_at_ms=now)
+    asked = replace(
+        move, final=event.manifest, final_bytes=event.bytes, commit_asked_at_ms=now, left_out=event.left_out
+    )
     record = move_record("move-advanced", asked, "asked to end it", state=str(asked.state), bytes=event.bytes)
     return Decision([asked], [record])
 

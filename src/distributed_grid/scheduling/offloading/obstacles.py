@@ -22,6 +22,7 @@ class ObstacleKind(enum.StrEnum):
     CONNECTED = "connected"
     FILE_LOCK = "file_lock"
     OUTSIDE_FILE = "outside_file"
+    WITHHELD_FILE = "withheld_file"
     SHARED_MEMORY = "shared_memory"
     TRACED = "traced"
     SETUID = "setuid"
@@ -84,6 +85,9 @@ def _identity(process: ProcessInfo) -> _Found:
     if not process.unreadable and (process.cwd in ("", "/") or process.cwd.endswith(" (deleted)")):
         where = process.cwd or "unknown"
         yield ObstacleKind.WORKING_DIRECTORY, f"its working directory is {where}: start it in a directory of its own"
+    elif process.cwd_problem:
+        problem = f"its working directory {process.cwd} {process.cwd_problem}"
+        yield ObstacleKind.WORKING_DIRECTORY, f"{problem}: start it in a directory of its own"
     if process.parent:
         hint = "start it with `setsid -f`, or move that instead"
         if process.parent.startswith("systemd"):
@@ -117,6 +121,9 @@ def _files(process: ProcessInfo) -> _Found:
     if process.outside_writes:
         where = f"open for writing outside of {process.cwd or 'its working directory'}"
         yield ObstacleKind.OUTSIDE_FILE, f"{where}: {_some(process.outside_writes)}"
+    if process.needed_secrets:
+        named = f"it needs files that look like secrets and are not shipped: {_some(process.needed_secrets)}"
+        yield ObstacleKind.WITHHELD_FILE, f"{named}; an explicit ! line in .gridignore allows them"
     if process.shared_memory:
         yield ObstacleKind.SHARED_MEMORY, f"it shares memory: {_some(process.shared_memory)}"
 

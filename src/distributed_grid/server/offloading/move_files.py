@@ -34,17 +34,21 @@ CHUNK_BYTES = 4 * 1024 * 1024
 FILES_AT_ONCE = 8
 Read = Callable[[bytes, int, int], Coroutine[Any, Any, bytes]]
 """Reads a file of the directory: its name, from where on, and how much at most."""
+MAX_LEFT_OUT = 20
+"""Files that were not shipped and that a move names."""
 MAX_OUTPUT_BYTES = manifests.LIMIT_BYTES
 STREAM_NAMES = {1: STDOUT.encode(), 2: STDERR.encode()}
 
 
 class ShippedTree(Struct, frozen=True):
-    """A directory that is in the store; `new_bytes` were sent, `changing` files were left out."""
+    """A directory that is in the store; `new_bytes` were sent, `changing` files were left out. `left_out` names files
+    that look like secrets or cannot be read, with the reason."""
 
     manifest: Manifest
     digest: str
     new_bytes: int
     changing: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 class _ChangedMeanwhile(Exception):
@@ -81,7 +85,13 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
     new_bytes = sum(entry.size for digest, entry in wanted.items() if digest not in changed)
     kept = manifest_of(entry for entry in tree.entries if entry.digest not in changed or entry.kind != "file")
     digest = await asyncio.to_thread(store.add, manifests.encode(kept))
-    return ShippedTree(kept, digest, new_bytes, len(tree.entries) - len(kept.entries))
+    changing = len(tree.entries) - len(kept.entries)
+    return ShippedTree(kept, digest, new_bytes, changing, left_out=_some(found.skipped))
+
+
+def _some(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """As many texts as a move keeps, and the number of the others."""
+    return texts if len(texts) <= MAX_LEFT_OUT else (*texts[:MAX_LEFT_OUT], f"and {len(texts) - MAX_LEFT_OUT} more")
 
 
 async def _fetch(store: ContentStore, entry: ManifestEntry, read: Read) -> None:

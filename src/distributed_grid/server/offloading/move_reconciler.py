@@ -112,7 +112,7 @@ class MoveReconciler:
             await self._fail(move, f"its directory cannot be shipped: {failure}")
             return
         if shipped is not None:
-            await self._record(MoveShipped(move.id, shipped.digest, total))
+            await self._record(MoveShipped(move.id, shipped.digest, total, shipped.left_out))
 
     async def _ship_difference(self, move: Move) -> None:
         """Ship what has changed while the original stands still: every moment counts, nothing is tried twice."""
@@ -121,7 +121,7 @@ class MoveReconciler:
         except GridError as failure:
             await self._fail(move, f"what had changed in its directory could not be shipped: {failure}")
             return
-        await self._record(MoveFilesSettled(move.id, shipped.digest, shipped.new_bytes))
+        await self._record(MoveFilesSettled(move.id, shipped.digest, shipped.new_bytes, shipped.left_out))
 
     async def _ship_once(self, move: Move, *, still: bool) -> ShippedTree | None:
         """One round, tried again while the source is away or has not opened the directory; None where the move has

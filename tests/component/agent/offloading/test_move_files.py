@@ -167,3 +167,44 @@ def test_on_a_full_disk_nothing_is_half_there_and_it_succeeds_later(
         assert (process.folder / "large").stat().st_size == 100_000
     finally:
         process.end()
+
+
+def test_a_secret_in_the_directory_of_an_original_is_neither_listed_nor_read(
+    source: Source, original: MakeOriginal, tmp_path: Path
+) -> None:
+    process = original()
+    (process.folder / ".env").write_text("TOKEN=1")
+    answers: list[FileChunk | FileListing] = []
+    reader = AttemptFileReader(tmp_path / "jobs", answers.append, source.moves.directory)
+    source.open(process.identity)
+
+    def ask(question: ListFiles | ReadFile) -> FileChunk | FileListing:
+        answers.clear()
+
+        async def receive() -> None:
+            reader.received(question)
+
+        source.run(receive())
+        source.until(lambda: answers)
+        return answers[0]
+
+    listing = ask(ListFiles(1, MOVE, (), tree=True))
+    assert isinstance(listing, FileListing)
+    assert b".env" not in listing.files
+    assert listing.skipped == (".env: looks like a secret",)
+    chunk = ask(ReadFile(2, MOVE, b"work/.env", 0, 100))
+    assert isinstance(chunk, FileChunk)
+    assert (chunk.data, chunk.problem) == (b"", "work/.env cannot be read: looks like a secret")
+    (process.folder / ".gridignore").write_text("!.env\n")
+    allowed = ask(ReadFile(3, MOVE, b"work/.env", 0, 100))
+    assert isinstance(allowed, FileChunk)
+    assert allowed.data == b"TOKEN=1"
+
+
+def test_an_original_in_a_home_directory_is_not_opened(
+    source: Source, original: MakeOriginal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = original()
+    monkeypatch.setenv("HOME", str(process.folder))
+    source.order("open", process.identity)
+    assert "home directory" in source.reported("failed").detail

@@ -150,6 +150,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         stage.start("other_namespace", "other_namespace")
         stage.start("other_group", "other_group" if os.getuid() == 0 else "plain")
         stage.start("reads_outside", "reads_outside", str(data), "--data=../data.bin", str(folder))
+        stage.start("reads_secret", "reads_secret")
+        stage.start("names_secret", "plain", "--env-file=.env")
+        (folder / "names_secret" / ".env").touch()
         stage.start("secret", "plain", "--password", SECRET)
         stage.start("long", "plain", "x" * 9000)
         stage.start("grid", "plain", "-m", "distributed_grid.agent")
@@ -216,6 +219,8 @@ def test_a_process_of_its_own_is_told_whole(seen: Seen) -> None:
         ("leaves_session", "other_session", "1 of its"),
         ("other_namespace", "namespace", "namespace"),
         ("secret", "masked", "secret"),
+        ("reads_secret", "withheld_file", "not shipped: .env; an explicit ! line in .gridignore"),
+        ("names_secret", "withheld_file", ".env"),
         ("long", "unreadable", "too long"),
         ("grid", "grid", "grid's own"),
         ("ray", "ray", "Ray's own"),
@@ -225,6 +230,20 @@ def test_one_obstacle_each(seen: Seen, name: str, kind: str, cause: str) -> None
     (obstacle,) = process_obstacles(seen(name))
     assert obstacle.kind == kind
     assert cause in obstacle.text
+
+
+def test_a_secret_that_the_user_allows_is_no_obstacle(seen: Seen) -> None:
+    (seen.stage.folder / "reads_secret" / ".gridignore").write_text("!.env\n")
+    (found,) = seen.inventory.scan(pid=seen.stage.pid("reads_secret"))
+    assert process_obstacles(found) == ()
+
+
+def test_a_process_in_a_home_directory_stays_there(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(seen.stage.folder / "plain"))
+    (found,) = seen.inventory.scan(pid=seen.stage.pid("plain"))
+    (obstacle,) = process_obstacles(found)
+    assert obstacle.kind == "working_directory"
+    assert "is a home directory or above one, which is never shipped" in obstacle.text
 
 
 def test_what_stays_within_a_tree_is_no_obstacle(seen: Seen) -> None:

@@ -21,7 +21,7 @@ def names(path: str) -> tuple[bytes, ...]:
         ".vscode/tasks.json", ".idea/workspace.xml", ".husky/pre-commit", ".githooks/pre-push", ".cargo/config.toml",
         ".config/fish/config.fish", ".Rprofile", ".psqlrc", ".npmrc", ".gitconfig", "work/HEAD", ".gridignore",
         "pkg/__pycache__/m.pyc", ".venv/bin/python", "node_modules/x/index.js", ".distributed_grid/grid.db",
-        ".dir-locals.el",
+        ".dir-locals.el", ".env", "certs/server.key", ".aws/credentials", "id_ed25519",
     ],
 )  # fmt: skip
 def test_nothing_is_written_to_it(path: str) -> None:

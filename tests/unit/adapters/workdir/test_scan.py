@@ -262,3 +262,113 @@ def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(
         path.write_bytes(b"\xc1 damaged")
     assert scan_directory(root, store).read_files == 1
     assert scan_directory(root, store).read_files == 0
+
+
+SECRETS: Tree = {
+    "a.py": b"1",
+    ".env": b"TOKEN=s3cret",
+    ".env.example": b"TOKEN=",
+    "certs/cacert.pem": b"public",
+    "certs/server.pem": b"private",
+    ".ssh/id_rsa": b"private",
+    ".ssh/old/id_rsa": b"private",
+    ".ssh/config": b"Host x",
+}
+ORDINARY = [".env.example", "a.py", "certs", "certs/cacert.pem"]
+
+
+def stored_contents(store: ContentStore) -> list[bytes]:
+    return [path.read_bytes() for path in Path(store.root).rglob("*") if path.is_file()]
+
+
+def test_secrets_are_neither_shipped_nor_stored_and_each_is_named_once(tmp_path: Path, store: ContentStore) -> None:
+    result = scan_directory(write_tree(tmp_path / "tree", SECRETS), store)
+    assert names(result) == ORDINARY
+    assert result.withheld == (b".env", b".ssh/", b"certs/server.pem")
+    assert result.skipped == ()
+    assert not any(secret in content for content in stored_contents(store) for secret in (b"s3cret", b"private"))
+
+
+@pytest.mark.parametrize(
+    ("ship", "more", "withheld"),
+    [
+        ([".env"], [".env"], (b".ssh/", b"certs/server.pem")),
+        (["certs/*.pem"], ["certs/server.pem"], (b".env", b".ssh/")),
+        (
+            [".ssh"],
+            [".ssh", ".ssh/config", ".ssh/id_rsa", ".ssh/old", ".ssh/old/id_rsa"],
+            (b".env", b"certs/server.pem"),
+        ),
+        (
+            [".ssh/id_rsa"],
+            [".ssh", ".ssh/id_rsa"],
+            (b".env", b".ssh/config", b".ssh/old/", b"certs/server.pem"),
+        ),
+        (
+            [".ssh/old/id_rsa"],
+            [".ssh", ".ssh/old", ".ssh/old/id_rsa"],
+            (b".env", b".ssh/config", b".ssh/id_rsa", b"certs/server.pem"),
+        ),
+        (
+            ["**"],
+            [".env", ".ssh", ".ssh/config", ".ssh/id_rsa", ".ssh/old", ".ssh/old/id_rsa", "certs/server.pem"],
+            (),
+        ),
+    ],
+)
+def test_ship_lets_through_what_it_names_and_nothing_else(
+    tmp_path: Path, store: ContentStore, ship: list[str], more: list[str], withheld: tuple[bytes, ...]
+) -> None:
+    result = scan_directory(write_tree(tmp_path / "tree", SECRETS), store, ship=ship)
+    assert sorted(names(result)) == sorted([*ORDINARY, *more])
+    assert result.withheld == withheld
+    assert result.unused == ()
+
+
+def test_a_pattern_that_names_no_secret_is_told(tmp_path: Path, store: ContentStore) -> None:
+    result = scan_directory(write_tree(tmp_path / "tree", SECRETS), store, ship=["*.p12", "a.py"])
+    assert result.unused == ("*.p12", "a.py")
+    assert result.withheld == (b".env", b".ssh/", b"certs/server.pem")
+
+
+def test_an_ignored_secret_is_not_named_and_ship_brings_it_back(tmp_path: Path, store: ContentStore) -> None:
+    root = write_tree(tmp_path / "tree", {**SECRETS, ".gitignore": b".env\n", ".gridignore": b".ssh/\n"})
+    (root / ".git").mkdir()
+    assert scan_directory(root, store).withheld == (b"certs/server.pem",)
+    result = scan_directory(root, store, ship=[".env", ".ssh"])
+    assert {".env", ".ssh/id_rsa"} <= set(names(result))
+    assert result.withheld == (b"certs/server.pem",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "shipped"),
+    [
+        (b"!.env\n", {".env"}),
+        (b"!/.env\n", {".env"}),
+        (b"!*.pem\n", {"certs/server.pem"}),
+        (b"!.ssh/\n", {".ssh/config", ".ssh/id_rsa", ".ssh/old/id_rsa"}),
+        (b"!.ssh/\n.ssh/*\n!.ssh/id_rsa\n", {".ssh/id_rsa"}),
+        (b"!*\n", set()),
+        (b"!certs/**\n!.*\n", set()),
+        (b"!.env\n.env\n", set()),
+    ],
+)
+def test_an_explicit_line_of_gridignore_allows_a_secret(
+    tmp_path: Path, store: ContentStore, lines: bytes, shipped: set[str]
+) -> None:
+    root = write_tree(tmp_path / "tree", {**SECRETS, ".gridignore": lines})
+    taken = {path for path in names(scan_directory(root, store)) if isinstance(SECRETS.get(path), bytes)}
+    assert taken == shipped | {".env.example", "a.py", "certs/cacert.pem"}
+
+
+def test_a_link_named_like_a_secret_is_withheld_wherever_it_leads(tmp_path: Path, store: ContentStore) -> None:
+    tree: Tree = {"a": b"", ".ssh": "/etc", ".env": "../shared.env", "key": ".ssh"}
+    result = scan_directory(write_tree(tmp_path / "tree", tree), store)
+    assert names(result) == ["a", "key"]
+    assert result.withheld == (b".env", b".ssh")
+
+
+def test_the_name_of_the_directory_itself_counts_for_its_files(tmp_path: Path, store: ContentStore) -> None:
+    result = scan_directory(write_tree(tmp_path / ".docker", {"config.json": b"{}", "daemon.json": b"{}"}), store)
+    assert names(result) == ["daemon.json"]
+    assert result.withheld == (b"config.json",)

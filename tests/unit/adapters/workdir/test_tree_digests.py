@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed_grid.adapters.workdir.secret_files import SecretFilter
 from distributed_grid.adapters.workdir.tree_digests import TreeDigests
 from distributed_grid.errors import BadInput
 
@@ -65,3 +66,19 @@ def test_a_directory_beyond_the_limits_is_refused_with_its_largest_parts(tmp_pat
     (tmp_path / "data" / "x").write_bytes(b"x" * 2000)
     with pytest.raises(BadInput, match=r"more than 1000 bytes.*data/ .*gridignore"):
         TreeDigests().list_tree(tmp_path, limit_bytes=1000)
+
+
+def test_secrets_are_listed_as_skipped_where_a_filter_is_given(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_rsa").touch()
+    (tmp_path / "sub").mkdir()
+    for name in (".env", "sub/.env", "a"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub" / ".gridignore").write_text("!.env\n")
+    assert TreeDigests().list_tree(tmp_path).skipped == ()
+    found = TreeDigests().list_tree(tmp_path, secrets=SecretFilter(os.fsencode(tmp_path)))
+    assert [entry.path for entry in found.entries] == ["a", "sub", "sub/.env", "sub/.gridignore"]
+    assert [(one.path, one.reason) for one in found.skipped] == [
+        (".env", "looks like a secret"),
+        (".ssh/", "looks like a secret"),
+    ]

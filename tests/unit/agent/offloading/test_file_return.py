@@ -144,9 +144,7 @@ def test_files_that_programs_read_by_themselves_are_never_returned(places: Place
     files, kept, notes = places.put_back()
     assert (files, kept) == (1, ())
     assert len(notes) == 1
-    assert notes[0].startswith(
-        "not written back, as programs read them by themselves: .bashrc, .git/config, .git/hooks"
-    )
+    assert notes[0].startswith("never written back: .bashrc, .git/config, .git/hooks")
     assert places.found() == {".git/config": "[core]", "result.txt": "new"}
 
 

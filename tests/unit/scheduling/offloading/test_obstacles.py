@@ -43,6 +43,12 @@ def test_a_process_with_files_of_its_own_has_no_obstacle() -> None:
         ({"has_secret": True}, "masked", "secret"),
         ({"unreadable": "process 7 cannot be looked into"}, "unreadable", "process 7"),
         ({"cwd": "/"}, "working_directory", "is /"),
+        (
+            {"cwd_problem": "is a home directory"},
+            "working_directory",
+            "/srv/alice/work is a home directory: start it in",
+        ),
+        ({"needed_secrets": (".env", "a.key")}, "withheld_file", ".env, a.key; an explicit ! line in .gridignore"),
         ({"cwd": "/tmp/x (deleted)"}, "working_directory", "deleted"),
     ],
 )

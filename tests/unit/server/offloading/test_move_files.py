@@ -191,3 +191,12 @@ def test_streams_outside_the_directory_are_nobodys_to_return() -> None:
     outside = StandardStream(StreamKind.FILE, "/var/log/x")
     process = MovedProcess(ProcessIdentity(7, 8, "boot"), CWD, (NULL, to_file("a/b"), outside))
     assert stream_files(process) == {"a/b": [1]}
+
+
+def test_files_that_are_left_out_are_named_up_to_a_limit(directory: Directory) -> None:
+    listed = directory.list()
+    assert directory.ship(found=AttemptOutputFile(listed.entries, (".env: looks like a secret",))).left_out == (
+        ".env: looks like a secret",
+    )
+    many = AttemptOutputFile(listed.entries, tuple(f"{number}.key: looks like a secret" for number in range(25)))
+    assert directory.ship(found=many).left_out[-2:] == ("19.key: looks like a secret", "and 5 more")
