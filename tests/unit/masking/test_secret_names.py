@@ -9,8 +9,23 @@ from distributed_grid.masking.secret_names import holds_secret, is_random, is_re
 
 @pytest.mark.parametrize(
     "name",
-    "--db-password dbPassword DB_PASSWORD PGPASSWORD SSHPASS -Dpassword -eAPI_TOKEN X-Auth-Token -pw --otp MYSQL_PWD "
-    "aws_secret_access_key clientsecret //registry/:_authToken STORAGE_KEY".split(),
+    [
+        "--db-password",
+        "dbPassword",
+        "DB_PASSWORD",
+        "PGPASSWORD",
+        "SSHPASS",
+        "-Dpassword",
+        "-eAPI_TOKEN",
+        "X-Auth-Token",
+        "-pw",
+        "--otp",
+        "MYSQL_PWD",
+        "aws_secret_access_key",
+        "clientsecret",
+        "//registry/:_authToken",
+        "STORAGE_KEY",
+    ],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
@@ -19,8 +34,24 @@ def test_names_of_secrets(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    "--password-file --tokenizer --token-limit --pad-token --next-token --secret-id PATH KEY -- bypass compass "
-    "--two-pass --keypoints --author --pin-memory PASSWORD_STORE_DIR".split(),
+    [
+        "--password-file",
+        "--tokenizer",
+        "--token-limit",
+        "--pad-token",
+        "--next-token",
+        "--secret-id",
+        "PATH",
+        "KEY",
+        "--",
+        "bypass",
+        "compass",
+        "--two-pass",
+        "--keypoints",
+        "--author",
+        "--pin-memory",
+        "PASSWORD_STORE_DIR",
+    ],
 )
 def test_names_that_only_resemble_one(name: str) -> None:
     assert not is_secret_name(name)
