@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from bench.sizes import sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import HeartbeatReceived
@@ -33,6 +34,8 @@ PLAIN = replace(DEFAULT, margin_milli=0, dwell_ms=0)
 DWELLS_MIN, MARGINS_MILLI = (10, 15, 20, 30), (0, 50, 100)
 FEWER, LEAST_LENT = 10, 95
 SPARE = 2
+MACHINES, SAMPLES = sized((None, None), smoke=(8, 24))
+"""Of the trace; None: all."""
 """Tuning asks for so many times fewer flips than the bar: other machines and other days will be different."""
 Trace = list[list[int]]
 
@@ -141,6 +144,9 @@ def _tune(machines: Trace) -> None:
         )
         if fewer >= SPARE * FEWER and lent >= LEAST_LENT:
             choices.append((above, dwell_min, margin_milli))
+    if not choices:
+        print("  no dwell and margin would do", file=sys.stderr)
+        return
     _, dwell_min, margin_milli = min(choices)
     shipped = f"shipped are {DEFAULT.dwell_ms // 60_000} min and {DEFAULT.margin_milli / 10:g} %"
     print(f"  chosen by {len(machines)} machines: {dwell_min} min, {margin_milli / 10:g} %; {shipped}", file=sys.stderr)
@@ -150,7 +156,7 @@ def _machines(file: Path) -> Trace:
     with gzip.open(file, "rt") as text:
         rows = csv.reader(text)
         next(rows)
-        return [[round(10 * float(value)) for value in row[1:]] for row in rows]
+        return [[round(10 * float(value)) for value in row[1:][:SAMPLES]] for row in list(rows)[:MACHINES]]
 
 
 def _bursts(machines: Trace) -> Trace:

@@ -21,13 +21,14 @@ from pathlib import Path
 import psutil
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
-ONE_BY_ONE, MANY, AT_ONCE = 100, 1_000, 128
+ONE_BY_ONE, MANY, AT_ONCE = sized((100, 1_000, 128), smoke=(2, 4, 2))
 ASKED = {"target": "head", "source": "donor", "resource_type": "cpu"}
 HERE = """
 nodes:

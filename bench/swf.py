@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.sizes import sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import (
@@ -38,6 +39,8 @@ from distributed_grid.simulation.replay.trace_reader import read_trace
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN = 353, 93
 SHORT_S = 10
+JOBS = sized(None, smoke=200)
+"""Of the trace; None: all."""
 TRUE = Command(("true",))
 
 
@@ -154,5 +157,5 @@ def _jobs(file: Path) -> list[SwfJob]:
             max(one.request.expects_ms, one.run_ms) // 1000,
             one.request.user,
         )
-        for one in read_trace(str(file)).work
+        for one in read_trace(str(file)).work[:JOBS]
     ]

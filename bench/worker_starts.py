@@ -18,13 +18,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from bench.table import Line
 from tests.support.docker_engines import LocalDockerEngine
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 from tests.support.slurm_cluster import PARTITION, SlurmCluster
 
-TASKS = 3
+TASKS = sized(3, smoke=1)
 
 
 def measure() -> list[Line]:
