@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import HeartbeatReceived
@@ -71,9 +71,8 @@ def measure() -> list[Line]:
     """Plain and ours on the machines that were not tuned on, on all of them, and at the distance of heartbeats."""
     found = sorted(TRACES.glob("planetlab/*.csv.gz"))
     if not found:
-        print(f"lending: no machines' load at {TRACES / 'planetlab'}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
-    machines = _machines(found[0])
+        raise Unavailable(f"no machines' load at {TRACES / 'planetlab'}; see GRID_TRACES")
+    machines = [samples[:SAMPLES] for samples in _machines(found[0])[:MACHINES]]
     _tune(machines[0::2])
     held_out = machines[1::2]
     lines = _compared(f"{len(held_out)} machines not tuned on", replay(held_out, PLAIN), replay(held_out, DEFAULT))
@@ -156,7 +155,7 @@ def _machines(file: Path) -> Trace:
     with gzip.open(file, "rt") as text:
         rows = csv.reader(text)
         next(rows)
-        return [[round(10 * float(value)) for value in row[1:][:SAMPLES]] for row in list(rows)[:MACHINES]]
+        return [[round(10 * float(value)) for value in row[1:]] for row in rows]
 
 
 def _bursts(machines: Trace) -> Trace:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES, lines_of
 from distributed_grid.prediction.load_forecast import LoadForecaster
@@ -33,8 +33,7 @@ def measure() -> list[Line]:
     """Each series, one step ahead, and the time of a step."""
     folder = TRACES / "load"
     if not folder.is_dir():
-        print(f"load_forecast: no series at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no series at {folder}; see GRID_TRACES")
     print("  sMAPE %              last value      smoothing       ours, and GRU", file=sys.stderr)
     lines = []
     for name, (last_value, smoothing, gru) in PUBLISHED.items():

@@ -25,9 +25,10 @@ from typing import Any
 from bench.memory_peer import SIZE
 from bench.sizes import VARIABLE, Unavailable, is_smoke, sized
 from bench.table import Line
+from distributed_grid.agent.lent_memory import QUERY_SOCKET
 from distributed_grid.client.memory.directory import block_directory
 from tests.lab.clusters import Cluster
-from tests.lab.lab import Lab
+from tests.lab.lab import Lab, problem
 from tests.lab.lab_host import Host
 from tests.support.shell import wait_until
 
@@ -44,8 +45,8 @@ Found = dict[str, list[dict[str, Any]]]
 
 def measure() -> list[Line]:
     """All lines, with the peers that are there."""
-    if os.getuid() != 0:
-        raise Unavailable("two hosts of a lab need root")
+    if reason := problem():
+        raise Unavailable(reason)
     here = Path(__file__).resolve().parents[1]
     share = {SOURCE: here / "src", PACKAGES: Path(sysconfig.get_path("purelib")), BENCH: here / "bench"}
     peers = _peers_packages()
@@ -149,7 +150,7 @@ def _in_host(host: Host, *words: str, directory: bool = False) -> dict[str, Any]
 def _environ(host: Host, *, directory: bool = False) -> dict[str, str]:
     environ = {"PYTHONPATH": f"{SOURCE}:{PACKAGES}:{PEERS}"} | ({VARIABLE: "1"} if is_smoke() else {})
     if directory:
-        found = host.run(["sh", "-c", "ls -d ~/.distributed_grid/agents/*/*/memory/memory.sock"]).stdout.split()
+        found = host.run(["sh", "-c", f"ls -d ~/.distributed_grid/agents/*/*/memory/{QUERY_SOCKET}"]).stdout.split()
         environ["GRID_MEMORY_SOCKET"] = found[0]
     return environ
 

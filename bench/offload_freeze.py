@@ -24,7 +24,8 @@ nodes:
 - {name: left, host: local, simulated: true, cpu_count: 4, memory_gb: 8}
 - {name: right, host: local, simulated: true, cpu_count: 4, memory_gb: 8}
 """
-MOVES, FILES, MEGABYTE = sized((5, 50), smoke=(1, 2)) + (1 << 20,)
+MOVES, FILES = sized((5, 50), smoke=(1, 2))
+MEGABYTE = 1 << 20
 BAR_SECONDS = 1.0
 DEADLINE_SECONDS = 60.0
 WRITER = """

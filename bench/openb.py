@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES, lines_of
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
@@ -62,8 +62,7 @@ def measure() -> list[Line]:
     """Both strategies on every workload, beside what was published."""
     folder = TRACES / "openb"
     if not folder.is_dir():
-        print(f"openb: no GPU cluster at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no GPU cluster at {folder}; see GRID_TRACES")
     print(f"  {'unallocated GPU %':20} best_fit        BestFit  fragmentation_aware  FGD", file=sys.stderr)
     lines = []
     for workload, (best_fit, fgd) in list(PUBLISHED.items())[:WORKLOADS]:

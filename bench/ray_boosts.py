@@ -16,12 +16,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.client.client import Client
@@ -66,6 +67,8 @@ print(json.dumps([rate, sorted(took)[len(took) // 2]]))
 
 def measure() -> list[Line]:
     """The median wait for one boost, and a thousand at once, each beside what Ray does without the grid."""
+    if find_spec("ray") is None:
+        raise Unavailable("Ray is not installed: make ray")
     with a_ray() as (address, environ), temporary_grid(HERE) as (state_dir, client_config):
         start_control_plane(state_dir, client_config)
         plain_rate, plain_one = json.loads(

@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES, lines_of
 from distributed_grid.prediction.task_predictor import TaskPredictor
@@ -126,8 +126,7 @@ def measure() -> list[Line]:
     """Waste and failed attempts on every workflow beside the best baseline, and what predicting and learning cost."""
     folder = TRACES / "sizey"
     if not folder.is_dir():
-        print(f"sizing: no traces of tasks at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no traces of tasks at {folder}; see GRID_TRACES")
     lines: list[Line] = []
     ratios, half_ratios, costs = [], [], Costs()
     all_types: list[Tasks] = []

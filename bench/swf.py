@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.sizes import sized
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import (
@@ -73,8 +73,7 @@ def measure() -> list[Line]:
     """With the users' estimates, and with predictions; each against EASY, and predictions against estimates."""
     found = sorted(TRACES.glob("swf/*.swf.gz"))
     if not found:
-        print(f"swf: no trace at {TRACES / 'swf'}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no trace at {TRACES / 'swf'}; see GRID_TRACES")
     jobs = _jobs(found[0])
     estimated, predicted = replay(jobs, LeasesAlone()), replay(jobs, Jobs())
     lines = []
