@@ -1,4 +1,4 @@
-"""`python -m bench --smoke`: every measurement runs with tiny sizes; one that fails does not lose the others' figures."""
+"""`python -m bench --smoke`: every measurement runs with tiny sizes; a failing one loses no figures of others."""
 
 from __future__ import annotations
 
