@@ -62,7 +62,7 @@ test-component: setup system-packages ## real processes of one package: attempts
 	$(BIN)/pytest tests/component $(PARALLEL) $(PYTEST_ARGS)
 
 test-e2e: setup system-packages ## the real grid in temporary state directories
-	$(BIN)/pytest tests/e2e $(wildcard tests/test_*.py) $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/pytest tests/e2e $(wildcard tests/test_*.py) -m "not chaos" $(PARALLEL) $(PYTEST_ARGS)
 
 test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/internals/lab.md)
 	$(BIN)/pytest tests/lab/hosts -m "not chaos" $(PYTEST_ARGS)
@@ -81,6 +81,7 @@ chaos: setup ## break 1,000 simulated grids and check every invariant after ever
 	$(BIN)/python -m tests.lab.move_campaign $(MOVE_ARGS)
 	$(BIN)/pytest tests/lab/hosts -m chaos $(PYTEST_ARGS)
 	$(BIN)/pytest tests/unit/scheduling tests/lab/ray -m chaos $(PYTEST_ARGS)
+	$(BIN)/pytest tests/e2e/test_bench.py -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)

@@ -1,104 +1,87 @@
-"""`python -m bench [name …]`: run the measurements and print one table."""
+"""`python -m bench [--smoke] [NAME …]`: run the measurements and print one table.
+
+A measurement that fails does not lose the figures of the others: its error is printed, and the exit code is 1.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
+import traceback
 
-from bench import (
-    agents,
-    auto_offload,
-    boosts,
-    cloud_orders,
-    commands,
-    confidence,
-    daemon_restart,
-    dry_run,
-    durable_grants,
-    event_followers,
-    fairness,
-    idle_agent,
-    idle_offers,
-    jobs,
-    lease_report,
-    load_forecast,
-    lost_work,
-    memory,
-    offload_freeze,
-    offload_wrap,
-    openb,
-    owner_return,
-    placement,
-    pool_size,
-    prediction,
-    preemption,
-    process_scan,
-    queue_growth,
-    ray_boosts,
-    reactor_steps,
-    run_recording,
-    scaling,
-    simulator,
-    sizing,
-    swf,
-    worker_starts,
-    worker_steps,
+from bench.sizes import VARIABLE, Unavailable
+from bench.table import Line, render
+
+NAMES = (
+    "reactor_steps",
+    "queue_growth",
+    "placement",
+    "preemption",
+    "process_scan",
+    "lost_work",
+    "durable_grants",
+    "daemon_restart",
+    "commands",
+    "offload_wrap",
+    "event_followers",
+    "idle_offers",
+    "openb",
+    "confidence",
+    "dry_run",
+    "lease_report",
+    "boosts",
+    "ray_boosts",
+    "memory",
+    "jobs",
+    "run_recording",
+    "agents",
+    "idle_agent",
+    "simulator",
+    "sizing",
+    "scaling",
+    "worker_steps",
+    "auto_offload",
+    "cloud_orders",
+    "worker_starts",
+    "prediction",
+    "swf",
+    "fairness",
+    "owner_return",
+    "load_forecast",
+    "pool_size",
+    "offload_freeze",
 )
-from bench.table import render
-
-ALL = {
-    "reactor_steps": reactor_steps,
-    "queue_growth": queue_growth,
-    "placement": placement,
-    "preemption": preemption,
-    "process_scan": process_scan,
-    "lost_work": lost_work,
-    "durable_grants": durable_grants,
-    "daemon_restart": daemon_restart,
-    "commands": commands,
-    "offload_wrap": offload_wrap,
-    "event_followers": event_followers,
-    "idle_offers": idle_offers,
-    "openb": openb,
-    "confidence": confidence,
-    "dry_run": dry_run,
-    "lease_report": lease_report,
-    "boosts": boosts,
-    "ray_boosts": ray_boosts,
-    "memory": memory,
-    "jobs": jobs,
-    "run_recording": run_recording,
-    "agents": agents,
-    "idle_agent": idle_agent,
-    "simulator": simulator,
-    "sizing": sizing,
-    "scaling": scaling,
-    "worker_steps": worker_steps,
-    "auto_offload": auto_offload,
-    "cloud_orders": cloud_orders,
-    "worker_starts": worker_starts,
-    "prediction": prediction,
-    "swf": swf,
-    "fairness": fairness,
-    "owner_return": owner_return,
-    "load_forecast": load_forecast,
-    "pool_size": pool_size,
-    "offload_freeze": offload_freeze,
-}
+"""Each is a module of this package with a function `measure`."""
+SMOKE_NOTE = "these are tiny sizes, which only show that each measurement runs: the figures mean nothing"
 
 
-def main() -> int:
-    names = sys.argv[1:] or list(ALL)
-    unknown = [name for name in names if name not in ALL]
+def main(words: list[str]) -> int:
+    names = [word for word in words if word != "--smoke"] or list(NAMES)
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
-        print(f"no measurement {unknown[0]!r}; there is {', '.join(ALL)}", file=sys.stderr)
+        print(f"no measurement {unknown[0]!r}; there is {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    lines = []
+    if "--smoke" in words:
+        os.environ[VARIABLE] = "1"
+    lines: list[Line] = []
+    failed: list[str] = []
     for name in names:
         print(f"measuring {name} …", file=sys.stderr)
-        lines += ALL[name].measure()
+        try:
+            lines += importlib.import_module(f"bench.{name}").measure()
+        except Unavailable as missing:
+            print(f"{name} is left out: {missing}", file=sys.stderr)
+        except Exception as failure:
+            traceback.print_exc()
+            failed.append(f"{name}: {type(failure).__name__}: {failure}".splitlines()[0])
     print(render(lines))
-    return 0
+    if "--smoke" in words:
+        print(SMOKE_NOTE)
+    for text in failed:
+        print(f"failed: {text}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

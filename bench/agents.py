@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.control_plane import start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
-AGENTS = 1000
-SECONDS = 20.0
-STARTS = 200
-QUEUED = 10_000
+AGENTS = sized(1000, smoke=10)
+SECONDS = sized(20.0, smoke=1.5)
+SETTLE_SECONDS, ARRIVAL_SECONDS = sized((4.0, 2.0), smoke=(0.1, 0.3))
+STARTS = sized(200, smoke=4)
+QUEUED = sized(10_000, smoke=8)
 NODE = "- {{name: n{number}, host: 198.18.0.1, dedicated: true}}\n"
 
 
@@ -55,7 +57,7 @@ def measure() -> list[Line]:
         assert agents.stdout is not None
         try:
             agents.stdout.readline()  # all of them are welcome
-            time.sleep(4)
+            time.sleep(SETTLE_SECONDS)
             _ask(agents, "clear")
             before, began = _cpu_seconds(pid), time.perf_counter()
             time.sleep(SECONDS)
@@ -63,7 +65,7 @@ def measure() -> list[Line]:
             beats = _ask(agents, "beats")
             sent = asyncio.run(_jobs(state_dir))
             asyncio.run(_queue(state_dir))
-            time.sleep(4)
+            time.sleep(SETTLE_SECONDS)
             _ask(agents, "clear")
             time.sleep(SECONDS)
             queued_beats = _ask(agents, "beats")
@@ -118,7 +120,7 @@ async def _jobs(state_dir: StateDir) -> dict[str, float]:
             sent[f"job-{name[:12]}"] = time.perf_counter()
             await call(_submission(name, 1, number))
             await asyncio.sleep(0.02)
-        await asyncio.sleep(2)
+        await asyncio.sleep(ARRIVAL_SECONDS)
     return sent
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -39,10 +40,10 @@ from distributed_grid.monitoring.snapshots import pressure_readings
 from distributed_grid.reactor.dispatch import step_through
 
 GB = 1024**3
-JOBS, NODES = 1_000, 100
+JOBS, NODES = sized((1_000, 100), smoke=(20, 10))
 BEGIN_MS = 1_000_000_000
 OFFLOAD = OffloadRules(enabled=True)
-LOOKS = 5
+LOOKS = sized(5, smoke=1)
 ROUND_MS, TICK_MS, RESTART_MS = 30_000, 5_000, 5_000
 GIVES_UP_MS = 3_600_000
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.shell import Shell, wait_until
 
-TASKS = 5
-CALLS = 100
+TASKS = sized(5, smoke=1)
+CALLS = sized(100, smoke=2)
 
 
 def measure() -> list[Line]:

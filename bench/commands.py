@@ -9,10 +9,11 @@ import sys
 import time
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.state_dir import StateDir
 
-ROUNDS = 25
+ROUNDS = sized(25, smoke=1)
 BARE = [sys.executable, "-c", "import argparse, json, socket"]
 INTERPRETERS = {"python -c 'import argparse, json, socket'": BARE, "python -c pass": [sys.executable, "-c", "pass"]}
 COMMANDS = {"grid status": 3, "grid run-shared -r cpu -a 1 true": 4}

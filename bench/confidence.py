@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bench.idle_offers import DEFAULT, SAMPLE_MS, Trace, _machines
+from bench.sizes import sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
@@ -39,7 +40,10 @@ HISTORY = 12
 """Samples before the first request: an hour."""
 USUAL_GRID, HOURS_GRID = (0.004, 0.006, 0.007, 0.008, 0.009, 0.01, 0.012, 0.016), (1.4, 2.8, 4.0, 5.6, 8.0, 11.2)
 BINS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.001)
-ENOUGH = 100
+ENOUGH = sized(100, smoke=1)
+MACHINES, SAMPLES = sized((None, None), smoke=(40, 100))
+"""Of the trace; None: all."""
+CHOICES = sized(20_000, smoke=200)
 """Bins with fewer requests are not judged."""
 Values = NDArray[np.float64]
 
@@ -62,7 +66,7 @@ def measure() -> list[Line]:
     if not found:
         print(f"confidence: no machines' load at {TRACES / 'planetlab'}, skipped; see GRID_TRACES", file=sys.stderr)
         return [cost]
-    machines = _machines(found[0])
+    machines = [samples[:SAMPLES] for samples in _machines(found[0])[:MACHINES]]
     _print_fit(_replay(machines[0::2], random.Random(1)))
     placed = _replay(machines[1::2], random.Random(2))
     promised, kept = _arrays(placed)
@@ -159,7 +163,7 @@ def _cost_us() -> float:
     rounds = []
     for _ in range(20):
         began = time.process_time()
-        for _ in range(1000):
+        for _ in range(CHOICES // 20):
             choice_of(ledger, request, chosen, 2_000)
-        rounds.append((time.process_time() - began) * 1000)
+        rounds.append((time.process_time() - began) * 1e6 / (CHOICES // 20))
     return min(rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from bench.control_plane import BIG_NODE, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.client.client import Client
@@ -18,7 +19,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import Record, step
 from distributed_grid.state_dir import StateDir
 
-ACTIVE, ENDED, BATCH = 10_000, 100_000, 500
+ACTIVE, ENDED, BATCH = sized((10_000, 100_000, 500), smoke=(20, 40, 10))
 DAY_MS = 86_400_000
 
 

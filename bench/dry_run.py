@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from random import Random
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.grid import Grid
@@ -31,7 +32,7 @@ from distributed_grid.reactor import JobAnswer, LeaseAnswer
 from distributed_grid.reactor.decision import Answer
 from tests.support import random_cases
 
-REQUESTS = 5_000
+REQUESTS = sized(5_000, smoke=20)
 REQUESTS_PER_STATE = 250
 """So many requests are made of one crowd of nodes; then another comes."""
 

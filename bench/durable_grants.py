@@ -9,13 +9,14 @@ import time
 import uuid
 
 from bench.control_plane import BIG_NODE, start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
-CLIENTS = 64
-SECONDS = 5.0
+CLIENTS = sized(64, smoke=4)
+SECONDS = sized(5.0, smoke=0.2)
 
 
 def measure() -> list[Line]:

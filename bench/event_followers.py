@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.ports import Batch, EventRow
 from distributed_grid.state_dir import StateDir
 
-EVENTS, BATCH = 1_000_000, 20_000
-ROUNDS = 40
+EVENTS, BATCH = sized((1_000_000, 20_000), smoke=(100, 50))
+ROUNDS = sized(40, smoke=1)
 FOLLOWED = ("node-lost", "refused", "granted")
 COMMAND = [GRID, "run-shared", "-r", "cpu", "-a", "1", "true"]
 TYPES = ("requested", "granted", "started", "stopped", "released", "queued")

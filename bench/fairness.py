@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
 from distributed_grid.scheduling.queue.fairness import Shares
@@ -16,9 +17,9 @@ from tests.support.builders import a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
 USERS = ("steady", "bursts", "large")
-SEEDS = range(10)
-HOURS = 96
-SETTLED = 24
+SEEDS = sized(range(10), smoke=range(1))
+HOURS = sized(96, smoke=4)
+SETTLED = sized(24, smoke=1)
 BAR = 0.95
 
 

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 from bench.control_plane import start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.client.client import Client
 
-SECONDS = 120.0
+SECONDS = sized(120.0, smoke=0.2)
+SETTLE_SECONDS = sized(5.0, smoke=0.1)
 CONFIG = """
 nodes:
 - {name: here, host: local}
@@ -35,7 +37,7 @@ def measure() -> list[Line]:
         try:
             with Client(state_dir, client_config) as client:
                 _until_alive(client)
-            time.sleep(5)
+            time.sleep(SETTLE_SECONDS)
             tree = [agent.pid, *_process_tree(agent.pid)]
             before, began = _cpu_seconds(tree), time.perf_counter()
             time.sleep(SECONDS)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import HeartbeatReceived
@@ -33,6 +34,8 @@ PLAIN = replace(DEFAULT, margin_milli=0, dwell_ms=0)
 DWELLS_MIN, MARGINS_MILLI = (10, 15, 20, 30), (0, 50, 100)
 FEWER, LEAST_LENT = 10, 95
 SPARE = 2
+MACHINES, SAMPLES = sized((None, None), smoke=(8, 24))
+"""Of the trace; None: all."""
 """Tuning asks for so many times fewer flips than the bar: other machines and other days will be different."""
 Trace = list[list[int]]
 
@@ -68,9 +71,8 @@ def measure() -> list[Line]:
     """Plain and ours on the machines that were not tuned on, on all of them, and at the distance of heartbeats."""
     found = sorted(TRACES.glob("planetlab/*.csv.gz"))
     if not found:
-        print(f"lending: no machines' load at {TRACES / 'planetlab'}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
-    machines = _machines(found[0])
+        raise Unavailable(f"no machines' load at {TRACES / 'planetlab'}; see GRID_TRACES")
+    machines = [samples[:SAMPLES] for samples in _machines(found[0])[:MACHINES]]
     _tune(machines[0::2])
     held_out = machines[1::2]
     lines = _compared(f"{len(held_out)} machines not tuned on", replay(held_out, PLAIN), replay(held_out, DEFAULT))
@@ -141,6 +143,9 @@ def _tune(machines: Trace) -> None:
         )
         if fewer >= SPARE * FEWER and lent >= LEAST_LENT:
             choices.append((above, dwell_min, margin_milli))
+    if not choices:
+        print("  no dwell and margin would do", file=sys.stderr)
+        return
     _, dwell_min, margin_milli = min(choices)
     shipped = f"shipped are {DEFAULT.dwell_ms // 60_000} min and {DEFAULT.margin_milli / 10:g} %"
     print(f"  chosen by {len(machines)} machines: {dwell_min} min, {margin_milli / 10:g} %; {shipped}", file=sys.stderr)

@@ -16,13 +16,14 @@ import uuid
 from pathlib import Path
 
 from bench.control_plane import start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
-JOBS = 400
-ROUNDS = 4
+JOBS = sized(400, smoke=8)
+ROUNDS = sized(4, smoke=2)
 CLIENTS = 4
 TWO_CORES = """
 nodes:

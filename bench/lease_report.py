@@ -7,11 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.ports import Batch, EndedRow
 
-LEASES = 100_000
+LEASES = sized(100_000, smoke=1_000)
 DAY_MS = 86_400_000
 NOW_MS = 20_000 * DAY_MS
 USERS, NODES = 40, 60

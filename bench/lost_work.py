@@ -24,6 +24,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bench.owner_traces import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, Trace, Work
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.agent.owner.eviction import Borrowed, cheapest
 from distributed_grid.domain import events
@@ -46,7 +47,7 @@ from distributed_grid.scheduling.preemption.victims import Slots
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 
 BEAT = 30 * MINUTE
-SEEDS = 10
+SEEDS = sized(10, smoke=2)
 WAITING = 3
 """So many jobs wait at any time: the grid is full."""
 LONG_RESERVATION = SchedulingPolicy(reserve_after_ms=LONG)
@@ -136,14 +137,19 @@ def _ratio(runs: list[dict[str, Lost]], of: Callable[[Lost], float], what: str) 
     """Ours as a part of the better of the others, as a mean over the seeds."""
     total = {name: sum(of(one[name]) for one in runs) for name in runs[0]}
     better = min((name for name in total if name != "ours"), key=lambda name: total[name])
-    found = [of(one["ours"]) / of(one[better]) for one in runs]
+    found = [_part(of(one["ours"]), of(one[better])) for one in runs]
     mean, deviation = statistics.mean(found), statistics.stdev(found)
     print(
         f"  {what}: {mean:.2f} of `{better}`, seed by seed {min(found):.2f} to {max(found):.2f} "
-        f"(deviation {deviation:.2f}); all together {total['ours'] / total[better]:.2f}",
+        f"(deviation {deviation:.2f}); all together {_part(total['ours'], total[better]):.2f}",
         file=sys.stderr,
     )
     return mean
+
+
+def _part(ours: float, theirs: float) -> float:
+    """Ours as a part of theirs; 1 where neither lost anything."""
+    return ours / theirs if theirs else 1.0 if not ours else float("inf")
 
 
 def _fewest(attempts: Sequence[Borrowed], short_bytes: int) -> Sequence[Borrowed]:

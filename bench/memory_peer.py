@@ -18,9 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIZE = 256 * 1024 * 1024
+IS_SMOKE = bool(os.environ.get("GRID_BENCH_SMOKE"))  # this file is alone in its host: it cannot import bench.sizes
+SIZE = 1024 * 1024 if IS_SMOKE else 256 * 1024 * 1024
+MAPPED = 16 * SIZE if IS_SMOKE else 4 * SIZE
 SMALL = 4096
-SMALL_READS = 4_000
+SMALL_READS = 20 if IS_SMOKE else 4_000
 ASK = struct.Struct("<cQQ")
 VERBS = ("write", "new", "again", "read", "into")
 
@@ -287,10 +289,10 @@ def mapped(node: str) -> dict[str, Any]:
     """On the lender itself: seconds to map a GiB, and the speed of a second pass beside a copy of an own array."""
     import numpy as np
 
-    size = 1024**3
+    size = MAPPED
     ours = Ours(node)
     block = ours.allocate(size)
-    piece = os.urandom(64 * 1024 * 1024)
+    piece = os.urandom(size // 16)
     for at in range(0, size, len(piece)):
         ours.blocks.write(block, piece, at)
     took = []

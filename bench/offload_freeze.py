@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.control_plane import temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.client.client import Client
 
@@ -23,7 +24,8 @@ nodes:
 - {name: left, host: local, simulated: true, cpu_count: 4, memory_gb: 8}
 - {name: right, host: local, simulated: true, cpu_count: 4, memory_gb: 8}
 """
-MOVES, FILES, MEGABYTE = 5, 50, 1 << 20
+MOVES, FILES = sized((5, 50), smoke=(1, 2))
+MEGABYTE = 1 << 20
 BAR_SECONDS = 1.0
 DEADLINE_SECONDS = 60.0
 WRITER = """

@@ -9,10 +9,11 @@ import sys
 import time
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.state_dir import StateDir
 
-ROUNDS = 40
+ROUNDS = sized(40, smoke=1)
 BAR = 2
 PLAIN = ["/bin/sh", "-c", ":"]
 BARE = [sys.executable, "-c", "pass"]

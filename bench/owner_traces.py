@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
+from bench.sizes import sized
 from bench.traces import TRACES, lines_of
 from distributed_grid.domain.resources import Priority
 
 GB = 2**30
 MINUTE, HOUR = 60_000, 3_600_000
-LONG = 24 * HOUR
+LONG = sized(24, smoke=12) * HOUR
+MACHINES, BIG_MACHINES = sized((30, 10), smoke=(6, 2))
 BUSY = 30.0
 PODS = TRACES / "openb" / "openb_pod_list_default.csv.gz"
 LOADS = TRACES / "planetlab" / "cpu_20110303.csv.gz"
@@ -141,6 +143,6 @@ def _loads() -> list[list[float]]:
     return [[float(percent) for percent in row[1:]] for row in list(csv.reader(lines_of(LOADS)))[1:]]
 
 
-BATCH = Trace("batch", 30, 16_000, 64 * GB, _batch, _visits)
-PUBLIC = Trace("public", 10, 96_000, 384 * GB, _pod, _planetlab)
-WHOLE = Trace("whole", 30, 16_000, 64 * GB, _batch, _visits_needing_all)
+BATCH = Trace("batch", MACHINES, 16_000, 64 * GB, _batch, _visits)
+PUBLIC = Trace("public", BIG_MACHINES, 96_000, 384 * GB, _pod, _planetlab)
+WHOLE = Trace("whole", MACHINES, 16_000, 64 * GB, _batch, _visits_needing_all)

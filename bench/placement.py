@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from statistics import fmean, median
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Lease, Request
@@ -31,9 +32,9 @@ from distributed_grid.reactor import step
 from distributed_grid.scheduling.queue.queue import place_newcomer
 
 GB = 2**30
-BARS = {100: 100.0, 1_000: 300.0, 10_000: 2_000.0}
+BARS = sized({100: 100.0, 1_000: 300.0, 10_000: 2_000.0}, smoke={20: 100.0})
 SIZES = (10, *BARS)
-FIRST, ASKED = 500, 500
+FIRST, ASKED = sized((500, 500), smoke=(10, 10))
 """So many requests come before it is measured, and so many decisions are."""
 RUNS = 3
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
+from bench.sizes import Unavailable
 from bench.table import Line
 from bench.traces import TRACES, lines_of
 from distributed_grid.prediction.warm_pool import PoolSizer
@@ -34,8 +35,7 @@ def measure() -> list[Line]:
     """The three rules."""
     folder = TRACES / "philly"
     if not folder.is_dir():
-        print(f"pool_size: no cluster at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no cluster at {folder}; see GRID_TRACES")
     running, first, last = read(folder)
     sizer = PoolSizer(STEPS_PER_DAY, HEADROOM)
     for step in range(first):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.task_history import DAY_MS, TaskHistory
 from distributed_grid.api import requests
@@ -23,9 +24,9 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.predictor_pool import TRAINING_RUNS
 from distributed_grid.server.prediction.service import PredictionService
 
-RUNS, TYPES = 1_000_000, 1_000
+RUNS, TYPES = sized((1_000_000, 1_000), smoke=(2_000, 20))
 NOW = 20_000 * DAY_MS
-BATCH = 10_000
+BATCH = sized(10_000, smoke=1_000)
 
 
 def measure() -> list[Line]:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.jobs import Attempt, Command, Job
 from distributed_grid.domain.leases import Lease, Request
@@ -28,11 +29,11 @@ from distributed_grid.scheduling.preemption.preemption import plan_preemption
 
 GB = 2**30
 NOW = 10**9
-BARS = {100: 10.0, 500: 50.0, 1_000: 150.0}
-SIZES = (10, 100, 500, 1_000, 10_000)
+BARS = sized({100: 10.0, 500: 50.0, 1_000: 150.0}, smoke={20: 10.0})
+SIZES = sized((10, 100, 500, 1_000, 10_000), smoke=(10, 20))
 KINDS = ("sized", "odd", "gpus")
-ASKED = 30
-GRIDS = 3
+ASKED = sized(30, smoke=2)
+GRIDS = sized(3, smoke=1)
 """So many grids of each kind, where there is a bar."""
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory
 from distributed_grid.agent.offloading.process_queries import pages_of
@@ -26,8 +27,9 @@ from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.offloading.proposals import propose
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
 
-SLEEPERS, INTERPRETERS = 440, 60
-LOOKS = 15
+SLEEPERS, INTERPRETERS = sized((440, 60), smoke=(5, 2))
+LOOKS = sized(15, smoke=2)
+PAUSE_SECONDS, SETTLE_SECONDS = sized((0.6, 2.0), smoke=(0.05, 0.1))
 # Their parent ends at once, so each is a piece of work of its own; the interpreters have many files mapped.
 START = """
 i=0; while [ $i -lt "$1" ]; do sleep 1000 & i=$((i + 1)); done
@@ -45,10 +47,10 @@ def measure() -> list[Line]:
         inventory = ProcessInventory()
         while len(inventory.scan()) < SLEEPERS + INTERPRETERS:
             time.sleep(0.2)
-        time.sleep(2)  # the interpreters import what they do
+        time.sleep(SETTLE_SECONDS)  # the interpreters import what they do
         walls, cpus = [], []
         for _ in range(LOOKS):
-            time.sleep(0.6)
+            time.sleep(PAUSE_SECONDS)
             began, cpu = time.perf_counter(), time.process_time()
             found = inventory.scan()
             pages = list(pages_of(found))

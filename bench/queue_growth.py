@@ -20,6 +20,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.grid import Grid
@@ -45,10 +46,10 @@ from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.ports import Batch, EndedRow
 from distributed_grid.reactor import step
 
-SHORT, LONG = 100, 10_000
+SHORT, LONG = sized((100, 10_000), smoke=(10, 50))
 NODES = 10
-LENT = 5_000
-SAMPLES = 300
+LENT = sized(5_000, smoke=20)
+SAMPLES = sized(300, smoke=3)
 TRUE = Command(("true",))
 DONE = Outcome(Ending.EXITED, exit_code=0)
 DAY_MS = 86_400_000

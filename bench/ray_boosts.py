@@ -16,18 +16,20 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
 from bench.control_plane import GRID, start_control_plane, temporary_grid
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
-ONE_BY_ONE, MANY, AT_ONCE = 100, 1_000, 128
+ONE_BY_ONE, MANY, AT_ONCE = sized((100, 1_000, 128), smoke=(2, 4, 2))
 ASKED = {"target": "head", "source": "donor", "resource_type": "cpu"}
 HERE = """
 nodes:
@@ -65,6 +67,8 @@ print(json.dumps([rate, sorted(took)[len(took) // 2]]))
 
 def measure() -> list[Line]:
     """The median wait for one boost, and a thousand at once, each beside what Ray does without the grid."""
+    if find_spec("ray") is None:
+        raise Unavailable("Ray is not installed: make ray")
     with a_ray() as (address, environ), temporary_grid(HERE) as (state_dir, client_config):
         start_control_plane(state_dir, client_config)
         plain_rate, plain_one = json.loads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Request
@@ -12,16 +13,17 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.reactor import LeaseAnswer, step
 
-PAIRS = 5_000
-HELD = 50
-BARS = {100: 8_000.0, 1_000: 4_000.0}
+PAIRS = sized(5_000, smoke=20)
+SMALLEST, MIDDLE, LARGEST = sized((100, 1_000, 10_000), smoke=(10, 20, 40))
+HELD = sized(50, smoke=5)
+BARS = {SMALLEST: 8_000.0, MIDDLE: 4_000.0}
 
 
 def measure() -> list[Line]:
     """A line for each size with a bar, and how the cost of a pair grows from 100 to 10,000 nodes."""
-    rates = {size: max(_pairs_per_second(size) for _ in range(3)) for size in (100, 1_000, 10_000)}
+    rates = {size: max(_pairs_per_second(size) for _ in range(3)) for size in (SMALLEST, MIDDLE, LARGEST)}
     lines = [Line(f"grant+release pairs, {size:,} nodes", rates[size], bar, "/s") for size, bar in BARS.items()]
-    growth = rates[100] / rates[10_000]
+    growth = rates[SMALLEST] / rates[LARGEST]
     return [*lines, Line("cost of a pair, 10,000 nodes over 100 nodes", growth, 10, "×", lower_is_better=True)]
 
 

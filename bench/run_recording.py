@@ -16,6 +16,7 @@ import psutil
 
 from bench import jobs
 from bench.control_plane import start_control_plane, temporary_grid
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
@@ -30,8 +31,8 @@ from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.state_dir import StateDir
 
-ROUNDS, COMMANDS = 4, 4
-SECONDS, JOBS_PER_SECOND = 20.0, 400
+ROUNDS, COMMANDS = sized((4, 4), smoke=(2, 2))
+SECONDS, JOBS_PER_SECOND = sized((20.0, 400), smoke=(0.5, 40))
 MB = 1024**2
 
 

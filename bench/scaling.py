@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.events import (
     Event,
@@ -34,7 +35,7 @@ from distributed_grid.domain.workers import ScalingRules, Spending, Worker, Work
 from distributed_grid.reactor import step
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
 
-WORKERS, TASKS = 1_000, 10_000
+WORKERS, TASKS = sized((1_000, 10_000), smoke=(10, 20))
 GB = 1024**3
 BEGIN_MS, WALL_MS = 1_000_000_000, 20_000 * 86_400_000
 HAS = WorkerResources(4000, 16 * GB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from random import Random
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
@@ -16,8 +17,8 @@ from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob
 
 GB = 1024**3
 DAY_MS = 86_400_000
-NODES, JOBS = 1_000, 10_000
-SEEDS = 20
+NODES, JOBS = sized((1_000, 10_000), smoke=(10, 20))
+SEEDS = sized(20, smoke=1)
 BAR_S = 20.0
 SEEDS_A_MINUTE = 1000 / 15 / 2
 """1,000 seeds within 15 minutes on two cores."""

@@ -25,13 +25,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES, lines_of
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
 
-SEEDS = range(10)
+SEEDS = sized(range(10), smoke=range(1))
 PUBLISHED: dict[str, dict[str, float]] = {
     "iwd": {"presets": 15.6, "percentile": 1.60, "line + std": 5.48, "line + std under": 7.46, "tovar": 6.96},
     "rnaseq": {"presets": 1248, "percentile": 129, "line + std": 192, "line + std under": 473, "tovar": 314},
@@ -43,6 +44,9 @@ CLOSE = 0.01
 """So much apart, relative, a baseline is the published one: the published figures are rounded to three digits."""
 MAX_RATIO, MAX_MEDIAN_RATIO = 0.60, 0.33
 MIN_TASKS, HISTORY_SHARE = 34, 0.3
+WORKFLOWS, TASKS_PER_TYPE = sized((None, None), smoke=(1, 40))
+"""Of the traces; None: all."""
+BIN, TRAINED = sized((1_000, 2_000), smoke=(20, 20))
 NODE_BYTES = 128e9
 """What Tovar's rule gives a task that ran over the largest seen."""
 BYTE_MS_PER_GBH = 1e9 * 3_600_000
@@ -122,12 +126,11 @@ def measure() -> list[Line]:
     """Waste and failed attempts on every workflow beside the best baseline, and what predicting and learning cost."""
     folder = TRACES / "sizey"
     if not folder.is_dir():
-        print(f"sizing: no traces of tasks at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no traces of tasks at {folder}; see GRID_TRACES")
     lines: list[Line] = []
     ratios, half_ratios, costs = [], [], Costs()
     all_types: list[Tasks] = []
-    for workflow, published in PUBLISHED.items():
+    for workflow, published in list(PUBLISHED.items())[:WORKFLOWS]:
         types = read(folder / f"trace_{workflow}.csv.gz")
         baselines = {name: _baseline(types, name) for name in published}
         ours = Waste()
@@ -174,7 +177,7 @@ def measure() -> list[Line]:
 def _worst_bin(judged: list[tuple[float, bool]]) -> float:
     """How far, in points, the confidence is from the share that had enough, in its worst bin of a thousand tasks."""
     order = sorted(judged, key=lambda one: one[0])
-    bins = [order[at : at + 1000] for at in range(0, len(order) - 999, 1000)]
+    bins = [order[at : at + BIN] for at in range(0, len(order) - BIN + 1, BIN)]
     return max(100 * abs(float(np.mean([s - e for s, e in one]))) for one in bins)
 
 
@@ -185,7 +188,7 @@ def read(file: Path) -> list[Tasks]:
         if float(row["rss"]) > 0:
             keys = ("rchar", "rss", "peak_rss", "memory", "realtime")
             rows[row["process"]].append([float(row[key]) for key in keys])
-    types = [Tasks(*np.array(tasks).T) for tasks in rows.values()]
+    types = [Tasks(*np.array(tasks[:TASKS_PER_TYPE]).T) for tasks in rows.values()]
     return [tasks for tasks in types if len(tasks.run_ms) >= MIN_TASKS and tasks.run_ms.all()]
 
 
@@ -238,7 +241,7 @@ def _train(types: list[Tasks]) -> None:
     """Learn 2,000 runs, as many of each of these types."""
     for tasks in types:
         count = len(tasks.run_ms)
-        runs = [_run(tasks, i % count, attempt=i) for i in range(2000 // len(types))]
+        runs = [_run(tasks, i % count, attempt=i) for i in range(TRAINED // len(types))]
         TaskPredictor(TierSettings()).learn_all(runs)
 
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import (
@@ -38,6 +39,8 @@ from distributed_grid.simulation.replay.trace_reader import read_trace
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN = 353, 93
 SHORT_S = 10
+JOBS = sized(None, smoke=200)
+"""Of the trace; None: all."""
 TRUE = Command(("true",))
 
 
@@ -70,8 +73,7 @@ def measure() -> list[Line]:
     """With the users' estimates, and with predictions; each against EASY, and predictions against estimates."""
     found = sorted(TRACES.glob("swf/*.swf.gz"))
     if not found:
-        print(f"swf: no trace at {TRACES / 'swf'}, skipped; see GRID_TRACES", file=sys.stderr)
-        return []
+        raise Unavailable(f"no trace at {TRACES / 'swf'}; see GRID_TRACES")
     jobs = _jobs(found[0])
     estimated, predicted = replay(jobs, LeasesAlone()), replay(jobs, Jobs())
     lines = []
@@ -154,5 +156,5 @@ def _jobs(file: Path) -> list[SwfJob]:
             max(one.request.expects_ms, one.run_ms) // 1000,
             one.request.user,
         )
-        for one in read_trace(str(file)).work
+        for one in read_trace(str(file)).work[:JOBS]
     ]

@@ -18,17 +18,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import Unavailable, sized
 from bench.table import Line
+from tests.support import docker_engines, slurm_cluster
 from tests.support.docker_engines import LocalDockerEngine
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 from tests.support.slurm_cluster import PARTITION, SlurmCluster
 
-TASKS = 3
+TASKS = sized(3, smoke=1)
 
 
 def measure() -> list[Line]:
     """The steps of a few tasks, for containers and for Slurm."""
+    if reason := docker_engines.problem() or slurm_cluster.problem():
+        raise Unavailable(reason)
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in (("containers", _containers), ("Slurm", _allocations)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.domain.events import (
     Event,
@@ -31,7 +32,7 @@ from distributed_grid.reactor import step
 from distributed_grid.scheduling.scaling.budget import HOUR_MS
 from tests.support.worker_model import BEGIN_MS, many_workers
 
-WORKERS, PULL_WORKERS, TASKS = 1_000, 200, 10_000
+WORKERS, PULL_WORKERS, TASKS = sized((1_000, 200, 10_000), smoke=(10, 4, 20))
 GB = 1024**3
 LATER_MS = BEGIN_MS + HOUR_MS
 BAR_MS = 50

@@ -35,7 +35,7 @@ START = r"(?<![\w.~$})/-])"
 HOME = re.compile(rf"{START}/(?:home|Users)/{SOMEBODY}/|{START}/{'root'}/|{START}{re.escape(str(ROOT))}\b")
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PACKAGE, UNIT_TESTS = "src/distributed_grid", "tests/unit"
-PURE_PACKAGES = ("domain", "scheduling", "reactor", "prediction")
+PURE_PACKAGES = ("domain", "scheduling", "reactor", "prediction", "masking")
 TYPES_ONLY = frozenset({"domain/events.py"})
 
 

@@ -133,11 +133,12 @@ def test_a_bug_is_one_line_and_a_report(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=talk_nonsense)
         thread.start()
-        done = shell("status", check=1)
+        done = shell("run-shared", "--env=API_TOKEN=geheim", "true", check=1)
         thread.join(10)
     assert len(done.stderr.splitlines()) == 1
     report = Path(done.stderr.rpartition(" ")[2].strip())
     assert "Traceback" in report.read_text()
+    assert "command: grid run-shared --env=API_TOKEN=*** …" in report.read_text()
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 RAY_LAB = "tests/lab/ray/"
 """Its files share one lab, so they run in one worker."""
 
-INDEPENDENT = frozenset({"tests/e2e/test_installation.py", "tests/e2e/test_documented_commands.py"})
+INDEPENDENT = frozenset(
+    {"tests/e2e/test_installation.py", "tests/e2e/test_documented_commands.py", "tests/e2e/test_bench.py"}
+)
 """Files whose tests are long and share nothing: each test may run in a worker of its own."""
 
 FIRST = (
@@ -18,6 +20,7 @@ FIRST = (
     "tests/e2e/test_installation.py",
     "tests/lab/hosts/test_faults.py",
     "tests/e2e/test_documented_commands.py",
+    "tests/e2e/test_bench.py",
     "tests/e2e/ray/test_attach.py",
     "tests/e2e/slurm/test_slurm_workers.py",
     "tests/e2e/ray/test_ray_in_a_clone.py",

@@ -113,9 +113,11 @@ def _report(session: CliSession) -> str:
     """Write a bug report to a file; the message that names it."""
     import traceback
 
+    from distributed_grid.masking.command_line import mask_secrets
+
     reports = session.state_dir.reports
     path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    command = " ".join(sys.argv[1:3])
+    command = " ".join(mask_secrets(sys.argv[1:3])[0])
     text = f"grid {__version__}, python {sys.version}\ncommand: grid {command} …\n\n{traceback.format_exc()}"
     try:
         reports.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
 from distributed_grid.domain.states import MoveState
+from distributed_grid.masking.command_line import shown_command
 from distributed_grid.reactor.offloading.auto_offload import is_enabled
 from distributed_grid.scheduling.offloading.proposals import Proposal
 
@@ -39,7 +40,7 @@ def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
         "automatic": move.automatic,
         "pid": move.process.identity.pid if move.process is not None else None,
         "job_id": move.job_id or None,
-        "command": shown_command(move.command.argv) if move.command is not None else "",
+        "command": shown_command(move.command.argv, MAX_COMMAND_CHARS) if move.command is not None else "",
         "requested_at": viewer.time(move.requested_at_ms),
         "state_since": viewer.time(move.state_at_ms),
         "shipped_bytes": move.shipped_bytes + move.final_bytes,
@@ -53,12 +54,6 @@ def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
         "kept_files": [*move.kept],
         "notes": [*move.notes],
     }
-
-
-def shown_command(argv: tuple[str, ...]) -> str:
-    """A command in one line, cut where it is long."""
-    text = " ".join(argv)
-    return text if len(text) <= MAX_COMMAND_CHARS else text[: MAX_COMMAND_CHARS - 1] + "…"
 
 
 def waits_for(move: Move, is_connected: IsConnected) -> str | None:

@@ -7,7 +7,6 @@ clock. Environment values are never shown, only their names.
 from __future__ import annotations
 
 import json
-import shlex
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from distributed_grid.domain.nodes import Node, Offer, pressure
 from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, is_boost, resource_of
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
+from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, shown_command
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.offers.offer import lendable_now
 from distributed_grid.scheduling.offers.pause import OfferPause, pauses
@@ -229,7 +229,7 @@ class Viewer:
         return {
             "job_id": job.id,
             "uid": job.uid,
-            "command": shlex.join(job.command.argv) or f"task {job.command.payload}",
+            "command": shown_command(job.command.argv) or f"task {mask_text(job.command.payload)}",
             "cwd": job.command.cwd or None,
             "environment_names": sorted(name for name, _ in job.command.env),
             "user": job.request.user,
@@ -361,16 +361,16 @@ def _used(ledger: Ledger, lease: Lease) -> float | None:
 
 
 def _short_command(command: Command) -> Command:
-    """So much of a command as a list shows."""
+    """So much of a command as a list shows, and a little more, so that a secret is not cut where it begins."""
     words: list[str] = []
     left = MAX_LISTED_CHARS
     for word in command.argv:
         if left < 0:
             break
-        words.append(word[: MAX_LISTED_CHARS + 1])
+        words.append(word[: MAX_LISTED_CHARS + CUT_MARGIN_CHARS])
         left -= len(word) + 1
     env = tuple((name, "") for name, _ in command.env[:MAX_LISTED_VARIABLES])
-    return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + 1])
+    return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + CUT_MARGIN_CHARS])
 
 
 def _lends(ledger: Ledger, node: Node, now: int) -> View:

@@ -12,6 +12,7 @@ from distributed_grid.domain.deliveries import FetchOrder
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.domain.states import JobState
+from distributed_grid.masking.command_line import mask_secrets
 
 
 class Ending(enum.StrEnum):
@@ -100,7 +101,8 @@ class Command(Struct, frozen=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.env]  # the values may be secrets
-        return f"Command({self.argv!r}, env={names!r}, cwd={self.cwd!r}, workdir={self.workdir!r})"
+        argv, _ = mask_secrets(self.argv)
+        return f"Command({argv!r}, env={names!r}, cwd={self.cwd!r}, workdir={self.workdir!r})"
 
 
 MAX_RERUNS = 3

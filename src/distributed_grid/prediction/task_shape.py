@@ -1,7 +1,7 @@
 """Shape of a command: what its runs have in common, and the numbers in which they differ.
 
 Two commands of one shape are the same program or script with the same options. File names and other values do not
-count; numbers are features of the run. A shape is a short text that a person recognises:
+count; numbers are features of the run; secrets are masked first. A shape is a short text that a person recognises:
 
     python3 train.py --epochs 10 --data /data/a.csv      python train.py --data … --epochs #
 """
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+
+from distributed_grid.masking.command_line import mask_secrets
 
 MAX_FEATURES: Final = 4
 """The numbers of a command that count: the first ones, those of options in the order of their names."""
@@ -45,7 +47,7 @@ class TaskShape(Struct, frozen=True):
 
 def task_shape(argv: Sequence[str]) -> TaskShape:
     """The shape of a command; an empty one has an empty key."""
-    words = list(argv[:MAX_WORDS])
+    words = list(mask_secrets(argv[:MAX_WORDS])[0])
     return _ShapeReader(words).read() if words else TaskShape("")
 
 

@@ -100,3 +100,27 @@ def test_a_list_of_jobs_with_the_longest_commands_can_be_sent() -> None:
     scenario.handle(a_submission(a_request("short", cores=1)))
     job = scenario.ledger.jobs["short"]
     assert Viewer(0).listed_job(job) == Viewer(0).job(job)
+
+
+def test_secrets_in_the_command_of_a_job_are_masked_in_every_view() -> None:
+    scenario = Scenario(a_node("gpu1", cores=4))
+    secret = "ghp_" + "x7" * 15
+    argv = ("sh", "-c", "PGPASSWORD=geheim psql work", "x" * 950, secret)
+    submitted = a_submission(a_request("j", cores=1))
+    scenario.handle(replace(submitted, command=replace(submitted.command, argv=argv)))
+    job = scenario.ledger.jobs["j"]
+    assert job.command.argv == argv  # it runs as it was given
+    for row in (Viewer(0).job(job), Viewer(0).listed_job(job)):
+        assert row["command"].startswith("sh -c 'PGPASSWORD=*** psql work' xxx")
+        assert "geheim" not in row["command"]
+        assert "ghp_" not in row["command"]
+
+
+def test_secrets_in_the_payload_of_a_task_are_masked() -> None:
+    scenario = Scenario(a_node("gpu1", cores=4))
+    submitted = a_submission(a_request("j", cores=1))
+    payload = '{"type":"query","password":"geheim"}'
+    scenario.handle(replace(submitted, command=replace(submitted.command, argv=("true",), payload=payload)))
+    job = scenario.ledger.jobs["j"]
+    shown = Viewer(0).job(replace(job, command=replace(job.command, argv=())))["command"]
+    assert shown == 'task {"type":"query","password":"***"}'

@@ -64,6 +64,12 @@ def test_the_values_of_a_commands_variables_are_not_shown():
     assert "/data" in shown
 
 
+def test_a_secret_in_a_command_is_not_shown():
+    shown = repr(Command(("sh", "-c", "PGPASSWORD=geheim psql work"), cwd="/data"))
+    assert "geheim" not in shown
+    assert "psql work" in shown
+
+
 def test_each_run_over_the_limit_gets_the_next_one_and_a_job_without_an_estimate_what_it_asked_for():
     job = replace(JOB, estimate=JobEstimate((GB, 2 * GB, 4 * GB)))
     for overruns, limit in enumerate((GB, 2 * GB, 4 * GB)):

@@ -48,6 +48,11 @@ def test_code_on_the_command_line_is_told_apart_by_its_text_without_the_numbers(
     assert task_shape(["sh", "-c", "other --size 5"]).key != one.key
 
 
+def test_a_secret_is_no_part_of_a_shape_and_no_feature() -> None:
+    assert "geheim" not in task_shape(["mysql", "-pgeheim", "work"]).key
+    assert task_shape(["app", "--password", "4711", "--epochs", "3"]).features == (3.0,)
+
+
 def test_the_order_of_options_does_not_matter() -> None:
     assert task_shape(["x", "--a", "1", "--b", "2"]) == task_shape(["x", "--b", "2", "--a", "1"])
 

@@ -29,8 +29,8 @@ from distributed_grid.agent.offloading.work_trees import (
     needed_secrets,
 )
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
+from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_secrets
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
-from distributed_grid.scheduling.offloading.process_commands import mask_secrets
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
@@ -166,8 +166,7 @@ class _InventoryScan:
         except (ProcessGone, OSError):
             return None
         first, members = known[0][1], [details for _, details in known]
-        argv, problem = _bounded(first.argv)
-        argv, has_secret = mask_secrets(argv)
+        argv, has_secret, problem = _shown_argv(first.argv)
         if sum(len(value) for _, value in environment) > MAX_ENVIRONMENT_CHARS:
             environment, problem = (), "the variables that were asked for are too long"
         age_ms = max(self._now_ms - root.start * TICK_MS, 0)
@@ -315,13 +314,16 @@ def _stdin(details: ProcDetails) -> str:
     return stream.path if stream is not None and stream.kind is StreamKind.TERMINAL else ""
 
 
-def _bounded(argv: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """The command as far as a message carries it, and what is wrong with it if that is not all."""
+def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
+    """The command, masked, as far as a message carries it; whether it holds a secret; the problem if it is cut."""
     size = sum(map(len, argv))
     if len(argv) <= MAX_ARGV and size <= MAX_ARGV_CHARS and all(len(word) <= MAX_WORD_CHARS for word in argv):
-        return argv, ""
-    room = MAX_ARGV_CHARS // MAX_ARGV
-    return tuple(word[:room] for word in argv[:MAX_ARGV]), f"its command line is too long ({size} characters)"
+        room, problem = MAX_WORD_CHARS, ""
+    else:
+        room, problem = MAX_ARGV_CHARS // MAX_ARGV, f"its command line is too long ({size} characters)"
+        argv = tuple(word[: room + CUT_MARGIN_CHARS] for word in argv[:MAX_ARGV])
+    masked, has_secret = mask_secrets(argv)
+    return tuple(word[:room] for word in masked), has_secret, problem
 
 
 def _is_named_file(path: str) -> bool:

@@ -7,7 +7,6 @@ types at are never recommended.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -19,10 +18,11 @@ from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way
 from distributed_grid.domain.processes import ProcessInfo, ProcessType
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, claimed_amount
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, ResourceType
+from distributed_grid.masking.command_line import shown_command
 from distributed_grid.scheduling.offloading.job_ways import JobWay, job_way, jobs_of_node
 from distributed_grid.scheduling.offloading.move_targets import MoveTargets, amounts_text
 from distributed_grid.scheduling.offloading.obstacles import Obstacle, ObstacleKind, one_line, process_obstacles
-from distributed_grid.scheduling.offloading.process_commands import command_shape, mask_secrets
+from distributed_grid.scheduling.offloading.process_commands import command_shape
 from distributed_grid.scheduling.offloading.process_types import classify, classify_command
 from distributed_grid.scheduling.rebalancing.loans import MIN_WORTH_MILLI, pressure_reason, total_of
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
@@ -131,12 +131,6 @@ def process_ask(process: ProcessInfo) -> Amounts:
     )
 
 
-def shown_command(argv: Sequence[str]) -> str:
-    """A command as it is shown: without secrets, and not longer than a line or two."""
-    text = one_line(shlex.join(mask_secrets(argv)[0]))
-    return text if len(text) <= MAX_COMMAND_CHARS else text[: MAX_COMMAND_CHARS - 1] + "…"
-
-
 def _propose_job(scan: PressureScan, node: str, job: Job, lease: Lease, targets: MoveTargets) -> Proposal:
     known = classify_command(job.command.argv)
     started_ms = job.attempt.started_at_ms if job.attempt is not None else 0
@@ -144,7 +138,7 @@ def _propose_job(scan: PressureScan, node: str, job: Job, lease: Lease, targets:
     proposal = Proposal(
         node,
         job.request.user,
-        shown_command(job.command.argv),
+        one_line(shown_command(job.command.argv, MAX_COMMAND_CHARS)),
         known.type,
         job.sized_request.ask,
         age_ms=max(scan.now - (started_ms or job.submitted_at_ms), 0),
@@ -172,7 +166,7 @@ def _propose_process(
     proposal = Proposal(
         node,
         process.user,
-        shown_command(process.argv) or one_line(process.name),
+        one_line(shown_command(process.argv, MAX_COMMAND_CHARS) or process.name),
         known.type,
         ask,
         age_ms=max(process.age_ms, 0),

@@ -155,6 +155,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         (folder / "names_secret" / ".env").touch()
         stage.start("secret", "plain", "--password", SECRET)
         stage.start("long", "plain", "x" * 9000)
+        stage.start("long_secret", "plain", "x" * 9000, "y" * 55 + "=ghp_" + SECRET * 4, f"PGPASSWORD={SECRET}")
         stage.start("grid", "plain", "-m", "distributed_grid.agent")
         stage.start("ray", "poses_as", "ray::IDLE")
         stage.start_with("pipe", stdin=subprocess.DEVNULL, stdout=writer)
@@ -284,6 +285,15 @@ def test_a_secret_never_leaves_the_machine(seen: Seen) -> None:
     found = seen("secret")
     assert found.has_secret
     assert SECRET not in str(found)
+
+
+def test_a_command_line_that_is_cut_shows_no_beginning_of_a_secret(seen: Seen) -> None:
+    found = seen("long_secret")
+    assert found.has_secret
+    assert found.unreadable.startswith("its command line is too long")
+    assert "ghp_" not in str(found)
+    assert SECRET not in str(found)
+    assert "PGPASSWORD=***" in found.argv
 
 
 def test_all_that_is_told_can_be_sent(seen: Seen) -> None:

@@ -1,0 +1,366 @@
+"""Command lines as they are shown: secrets are `***`, the other words stay as they are.
+
+Better one word too many than one too few: the command runs as it was given, only the shown text differs, and a process
+that seems to hold a secret is only not moved. Four rules, for the words of a command and for code in them (`sh -c`):
+
+1. the value of an option, a variable or a key with the name of a secret (`secret_names.py`);
+2. the options and words of well-known programs (`program_options.py`);
+3. passwords in addresses, headers, queries, and SQL;
+4. tokens and private keys that are known by their form (`token_shapes.py`).
+
+A value that only says where the secret is (`$TOKEN`, `/run/secrets/db`) is shown. Time is linear in the length.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from distributed_grid.masking.program_options import PROGRAM_SECRETS, ProgramSecrets
+from distributed_grid.masking.secret_names import MASK, holds_secret, is_random, is_reference, is_secret_name
+from distributed_grid.masking.token_shapes import MIN_TOKEN_CHARS, mask_tokens
+
+CUT_MARGIN_CHARS = 400
+"""Of a text that is cut, so much more is kept until it is masked: no secret is cut where it begins."""
+MAX_CODE_CHARS = 100_000
+"""A longer word is not taken apart into commands, which takes ten times as long: only names and patterns count."""
+MAX_DEPTH = 3
+"""Code within code that is looked into."""
+MAX_DECIDING_CHARS = 300
+"""Of a value, to decide whether it is a secret."""
+_SIGNS = re.compile(r"[=:@?\s]")
+"""A short word without one of these holds a secret only if it is one."""
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z-]*(?:=.*)?", re.DOTALL)
+_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]{0,100}")
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z0-9_./:@-]{1,120}?)(?P<sep>[=:])(?P<value>.+)", re.DOTALL)
+_CODE_OPTION = re.compile(r"-[a-z]{0,6}c|--command|--eval")
+_SETTING_WORDS = frozenset({"set", "config", "configure", "connect", "modify", "input_pw", "output"})
+_RESET = re.compile(r"[;|&()`\n]")
+_SHELL_WORD = re.compile(r"""(?:'[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\;|&()<>`])++""", re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*+'|"(?:[^"\\]|\\.)*+\"""", re.DOTALL)
+_SPACE = re.compile(r"\s")
+_VERSION = re.compile(r"latest|stable|[0-9]{1,6}\.[0-9.]{1,12}")
+_PIPED = re.compile(
+    r"(?P<kept>\b(?:echo|printf)\s{1,4}(?:-n\s{1,4}|'?\"?%s[^\s]{0,4}\s{1,4})?)(?P<secret>'[^']{1,400}'|\"[^\"]{1,400}\"|[^\s'\"|]{1,400})"
+    r"(?=\s{0,4}\|[^|]{0,200}(?:--password-stdin|--with-token|sudo\s{1,3}-S|chpasswd|passwd\s|--passphrase-fd|--stdin))"
+)
+
+# ----------------------------------------------------------------------- patterns for texts
+_USERINFO = re.compile(r"://(?P<user>[^/\s:@'\"]{0,200}):(?![0-9]{1,5}(?:/|$))(?P<secret>[^\s'\"?#]{1,300})@")
+_USER = re.compile(r"://(?P<secret>[^/\s:@'\"]{20,300})@")
+_PROXY = re.compile(r"^(?P<user>[^/\s:@]{1,100}):(?P<secret>[^\s]{1,300})@")
+_HEADER = re.compile(
+    r"(?P<quote>['\"]?)(?<![a-z0-9-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie2?|x-[a-z0-9-]{0,40}?(?:key|token|secret|auth|password)"
+    r"|(?:private|job|deploy|auth|access)-token|(?:[a-z]{2,20}-){0,3}api-?key|ocp-apim-subscription-key)"
+    r"[ \t]{0,3}:[ \t]{0,3}(?P<scheme>(?:bearer|basic|token|digest|apikey|negotiate|aws4-hmac-sha256)[ \t]{1,3})?",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"(?P<kept>\bbearer[ \t+]{1,3}|\bbearer%20)(?P<secret>[A-Za-z0-9_.~+/=-]{8,})", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(?P<kept>[?&](?:sig|signature|key|x-(?:amz|goog)-(?:signature|credential|security-token))=)(?P<secret>[^&\s'\"#]+)",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"(?<![\w.$-])(?P<name>[\w.-]++)\\?['\"]?\]?\s{0,3}(?P<sep>=>|:=|=(?!=)|:(?![:/]))\s{0,3}")
+_UNQUOTED = re.compile(r"[^\s'\"&;,)}\]|<>`\\]{1,300}")
+_UNQUOTED_REST = re.compile(r"[^\s'\"&;,)}\]|<>`\\]*")
+_SQL = re.compile(
+    r"(?P<kept>\b(?:password|identified\s{1,3}(?:with\s{1,3}\S{1,40}\s{1,3})?by)\s{1,3})(?P<secret>'[^']{1,400}'|\"[^\"]{1,400}\")",
+    re.IGNORECASE,
+)
+_XML = re.compile(r"<(?P<name>[\w:.-]{1,60})>(?P<secret>[^<>]{1,400})(?=</)")
+_WINDOWS_OPTION = re.compile(r"(?P<kept>^/(?:p|pass|password):)(?P<secret>.+)", re.IGNORECASE | re.DOTALL)
+
+
+def mask_secrets(argv: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """The words of a command with what looks like a secret masked, and whether anything was."""
+    mask = _CommandMask(depth=0)
+    is_title = len(argv) == 1  # a program that set its own title has one word with spaces
+    masked = tuple(mask.word(word, is_code=is_title) for word in argv)
+    return masked, masked != tuple(argv)
+
+
+def mask_text(text: str) -> str:
+    """A text (code, JSON, a line of a log) with what looks like a secret masked."""
+    return _mask_code(text, 1)
+
+
+def shown_command(argv: Sequence[str], max_chars: int = 0) -> str:
+    """A command in one line for a person: quoted for a shell, masked, cut where it is longer than `max_chars`."""
+    text = " ".join(map(_quoted, mask_secrets(argv)[0]))
+    return text if not max_chars or len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def _quoted(word: str) -> str:
+    """A word quoted for a shell; a mask alone needs no quotes."""
+    plain = word.replace(MASK, "x")
+    return word if MASK in word and shlex.quote(plain) == plain else shlex.quote(word)
+
+
+class _CommandMask:
+    """Masks the words of one command in their order: the words before one decide what it is."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin another command of the same code."""
+        self._previous = ""
+        self._secrets = _NOTHING
+        self._program = ""
+        self._flags = ""
+        self._has_subcommand = False
+        self._position = -1
+        """Words since `after`; negative before it."""
+
+    def word(self, word: str, *, is_code: bool = False) -> str:
+        """The next word, masked."""
+        previous, self._previous = self._previous, word
+        masked = self._by_place(word, previous)
+        if masked is None:
+            is_code = is_code or bool(previous and _CODE_OPTION.fullmatch(previous))
+            masked = self._by_form(word, is_code=is_code)
+            if "proxy" in previous or previous == "-x":
+                masked = _PROXY.sub(lambda found: _with_mask(found, "secret"), masked)
+        return masked
+
+    def _by_place(self, word: str, previous: str) -> str | None:
+        """The word masked because of the words before it; None where they say nothing."""
+        secrets, value = self._secrets, _unquoted(word)
+        is_option = word.startswith("-") and len(word) > 1
+        if previous.startswith("-") and _OPTION_NAME.fullmatch(previous):
+            if self._takes_secret(previous) and not _OPTION.fullmatch(word):
+                return word if self._is_shown(value) else MASK
+            if not _OPTION.fullmatch(word) and holds_secret(previous, value, in_code=self._depth > 0):
+                return MASK
+        if is_option:
+            self._flags += word[1:20] if not word.startswith("--") else ""
+            return self._glued(word)
+        is_setting = secrets.has_settings and self._has_subcommand and not previous.startswith("-")
+        if is_setting and holds_secret(previous, value, in_code=self._depth > 0):
+            return MASK
+        return self._positional(word, value, previous)
+
+    def _takes_secret(self, option: str) -> bool:
+        """True if the next word is a secret because of the program."""
+        secrets = self._secrets
+        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
+            return False
+        if option in secrets.options:
+            return True
+        letter = option[-1:]
+        return bool(
+            secrets.flags
+            and not option.startswith("--")
+            and f"-{letter}" in secrets.options
+            and all(flag in secrets.flags for flag in option[1:-1])
+        )
+
+    def _is_shown(self, value: str) -> bool:
+        secrets = self._secrets
+        if secrets.needs and secrets.needs not in value:
+            return True
+        if value in ("", MASK, "stdin"):
+            return True
+        if secrets.allows_path:
+            return is_reference(value, in_code=self._depth > 0)
+        return value.startswith("$") and is_reference(value, in_code=self._depth > 0)
+
+    def _glued(self, word: str) -> str | None:
+        """An option of the program with its secret in the same word, `-pX` or `--user=X`."""
+        secrets = self._secrets
+        if secrets.subcommand and not self._has_subcommand:
+            return None
+        name, equals, value = word.partition("=")
+        if equals and len(name) > 2 and name in secrets.options:
+            return word if self._is_shown(_unquoted(value)) else f"{name}={MASK}"
+        if word.startswith("--"):
+            return None
+        for option in secrets.glued:
+            at = word.find(option[1:], 1)
+            is_glued = at == 1 or (at > 1 and secrets.flags and all(flag in secrets.flags for flag in word[1:at]))
+            end = at + len(option) - 1
+            if is_glued and len(word) > end and not self._is_shown(_unquoted(word[end:])):
+                return word[:end] + MASK
+        return None
+
+    def _positional(self, word: str, value: str, previous: str) -> str | None:
+        """A word that is no option: the program, a subcommand, or one at the place of a secret."""
+        secrets = self._secrets
+        name = value.rpartition("/")[2]
+        follows_long_option = previous.startswith("--") and len(previous) > 2 and "=" not in previous
+        if name in PROGRAM_SECRETS and not follows_long_option and (not self._program or self._position < 0):
+            self._program, self._secrets = name, PROGRAM_SECRETS[name]
+            self._has_subcommand, self._flags = False, ""
+            self._position = 0 if not self._secrets.after and self._secrets.positions else -1
+            return None
+        if value in (_SETTING_WORDS if secrets.has_settings else secrets.subcommand):
+            self._has_subcommand = True
+        if secrets.after and value == secrets.after and self._position < 0:
+            self._position = 0
+            return None
+        if self._program == "vault" and value == "unseal":
+            self._position = 0
+            return None
+        if self._position >= 0 and previous not in secrets.valued:
+            self._position += 1
+            if self._is_secret_position() and "=" not in word and not is_reference(value):
+                return self._masked_position(value)
+        if self._program in ("smbclient", "smbget") and previous.startswith(("//", "\\\\")):
+            return MASK
+        return None
+
+    def _is_secret_position(self) -> bool:
+        at = self._position - 1
+        if self._program == "htpasswd":  # htpasswd -b FILE USER PASSWORD, htpasswd -nb USER PASSWORD
+            return "b" in self._flags and at == (1 if "n" in self._flags else 2)
+        return at in self._secrets.positions
+
+    def _masked_position(self, value: str) -> str | None:
+        if self._program in ("sqlplus", "rman", "expdp", "impdp", "sqlldr"):
+            user, slash, rest = value.partition("/")
+            at = rest.rfind("@")
+            return f"{user}/{MASK}{rest[at:] if at >= 0 else ''}" if slash and rest else None
+        return MASK
+
+    def _by_form(self, word: str, *, is_code: bool) -> str:
+        """The word masked because of what it says itself."""
+        if len(word) < MIN_TOKEN_CHARS and not _SIGNS.search(word):
+            return word
+        if not is_code:
+            assigned = _masked_assignment(word, in_code=self._depth > 0)
+            if assigned is not None:
+                return assigned
+            word = _WINDOWS_OPTION.sub(rf"\g<kept>{MASK}", word)
+        if self._depth < MAX_DEPTH:
+            if self._depth:  # a word of code has spaces only within quotes
+                return _mask_patterns(_QUOTED.sub(self._masked_quotes, word))
+            if len(word) <= MAX_CODE_CHARS and _SPACE.search(word):
+                return _mask_code(word, 1)
+        return _mask_patterns(word)
+
+    def _masked_quotes(self, found: re.Match[str]) -> str:
+        quoted = found[0]
+        return f"{quoted[0]}{_mask_code(quoted[1:-1], self._depth + 1)}{quoted[0]}" if _SPACE.search(quoted) else quoted
+
+
+_NOTHING = ProgramSecrets()
+
+
+def _mask_code(text: str, depth: int) -> str:
+    """Code or other text with spaces in it: its words as those of commands, then the patterns of the whole."""
+    text = _PIPED.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+    mask = _CommandMask(depth)
+    parts: list[str] = []
+    end = 0
+    for found in _SHELL_WORD.finditer(text):
+        between = text[end : found.start()]
+        if _RESET.search(between):
+            mask.reset()
+        parts += (between, mask.word(found[0]))
+        end = found.end()
+    parts.append(text[end:])
+    return _mask_patterns("".join(parts))
+
+
+def _masked_assignment(word: str, *, in_code: bool, depth: int = 0) -> str | None:
+    """`NAME=VALUE`, `--name=VALUE`, `name:VALUE` with the value masked; None where it holds no secret by its name."""
+    found = _ASSIGNED.fullmatch(word)
+    if found is None or "://" in found["name"] + found["sep"] + found["value"][:2]:
+        return None
+    name, sep, value = found["name"], found["sep"], found["value"]
+    if sep == ":" and ("/" in name or _VERSION.fullmatch(value) or value[0].isspace()):
+        return None
+    if holds_secret(name, _unquoted(value), in_code=in_code):
+        return f"{name}{sep}{MASK}"
+    nested = _masked_assignment(value, in_code=in_code, depth=depth + 1) if sep == "=" and depth < MAX_DEPTH else None
+    return f"{name}{sep}{nested}" if nested is not None else None
+
+
+def _mask_patterns(text: str) -> str:
+    """A text without secrets in addresses, headers, queries, SQL, and after names; without known tokens."""
+    if "://" in text:
+        text = _USERINFO.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+        text = _USER.sub(lambda found: _with_mask(found, "secret") if is_random(found["secret"]) else found[0], text)
+    if ":" in text or "=" in text:
+        text = _mask_headers(text)
+        text = _mask_named(text)
+        text = _QUERY.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+    if _SPACE.search(text):
+        text = _BEARER.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+        text = _SQL.sub(lambda found: _with_mask(found, "secret", in_code=True), text)
+    if "</" in text:
+        text = _XML.sub(_masked_element, text)
+    return mask_tokens(text)
+
+
+def _mask_headers(text: str) -> str:
+    """`Authorization: …` and its like: masked to the closing quote, or else to the end of the line."""
+    parts: list[str] = []
+    end = 0
+    while (found := _HEADER.search(text, end)) is not None:
+        stop = text.find(found["quote"], found.end()) if found["quote"] else -1
+        line = text.find("\n", found.end())
+        stops = [at for at in (stop, line, len(text)) if at >= 0]
+        value_end = min(stops)
+        value = text[found.end() : value_end].strip()
+        parts.append(text[end : found.end()])
+        if value and not is_reference(value, in_code=True):
+            parts.append(MASK)
+        else:
+            parts.append(text[found.end() : value_end])
+        end = value_end
+    parts.append(text[end:])
+    return "".join(parts)
+
+
+def _mask_named(text: str) -> str:
+    """`name=value`, `name: value`, `"name": "value"` anywhere in a text."""
+    parts: list[str] = []
+    end = at = 0
+    while (found := _NAMED.search(text, at)) is not None:
+        at = found.end()
+        if not is_secret_name(found["name"]) and not found["name"].lower().endswith(("key", "sas", "hash", "salt")):
+            continue
+        start, stop = _value_span(text, at)
+        value = text[start : min(stop, start + MAX_DECIDING_CHARS)]
+        if found["sep"] == ":" and _VERSION.fullmatch(value):
+            continue
+        if not value or not holds_secret(found["name"], value, in_code=True):
+            continue
+        parts += (text[end:start], MASK)
+        end = at = stop if stop - start < MAX_DECIDING_CHARS else _UNQUOTED_REST.match(text, stop).end()  # type: ignore[union-attr]
+    parts.append(text[end:])
+    return "".join(parts)
+
+
+def _value_span(text: str, at: int) -> tuple[int, int]:
+    """Where the value that begins there is, without its quotes."""
+    for opening in ('\\"', "\\'", '"', "'"):
+        if text.startswith(opening, at):
+            start = at + len(opening)
+            stop = text.find(opening, start)
+            return start, stop if stop >= 0 else len(text)
+    if text.startswith("[", at):
+        stop = text.find("]", at)
+        return at, stop + 1 if stop >= 0 else len(text)
+    found = _UNQUOTED.match(text, at)
+    return (at, found.end()) if found is not None else (at, at)
+
+
+def _masked_element(found: re.Match[str]) -> str:
+    return _with_mask(found, "secret") if holds_secret(found["name"], found["secret"]) else found[0]
+
+
+def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:
+    """What was found, with one group masked unless it only says where the secret is."""
+    secret = found[group]
+    if secret == MASK or is_reference(_unquoted(secret), in_code=in_code):
+        return found[0]
+    start = found.start(group) - found.start()
+    return found[0][:start] + MASK + found[0][start + len(secret) :]
+
+
+def _unquoted(word: str) -> str:
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
