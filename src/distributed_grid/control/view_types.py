@@ -235,7 +235,8 @@ class CheckpointRow(TypedDict):
 
 
 class JobRow(OutcomeRow):
-    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved."""
+    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved, `detached_at`
+    when the command that followed it left it running."""
 
     job_id: str
     uid: str
@@ -258,6 +259,8 @@ class JobRow(OutcomeRow):
     retries_left: int
     restartable: bool
     moved_at: str | None
+    detached_at: str | None
+    detached_reason: str | None
     result: Any
 
 

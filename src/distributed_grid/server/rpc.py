@@ -211,6 +211,7 @@ def answer_table(
         requests.ListJobs: lambda op, caller: jobs.list(op),
         requests.GetJob: lambda op, caller: jobs.get(op.job_id),
         requests.CancelJob: jobs.cancel,
+        requests.DetachJob: jobs.detach,
         requests.WaitForJob: lambda op, caller: jobs.wait(op),
         requests.Explain: lambda op, caller: reports.explain(op),
         requests.GetLendingReport: lambda op, caller: reports.lending(op),

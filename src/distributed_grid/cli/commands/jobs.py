@@ -11,16 +11,20 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
 from distributed_grid.cli.output import (
+    detached_lines,
+    follow_command,
     format_amount,
     format_outcome,
     format_size,
     format_sizing,
     format_span,
     format_time,
+    narrowed,
     print_answer,
     printable,
     shorten,
     table,
+    terminal_width,
     write_output,
 )
 from distributed_grid.cli.session import CliSession
@@ -53,7 +57,8 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
         for job in found
     ]
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
-    print_answer(session, found, table(headings, rows, empty="no jobs"))
+    lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(found)]
+    print_answer(session, found, "\n".join(lines))
 
 
 @jobs.command(Argument("job_id"))
@@ -82,6 +87,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("checkpoint", _checkpoint(job)),
         ("restartable", "yes" if job["restartable"] else None),
         ("moved", format_time(job["moved_at"])),
+        ("detached", _detached(job)),
         ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
@@ -103,6 +109,13 @@ def _lines(job: dict[str, Any]) -> list[str]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
+
+
+def _detached(job: dict[str, Any]) -> str | None:
+    """When and why nobody followed the job any more, and how to come back; None for a job that nobody left."""
+    if job.get("detached_at") is None:
+        return None
+    return f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
 
 
 def _checkpoint(job: dict[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import signal
 import stat
 import time
@@ -16,6 +17,7 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
 from distributed_grid.cli.output import (
     echo,
+    follow_command,
     format_amount,
     format_sizing,
     print_answer,
@@ -24,6 +26,8 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
+from distributed_grid.cli.standard_streams import HANGUP_EXIT_CODE, HungUp, OutputFailed, flush_standard_streams
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import (
     NONE,
@@ -37,6 +41,9 @@ from distributed_grid.errors import BadInput, GridError, TimedOut
 
 CANCEL_SECONDS = 3.0
 """How long to wait for the end of what was cancelled."""
+DETACH_SECONDS = 5
+"""How long the control plane has to note that a job was detached."""
+MAX_REASON_CHARS = 200
 
 
 @command(
@@ -139,28 +146,71 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
 def run_job(
     session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], dict[str, Any]]
 ) -> int:
-    """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it."""
+    """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it.
+
+    A hang-up of the terminal detaches the job: it is submitted to the end, followed no longer, and fetched to the end.
+    """
     if has_unread_input():
         echo("grid: the standard input does not reach the job", err=True)
-    try:
-        with session.client() as client:
-            accepted = submit(client)
-        job = accepted["job"]
-        if options.get("dry_run"):
-            return _print_verdict(session, accepted)
-        if options["detach"]:
-            print_answer(session, job, job["job_id"])
-            return 0
-        if accepted.get("reasons"):
-            echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-        code = JobFollower(session, job["uid"]).run()
-        if options["fetch"]:
-            fetch_results(session, job["uid"], options)
-        return code
-    except KeyboardInterrupt:
-        with contextlib.suppress(GridError), session.client(may_start=False) as client:
-            client.call("cancel_job", job_id=request_id)
-        return 130
+    hangup = HangupWatch()
+    with hangup.watching(), handled_signals(raise_keyboard_interrupt, signal.SIGTERM):
+        try:
+            with session.client() as client:
+                accepted = submit(client)
+            if options.get("dry_run"):
+                return _print_verdict(session, accepted)
+            try:
+                return _attend_job(session, options, accepted, hangup)
+            except (HungUp, OutputFailed) as loss:
+                return detach_job(session, accepted["job"], loss, options["fetch"])
+        except KeyboardInterrupt:
+            with contextlib.suppress(GridError), session.client(may_start=False) as client:
+                client.call("cancel_job", job_id=request_id)
+            return 130
+
+
+def _attend_job(session: CliSession, options: dict[str, Any], accepted: dict[str, Any], hangup: HangupWatch) -> int:
+    """Print the id of a detached job; follow another one and fetch its files. The exit code."""
+    job = accepted["job"]
+    if options["detach"]:
+        print_answer(session, job, job["job_id"])
+        return 0
+    if accepted.get("reasons"):
+        echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+    code = JobFollower(session, job["uid"], hangup).run()
+    if options["fetch"]:
+        fetch_results(session, job["uid"], options)
+    return code
+
+
+def detach_job(
+    session: CliSession, job: dict[str, Any], loss: HungUp | OutputFailed, patterns: Sequence[str] = ()
+) -> int:
+    """Leave a job running whose terminal has closed, or whose output cannot be written; the exit code.
+
+    The control plane notes it at the job, and one line says how to come back. `patterns` are those of `--fetch`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.alarm(DETACH_SECONDS)  # ends this process where the control plane does not answer
+    flush_standard_streams()  # drops what could not be written
+    reason = "the terminal closed" if isinstance(loss, HungUp) else str(loss)
+    with contextlib.suppress(GridError), session.running_client() as client:
+        job = client.call("detach_job", job_id=job["uid"], reason=reason[:MAX_REASON_CHARS])["job"]
+    echo(f"grid: {reason}; {way_back(job, patterns)}", err=True)
+    return HANGUP_EXIT_CODE if isinstance(loss, HungUp) else loss.exit_code
+
+
+def way_back(job: dict[str, Any], patterns: Sequence[str] = ()) -> str:
+    """The commands that show the output of a job that nobody follows, and fetch its files."""
+    name = job["job_id"]
+    is_over = job["state"] == "ended"
+    state, verb = ("has ended", "see its output") if is_over else ("goes on", "follow it")
+    text = f"{name} {state}; {verb} with: {follow_command(job)}"
+    if patterns:
+        quoted = " ".join(map(shlex.quote, patterns))
+        text += f"; {'' if is_over else 'when it has ended, '}fetch its files with: grid jobs fetch {name} {quoted}"
+    return text
 
 
 def has_unread_input() -> bool:
@@ -267,9 +317,10 @@ def _over_by(client: Client, job: dict[str, Any], deadline: float) -> dict[str, 
 class JobFollower:
     """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
 
-    def __init__(self, session: CliSession, uid: str) -> None:
+    def __init__(self, session: CliSession, uid: str, hangup: HangupWatch) -> None:
         self._session = session
         self._uid = uid
+        self._hangup = hangup
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
         self._output_closed = False
@@ -277,15 +328,19 @@ class JobFollower:
         """The job as it ended, once it is known."""
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        """The exit code. HungUp and OutputFailed leave the job as it is, unless it was cancelled before."""
         try:
-            return self._follow()
+            with handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM), self._hangup.may_leave():
+                return self._follow()
         except _Interrupted:
             if not self._cancelled:
                 self._cancel()
-            echo("grid: the job is being stopped; not waiting for it", err=True)
-            return 130
+        except (HungUp, OutputFailed):
+            if not self._cancelled:
+                raise
+            self._cancel()  # the first request may have been cut short
+        echo("grid: the job is being stopped; not waiting for it", err=True)
+        return 130
 
     def _follow(self) -> int:
         """Until the end; the first interrupt cancels, a second one gets through."""

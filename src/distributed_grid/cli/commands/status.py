@@ -6,12 +6,15 @@ from typing import Any
 
 from distributed_grid.cli.command_line import command
 from distributed_grid.cli.output import (
+    detached_lines,
     format_amount,
     format_time,
+    narrowed,
     print_answer,
     printable,
     shorten,
     table,
+    terminal_width,
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
@@ -36,7 +39,7 @@ def status(session: CliSession) -> None:
     leases = f"{len(found['allocations'])} lease{'' if len(found['allocations']) == 1 else 's'}"
     parts.append(f"{leases}, {running} job{'' if running == 1 else 's'} running, {found['waiting']} waiting")
     if jobs:
-        parts.append(_jobs(jobs))
+        parts.append("\n".join([_jobs(jobs), *detached_lines(jobs)]))
     if found["recommendations"]:
         parts.append(_recommendations(found["recommendations"]))
     print_answer(session, found, "\n\n".join(parts))
@@ -85,7 +88,8 @@ def _jobs(jobs: list[dict[str, Any]]) -> str:
         )
         for job in jobs
     ]
-    return table(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, empty="no jobs")
+    headings = ("JOB", "STATE", "NODE", "ASKED", "COMMAND")
+    return table(*narrowed(headings, rows, terminal_width()), empty="no jobs")
 
 
 def _recommendations(recommendations: list[dict[str, Any]]) -> str:
