@@ -22,6 +22,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 MIN_SHOWN_CHARS = 8
 """So many characters of an id are shown at least, besides those that say only what it is."""
 MAX_DETACHED_SHOWN = 5
+COMMAND_CHARS = 60
+"""Length of a command in a table that is not shown on a terminal."""
 MIN_LAST_CHARS = 12
 """So much is left of the last column of a table on a narrow terminal."""
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
@@ -63,10 +65,18 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 
 def terminal_width() -> int:
-    """How wide the terminal is on which this is shown; 0 where it is none, and everything is shown."""
-    import shutil
+    """How wide the terminal is on which this is shown; 0 where it is none or does not say, and everything is shown."""
+    return _columns_of(1) if sys.stdout.isatty() else 0
 
-    return shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+
+def _columns_of(descriptor: int) -> int:
+    """The width of a terminal at this moment, else $COLUMNS, else 0."""
+    try:
+        columns = os.get_terminal_size(descriptor).columns
+    except OSError:
+        columns = 0
+    given = os.environ.get("COLUMNS", "")
+    return columns or (int(given) if given.isdecimal() else 0)
 
 
 def narrowed(
@@ -183,8 +193,7 @@ def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
     """The jobs that go on although the commands that followed them have ended, and how to follow them again."""
     left = [job for job in jobs if job.get("detached_at") and job["state"] != "ended"]
     lines = [
-        f"{job['job_id']} was detached at {format_time(job['detached_at'])} ({job['detached_reason']}); "
-        f"follow it with: {follow_command(job)}"
+        f"{job['job_id']} was detached at {format_time(job['detached_at'])}: {follow_command(job)}"
         for job in left[-MAX_DETACHED_SHOWN:]
     ]
     return [*map(printable, lines), *([f"and {len(left) - len(lines)} more"] if len(left) > len(lines) else [])]
@@ -275,11 +284,7 @@ def cut_to_width(text: str, columns: int) -> str:
 
 def stderr_width() -> int:
     """How wide the terminal is at this moment on which stderr is shown; where it does not say, as wide as most are."""
-    try:
-        columns = os.get_terminal_size(2).columns
-    except OSError:
-        columns = 0
-    return columns or USUAL_COLUMNS
+    return _columns_of(2) or USUAL_COLUMNS
 
 
 class ProgressLine:

@@ -11,6 +11,7 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
 from distributed_grid.cli.output import (
+    COMMAND_CHARS,
     detached_lines,
     follow_command,
     format_amount,
@@ -52,7 +53,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
             format_time(job["submitted_at"]),
-            shorten(job["command"], 60),
+            shorten(job["command"], terminal_width() or COMMAND_CHARS),
         )
         for job in found
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import signal
 import stat
 import time
@@ -208,6 +207,8 @@ def way_back(job: dict[str, Any], patterns: Sequence[str] = ()) -> str:
     state, verb = ("has ended", "see its output") if is_over else ("goes on", "follow it")
     text = f"{name} {state}; {verb} with: {follow_command(job)}"
     if patterns:
+        import shlex
+
         quoted = " ".join(map(shlex.quote, patterns))
         text += f"; {'' if is_over else 'when it has ended, '}fetch its files with: grid jobs fetch {name} {quoted}"
     return text

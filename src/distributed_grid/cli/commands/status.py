@@ -6,6 +6,7 @@ from typing import Any
 
 from distributed_grid.cli.command_line import command
 from distributed_grid.cli.output import (
+    COMMAND_CHARS,
     detached_lines,
     format_amount,
     format_time,
@@ -84,7 +85,7 @@ def _jobs(jobs: list[dict[str, Any]]) -> str:
             job["state"],
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
-            shorten(job["command"], 60),
+            shorten(job["command"], terminal_width() or COMMAND_CHARS),
         )
         for job in jobs
     ]
