@@ -239,9 +239,9 @@ def run(*command: str, lock: int, required: bool = True) -> bool:
 
 @contextlib.contextmanager
 def progress(line: str) -> Iterator[None]:
-    """Say what is being done; on a terminal with the seconds it has taken so far and the number of packages."""
-    if not sys.stderr.isatty():
-        say(line)
+    """Say what is being done; on a terminal a second line counts the packages and the seconds it has taken so far."""
+    say(line)
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
     done = threading.Event()
@@ -251,7 +251,9 @@ def progress(line: str) -> Iterator[None]:
         while not done.wait(0.2):
             packages = sum(1 for _ in VENV.glob("lib/python*/site-packages/*.dist-info"))
             seconds = time.monotonic() - began
-            print(f"\rgrid: {line}: {packages} packages, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+            text = f"grid: {packages} packages, {seconds:.0f} s"
+            # A line as wide as the terminal would wrap, and every redrawing would leave a copy behind.
+            write(f"\r{text[: terminal_columns() - 1]}\x1b[K")
 
     drawing = threading.Thread(target=draw, daemon=True)
     drawing.start()
@@ -260,7 +262,15 @@ def progress(line: str) -> Iterator[None]:
     finally:
         done.set()
         drawing.join()
-        print(file=sys.stderr)
+        write("\n")
+
+
+def terminal_columns() -> int:
+    """The width of the terminal at this moment; 80 where it does not say."""
+    try:
+        return os.get_terminal_size(2).columns or 80
+    except OSError:
+        return 80
 
 
 def environment() -> dict[str, str]:
@@ -285,7 +295,14 @@ def remove(path: Path) -> None:
 
 
 def say(line: str) -> None:
-    print(f"grid: {line}", file=sys.stderr, flush=True)
+    write(f"grid: {line}\n")
+
+
+def write(text: str) -> None:
+    """Write to standard error, if there is one that takes it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -327,6 +327,13 @@ class CancelJob(Message, frozen=True):
     job_id: Name
 
 
+class DetachJob(Message, frozen=True):
+    """Note at a job that the command that followed it has left it running, and why."""
+
+    job_id: Name
+    reason: Annotated[str, Meta(max_length=200)]
+
+
 class WaitForJob(Message, frozen=True):
     """Wait for the end of a job, or for the timeout."""
 

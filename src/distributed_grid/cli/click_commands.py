@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from distributed_grid.cli.command_line import (
     WordChoice,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.standard_streams import HungUp, OutputFailed
 
 
 def run_with_click(root: LazyGroup, words: Sequence[str], session: CliSession) -> Any:
@@ -28,7 +30,8 @@ def run_with_click(root: LazyGroup, words: Sequence[str], session: CliSession) -
     try:
         return click_root(root).main(args=list(words), prog_name=root.name, standalone_mode=False, obj=session)
     except click.ClickException as problem:
-        problem.show()
+        with contextlib.suppress(HungUp, OutputFailed, OSError):
+            problem.show()
         return 2
     except click.Abort:
         return 130

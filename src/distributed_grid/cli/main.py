@@ -17,10 +17,13 @@ COMPLETION_VARIABLE = "_GRID_COMPLETE"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its documented code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:2] == ["offload", "wrap"] and COMPLETION_VARIABLE not in os.environ:
-        from distributed_grid.cli.local_start import start_if_local
+    try:
+        if words[:2] == ["offload", "wrap"] and COMPLETION_VARIABLE not in os.environ:
+            from distributed_grid.cli.local_start import start_if_local
 
-        start_if_local(words[2:])
-    from distributed_grid.cli.root_command import run_command_line
+            start_if_local(words[2:])
+        from distributed_grid.cli.root_command import run_command_line
 
-    run_command_line(words)
+        run_command_line(words)
+    except KeyboardInterrupt:  # while a module is imported, or a second one while the first is reported
+        os._exit(130)

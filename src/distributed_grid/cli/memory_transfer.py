@@ -20,6 +20,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 from distributed_grid.cli.output import ProgressLine, format_size, printable, progress_bar
+from distributed_grid.cli.signals import handled_signals
 from distributed_grid.client.job_payload import require_utf8
 from distributed_grid.client.memory.directory import EMPTY_META, BlockDirectoryClient, length_of
 from distributed_grid.client.memory.pool import MemoryPool, check_name
@@ -182,12 +183,8 @@ def _cleanup_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handled_signals(stop, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class ProgressBar:

@@ -8,12 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from distributed_grid.cli.offload_output import move_text, moves_table, proposals_table, subject_of
-from distributed_grid.cli.output import echo, narrowed, printable, table, terminal_width
+from distributed_grid.cli.output import BOLD, PLAIN, cut_to_width, echo, narrowed, printable, table, terminal_width
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import handled_signals, raise_keyboard_interrupt
 from distributed_grid.client.client import Client
 
 Row = dict[str, Any]
@@ -87,21 +87,16 @@ def changed_lines(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 def watch_offload(session: CliSession, interval: float, node: str) -> None:
     """Show what changes until an interrupt, which is a clean end."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     is_screen = sys.stdout.isatty() and not session.json
-    try:
-        with session.client(query_only=True) as client:
-            _watch(_OffloadPoller(client, node), session, interval, is_screen=is_screen)
-    except KeyboardInterrupt:
-        return
-    finally:
-        if is_screen:
-            echo(MAIN_SCREEN, nl=False)
-
-
-def _interrupt(number: int, stack: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    with handled_signals(raise_keyboard_interrupt, signal.SIGTERM, signal.SIGHUP):
+        try:
+            with session.client(query_only=True) as client:
+                _watch(_OffloadPoller(client, node), session, interval, is_screen=is_screen)
+        except KeyboardInterrupt:
+            return
+        finally:
+            if is_screen:
+                echo(MAIN_SCREEN, nl=False)
 
 
 def _watch(poller: _OffloadPoller, session: CliSession, interval: float, *, is_screen: bool) -> None:
@@ -129,8 +124,14 @@ def _watch(poller: _OffloadPoller, session: CliSession, interval: float, *, is_s
 def _fit(text: str) -> str:
     """A picture cut to the terminal, each line cleared to its end, so that nothing flickers."""
     width, height = shutil.get_terminal_size()
-    lines = [line if len(line) <= width or "\x1b" in line else line[: width - 1] + "…" for line in text.splitlines()]
+    lines = [_fit_line(line, width) for line in text.splitlines()]
     return HOME + "\r\n".join(f"{line}\x1b[K" for line in lines[: height - 1]) + CLEAR_REST
+
+
+def _fit_line(line: str, width: int) -> str:
+    """A line cut to the terminal; the heading of a table stays bold."""
+    plain = line.removeprefix(BOLD).removesuffix(PLAIN)
+    return cut_to_width(line, width) if plain == line else f"{BOLD}{cut_to_width(plain, width)}{PLAIN}"
 
 
 class _OffloadPoller:

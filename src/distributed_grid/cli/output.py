@@ -15,10 +15,15 @@ from typing import Any
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.api.id_prefixes import generated_part
 from distributed_grid.cli.session import CliSession, is_terminal
+from distributed_grid.cli.standard_streams import print_message
 from distributed_grid.errors import BadInput
 
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 MIN_SHOWN_CHARS = 8
 """So many characters of an id are shown at least, besides those that say only what it is."""
+MAX_DETACHED_SHOWN = 5
+COMMAND_CHARS = 60
+"""Length of a command in a table that is not shown on a terminal."""
 MIN_LAST_CHARS = 12
 """So much is left of the last column of a table on a narrow terminal."""
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
@@ -31,8 +36,21 @@ def print_answer(session: CliSession, data: Any, text: str) -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a text at once."""
-    print(text, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
+    """Print a text at once. A message on stderr that cannot be written is dropped: the command goes on."""
+    end = "\n" if nl else ""
+    if err:
+        print_message(text, end)
+    else:
+        print(text, end=end, flush=True)
+
+
+def confirm(question: str) -> bool:
+    """Ask the person at the terminal; anything but yes is no, the end of the input and a closed terminal included."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, OSError):
+        echo("")
+        return False
 
 
 def note(text: str) -> None:
@@ -57,14 +75,18 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 
 def terminal_width() -> int:
-    """How wide the terminal is on which this is shown; 0 where it is none, and everything is shown."""
-    if not is_terminal():
-        return 0
-    named = os.environ.get("COLUMNS", "")
+    """How wide the terminal is on which this is shown; 0 where it is none or does not say, and everything is shown."""
+    return _columns_of(1) if sys.stdout.isatty() else 0
+
+
+def _columns_of(descriptor: int) -> int:
+    """The width of a terminal at this moment, else $COLUMNS, else 0."""
     try:
-        return int(named) if named.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns
+        columns = os.get_terminal_size(descriptor).columns
     except OSError:
-        return 0
+        columns = 0
+    given = os.environ.get("COLUMNS", "")
+    return columns or (int(given) if given.isdecimal() else 0)
 
 
 def narrowed(
@@ -90,7 +112,7 @@ def _total_width(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int
 
 
 def bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if is_terminal() else text
+    return f"{BOLD}{text}{PLAIN}" if is_terminal() else text
 
 
 def printable(value: object) -> str:
@@ -172,6 +194,21 @@ def write_output(kind: bytes, chunk: bytes) -> None:
     stream.flush()
 
 
+def follow_command(job: dict[str, Any]) -> str:
+    """The command that shows the output of a job, to its end where the job is not over."""
+    return f"grid jobs logs {'' if job['state'] == 'ended' else '-f '}{job['job_id']}"
+
+
+def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
+    """The jobs that go on although the commands that followed them have ended, and how to follow them again."""
+    left = [job for job in jobs if job.get("detached_at") and job["state"] != "ended"]
+    lines = [
+        f"{job['job_id']} was detached at {format_time(job['detached_at'])}: {follow_command(job)}"
+        for job in left[-MAX_DETACHED_SHOWN:]
+    ]
+    return [*map(printable, lines), *([f"and {len(left) - len(lines)} more"] if len(left) > len(lines) else [])]
+
+
 def format_outcome(job: dict[str, Any]) -> str:
     """How a job ended, in a few words."""
     if job["outcome"] is None:
@@ -184,6 +221,7 @@ def format_outcome(job: dict[str, Any]) -> str:
 
 
 DRAW_SECONDS = 0.2
+USUAL_COLUMNS = 80
 BAR_WIDTH = 30
 UNITS = ("", "K", "M", "G", "T", "P")
 MAX_BLOCK_BYTES = 1 << 46
@@ -231,11 +269,42 @@ def parse_seconds(text: str | float) -> float:
     return seconds
 
 
+def display_width(text: str) -> int:
+    """How many columns of a terminal a text takes: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
+
+
+def cut_to_width(text: str, columns: int) -> str:
+    """As much of a text as fits into so many columns; one that was cut says so."""
+    if display_width(text) <= columns:
+        return text
+    kept, room = "", columns - 1
+    for letter in text:
+        room -= display_width(letter)
+        if room < 0:
+            break
+        kept += letter
+    return kept + "…" if columns > 0 else ""
+
+
+def stderr_width() -> int:
+    """How wide the terminal is at this moment on which stderr is shown; where it does not say, as wide as most are."""
+    return _columns_of(2) or USUAL_COLUMNS
+
+
 class ProgressLine:
-    """A line on stderr that is redrawn while a person waits; nothing is written where stderr is no terminal."""
+    """A line on stderr that is redrawn while a person waits; nothing is written where stderr is no terminal.
+
+    It is cut to one column less than the terminal has, because a line that wraps cannot be redrawn.
+    """
 
     def __init__(self) -> None:
-        self.is_shown = sys.stderr.isatty()
+        self.is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._drawn_at = time.monotonic()
         self._drawn = False
 
@@ -244,7 +313,7 @@ class ProgressLine:
         now = time.monotonic()
         if self.is_shown and now - self._drawn_at >= DRAW_SECONDS:
             self._drawn_at, self._drawn = now, True
-            echo(f"\r\x1b[K{text()}", err=True, nl=False)
+            echo(f"\r\x1b[K{cut_to_width(text(), stderr_width() - 1)}", err=True, nl=False)
 
     def clear(self) -> None:
         if self._drawn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -14,6 +13,12 @@ from distributed_grid.cli.command_line import LazyGroup, NotUnderstood, parse
 from distributed_grid.cli.main import COMPLETION_VARIABLE
 from distributed_grid.cli.output import echo
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.standard_streams import (
+    HANGUP_EXIT_CODE,
+    HungUp,
+    flush_standard_streams,
+    guard_standard_streams,
+)
 from distributed_grid.errors import GridError
 
 COMMANDS = {
@@ -59,18 +64,25 @@ GRID = LazyGroup("grid", _grid, COMMANDS)
 
 
 def run_command_line(words: Sequence[str]) -> NoReturn:
-    """Run a command and exit with its documented code; never with a traceback."""
+    """Run a command and exit with its documented code; never with a traceback.
+
+    A signal, a terminal that has closed and output that cannot be written are not bugs: they leave no report.
+    """
     session = CliSession()
+    guard_standard_streams()
     try:
         code = _run(words, session)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
+    except HungUp:
+        code = HANGUP_EXIT_CODE
+    except SystemExit as stop:  # of a clean-up after a signal, or of click
+        code = stop.code
     except GridError as error:
         _print_error(str(error))
         code = error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
     except Exception:  # the outermost place: a bug becomes one line and a report
         _print_error(_report(session))
@@ -80,11 +92,9 @@ def run_command_line(words: Sequence[str]) -> NoReturn:
 
 def _exit(code: int) -> NoReturn:
     """End the process: at once where there is no thread and no exit handler, which saves a tenth of a warm command."""
+    flush_standard_streams()
     if sys.modules.keys().isdisjoint(("atexit", "threading")):
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        os._exit(code)
     sys.exit(code)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from distributed_grid.cli.standard_streams import print_message
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff
 from distributed_grid.errors import Unreachable
@@ -117,20 +118,20 @@ class CliSession:
                 if reason is None:
                     return path
                 advice = f"to use it all the same, name it: grid --config {path} …"
-                print(f"grid: not using {path}, because {reason}; {advice}", file=sys.stderr)
+                print_message(f"grid: not using {path}, because {reason}; {advice}")
         return None
 
     def announce_config(self, path: str) -> None:
         """Say that a config is used that was found in the current directory."""
         if os.path.abspath(path) == os.path.abspath(DEFAULT_CONFIG):
-            print(f"grid: using ./{DEFAULT_CONFIG}", file=sys.stderr)
+            print_message(f"grid: using ./{DEFAULT_CONFIG}")
 
     def _announce(self, started: StartedDaemon) -> None:
         """Say which config a control plane that we started has found, and what of it does not act yet."""
         if self.named_config is None and started.config is not None:
             self.announce_config(started.config)
         for note in started.notes:
-            print(f"grid: {note}", file=sys.stderr)
+            print_message(f"grid: {note}")
 
 
 def is_terminal() -> bool:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_grid.cli.commands.run import JobFollower, current_directory, parse_variables
+from distributed_grid.cli.commands.run import JobFollower, current_directory, detach_job, parse_variables
 from distributed_grid.cli.local_start import exec_here, is_advised_elsewhere, reason_to_stay
 from distributed_grid.cli.output import echo, printable
 from distributed_grid.cli.returned_files import fetch_fields, show_delivery
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
+from distributed_grid.cli.standard_streams import HungUp, OutputFailed
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import (
     caller_environment,
@@ -29,7 +31,6 @@ CERTAINTY_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 NOTHING_RAN = ("never_started", "waited_too_long")
 """Outcomes of a job of which no process has existed."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
@@ -81,23 +82,33 @@ class WrappedRun:
         self._overwrite = overwrite
         self._ship = tuple(ship)
         self._request_id = os.urandom(16).hex()
+        self._hangup = HangupWatch()
 
     def run_on(self, node: str) -> int | None:
-        """Run it on this node; its exit code, or None where nothing was started there, so that it may start here."""
-        try:
-            with self._session.running_client() as client:
-                fields = self._prepare(client, node)
-                job = self._submit(client, fields) if fields is not None else None
-            if job is None or fields is None:
-                return None
-            code = self._follow(job)
-            if code is not None:
-                show_delivery(self._session, job["uid"], quiet=True)
-            return code
-        except KeyboardInterrupt:
-            with contextlib.suppress(GridError), self._session.running_client() as client:
-                client.call("cancel_job", job_id=self._request_id)
-            return 130
+        """Run it on this node; its exit code, or None where nothing was started there, so that it may start here.
+
+        A hang-up of the terminal detaches it: its files come all the same.
+        """
+        with self._hangup.watching(), handled_signals(raise_keyboard_interrupt, signal.SIGTERM):
+            try:
+                with self._session.running_client() as client:
+                    fields = self._prepare(client, node)
+                    job = self._submit(client, fields) if fields is not None else None
+                if job is None or fields is None:
+                    with self._hangup.may_leave():  # nothing is started here for a terminal that has closed
+                        return None
+                try:
+                    code = self._follow(job)
+                    if code is not None:
+                        with self._hangup.may_leave():
+                            show_delivery(self._session, job["uid"], quiet=True)
+                    return code
+                except (HungUp, OutputFailed) as loss:
+                    return detach_job(self._session, job, loss, fetches=True)
+            except KeyboardInterrupt:
+                with contextlib.suppress(GridError), self._session.running_client() as client:
+                    client.call("cancel_job", job_id=self._request_id)
+                return 130
 
     def _prepare(self, client: Client, node: str) -> dict[str, Any] | None:
         """The submission, with the working directory uploaded; None where it cannot be shipped."""
@@ -163,9 +174,11 @@ class WrappedRun:
 
     def _follow(self, job: dict[str, Any]) -> int | None:
         """Show its output until its end; its exit code, or None where no process of it has existed."""
-        follower, handlers = JobFollower(self._session, job["uid"]), [signal.getsignal(one) for one in SIGNALS]
+        follower = JobFollower(self._session, job["uid"], self._hangup)
         try:
             code = follower.run()
+        except OutputFailed:
+            raise
         except GridError as failure:
             if not _is_nothing_ran(follower.ended_job):
                 raise
@@ -173,8 +186,6 @@ class WrappedRun:
         else:
             if not _is_nothing_ran(follower.ended_job):
                 return code
-        for number, handler in zip(SIGNALS, handlers, strict=True):
-            signal.signal(number, handler)
         _say_it_starts_here("nothing of it was started there")
         return None
 

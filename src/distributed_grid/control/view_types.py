@@ -253,8 +253,9 @@ class DeliveryRow(TypedDict):
 
 
 class JobRow(OutcomeRow):
-    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved. `wait_seconds` is
-    how long it waits for its first start; None: until it starts or is cancelled."""
+    """A job, alive or ended; `result` is what a task has reported, `moved_at` when it was last moved, `detached_at`
+    when the command that followed it left it running. `wait_seconds` is how long it waits for its first start; None:
+    until it starts or is cancelled."""
 
     job_id: str
     uid: str
@@ -278,6 +279,8 @@ class JobRow(OutcomeRow):
     retries_left: int
     restartable: bool
     moved_at: str | None
+    detached_at: str | None
+    detached_reason: str | None
     result: Any
 
 

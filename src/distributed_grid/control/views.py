@@ -249,6 +249,8 @@ class Viewer:
             "retries_left": job.retries_left,
             "restartable": job.restartable,
             "moved_at": self.time(job.moved_at_ms),
+            "detached_at": self.time(job.detached_at_ms),
+            "detached_reason": job.detached_reason or None,
             "result": json.loads(job.result) if job.result else None,
             **_outcome(job.outcome),
         }

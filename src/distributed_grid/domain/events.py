@@ -295,6 +295,14 @@ class JobCancelled(Struct, frozen=True):
     detail: str = ""
 
 
+class JobDetached(Struct, frozen=True):
+    """The command that followed a job has left it running, for instance because its terminal closed."""
+
+    uid: str
+    by: str
+    reason: str
+
+
 class AttemptStarted(Struct, frozen=True):
     """The agent runs the command."""
 
@@ -891,6 +899,7 @@ Event = (
     | LeaseExtended
     | JobSubmitted
     | JobCancelled
+    | JobDetached
     | AttemptStarted
     | AttemptPaused
     | AttemptMarked

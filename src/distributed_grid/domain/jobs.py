@@ -164,7 +164,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another
     node. `checkpoint` is the manifest of its checkpoint directory, as attempt `checkpoint_attempt` left it, with so
     many files and bytes; that of attempt `checkpoint_from` has to be brought first (0: nothing has to be), and
-    `checkpoint_problem` is why the last one that had to could not be. `moved_at_ms` is when it was last moved."""
+    `checkpoint_problem` is why the last one that had to could not be. `moved_at_ms` is when it was last moved.
+    `detached_at_ms` is when the command that followed it left it running (0: none has), and `detached_reason` why."""
 
     kind: ClassVar[str] = "job"
 
@@ -193,6 +194,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     checkpoint_problem: str = ""
     fetch: FetchOrder | None = None
     """Files to deliver when it has ended."""
+    detached_at_ms: int = 0
+    detached_reason: str = ""
 
     @property
     def key(self) -> str:

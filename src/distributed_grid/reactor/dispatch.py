@@ -98,6 +98,7 @@ DECIDERS: dict[type, Decider] = {
     events.QueueScanned: leases.on_queue_scanned,
     events.JobSubmitted: jobs.on_submitted,
     events.JobCancelled: jobs.on_cancelled,
+    events.JobDetached: jobs.on_detached,
     events.AttemptStarted: jobs.on_started,
     events.AttemptPaused: jobs.on_paused,
     events.AttemptMarked: jobs.on_marked,

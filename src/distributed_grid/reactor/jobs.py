@@ -13,6 +13,7 @@ from distributed_grid.domain.events import (
     AttemptStarted,
     Event,
     JobCancelled,
+    JobDetached,
     JobSubmitted,
     LeaseLost,
     LeaseReleased,
@@ -152,6 +153,16 @@ def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
     if job is None:
         raise NotFound(f"no job {event.uid} is going on")
     return stop_job(ledger, job, Ending.CANCELLED, event.detail or f"cancelled by {event.by}", now)
+
+
+def on_detached(ledger: Ledger, event: JobDetached, now: int) -> Decision:
+    """Record that nobody follows the job any more; it runs or waits as before."""
+    job = ledger.jobs.get(event.uid)
+    if job is None:
+        raise NotFound(f"no job {event.uid} is going on")
+    detached = replace(job, detached_at_ms=now, detached_reason=event.reason)
+    record = Record("detached", event.by, job.uid, "", event.reason, {"job_id": job.id})
+    return Decision([detached], [record], answer=JobAnswer(detached))
 
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:

@@ -212,6 +212,7 @@ def answer_table(
         requests.ListLiveJobs: lambda op, caller: jobs.list_live(caller),
         requests.GetJob: lambda op, caller: jobs.get(op.job_id),
         requests.CancelJob: jobs.cancel,
+        requests.DetachJob: jobs.detach,
         requests.WaitForJob: lambda op, caller: jobs.wait(op),
         requests.RecordFetch: jobs.record_fetch,
         requests.WaitForDelivery: lambda op, caller: jobs.wait_for_delivery(op),

@@ -311,3 +311,30 @@ def test_an_interrupt_cancels_the_job_there(wrap: Wrap, stand_in: Callable[..., 
         process.kill()
     assert (process.returncode, out) == (130, b"")
     assert cancelled.is_set()
+
+
+def test_a_hang_up_leaves_the_job_there_and_starts_nothing_here(wrap: Wrap, stand_in: Callable[..., StandIn]) -> None:
+    follows = threading.Event()
+    running = job(state="running", outcome=None)
+    found = stand_in(
+        advise_command=THERE,
+        submit_job={"job": running},
+        read_logs=lambda request: follows.set(),
+        detach_job={"job": running},
+    )
+    command = [*GRID, "offload", "wrap", "sh", "-c", "echo here"]
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=wrap.folder, env=wrap.env, **streams)
+    try:
+        assert follows.wait(30)
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (129, b"")
+    assert err.endswith(
+        b"grid: the terminal closed; job-1 goes on; follow it with: grid jobs logs -f job-1; "
+        b"when it has ended, fetch its files with: grid jobs fetch job-1 '**'\n"
+    )
+    assert "detach_job" in found.asked
+    assert "cancel_job" not in found.asked

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from distributed_grid.cli.output import (
     MAX_BLOCK_BYTES,
+    cut_to_width,
+    detached_lines,
+    display_width,
     format_amount,
     format_outcome,
     format_size,
@@ -112,6 +115,39 @@ def test_an_outcome_is_a_few_words() -> None:
 def test_the_bar_is_empty_at_first_and_full_at_the_end() -> None:
     assert progress_bar(0, 0) == progress_bar(0, 10) == "[" + "." * 30 + "]"
     assert progress_bar(10, 10) == "[" + "#" * 30 + "]"
+
+
+@given(st.text(), st.integers(1, 60))
+def test_a_cut_line_fits_its_columns_and_is_the_beginning_of_the_text(text: str, columns: int) -> None:
+    cut = cut_to_width(text, columns)
+    assert display_width(cut) <= columns
+    assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
+
+
+def test_a_wide_character_takes_two_columns_and_a_combining_one_none() -> None:
+    assert display_width("語") == 2
+    assert display_width("e\u0301") == 1
+    assert cut_to_width("語語語", 5) == "語語…"
+    assert cut_to_width("語語語", 4) == "語…"
+    assert cut_to_width("anything", 0) == ""
+
+
+def detached_job(name: str, **changes: Any) -> dict[str, Any]:
+    found = {"job_id": name, "state": "running", "detached_at": "2026-05-01T13:00:00Z", "detached_reason": "gone"}
+    return found | changes
+
+
+def test_detached_jobs_that_go_on_are_listed_with_the_command_that_follows_them() -> None:
+    jobs = [detached_job("one"), detached_job("two", state="ended"), detached_job("three", detached_at=None)]
+    (line,) = detached_lines(jobs)
+    assert line.startswith("one was detached at ")
+    assert line.endswith(": grid jobs logs -f one")
+
+
+def test_of_many_detached_jobs_the_newest_are_listed() -> None:
+    lines = detached_lines([detached_job(f"job-{number}") for number in range(9)])
+    assert [line.split()[0] for line in lines] == [*(f"job-{number}" for number in range(4, 9)), "and"]
+    assert lines[-1] == "and 4 more"
 
 
 @given(st.lists(st.text("abc-", min_size=1, max_size=40), unique=True))

@@ -203,6 +203,12 @@ class World(LedgerWatch):
             for _ in range(1 + twice):
                 self.handle(events.JobCancelled(going[which % len(going)], "ada"))
 
+    def detach(self, which: int) -> None:
+        """The terminal of a job closes."""
+        going = list(self.ledger.jobs)
+        if going:
+            self.handle(events.JobDetached(going[which % len(going)], "ada", "the terminal closed"))
+
     def started(self, which: int, off: int) -> None:
         """An agent reports a start; `off` moves the fence into the past or the future."""
         for uid, number, fence in self._attempts(which):

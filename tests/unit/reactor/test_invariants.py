@@ -84,6 +84,7 @@ ACTIONS = {
     "release": (whichever, st.booleans()),
     "extend": (whichever, extras),
     "cancel": (whichever, st.booleans()),
+    "detach": (whichever,),
     "started": (whichever, offs),
     "ended": (whichever, offs, outcomes),
     "displaced": (whichever, st.booleans()),
@@ -135,7 +136,7 @@ SELDOM = (
     *("displaced", "displaced", "ship", "ship", "started_too_soon"),
     *("scale", "scale", "provide", "provide", "provide", "take_away"),
     *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
-    *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
+    *("declare", "forget", "ask_again", "extend", "detach", "started", "listed", "look", "jump", "restart"),
     *(
         "yield_to_owner",
         "drain",

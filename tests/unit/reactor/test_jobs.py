@@ -20,6 +20,7 @@ from distributed_grid.domain.events import (
     EngineRegistered,
     Event,
     GroupBound,
+    JobDetached,
     NodeStopped,
     TimePassed,
 )
@@ -297,6 +298,26 @@ def test_cancelling_twice_is_harmless(new_scenario):
 def test_cancelling_what_is_over_is_told_so(new_scenario):
     with pytest.raises(NotFound, match=r"^no job j9 is going on$"):
         new_scenario().cancel("j9")
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_detached_job_goes_on_and_says_since_when_and_why(new_scenario, starts):
+    scenario = new_scenario()
+    scenario.submit(a_request("j1"), starts=starts)
+    before = scenario.job("j1")
+    result = scenario.handle(JobDetached("j1", "ada", "the terminal closed"))
+    job = scenario.job("j1")
+    assert (job.detached_at_ms, job.detached_reason) == (scenario.now, "the terminal closed")
+    assert replace(job, detached_at_ms=0, detached_reason="") == before
+    assert [(one.type, one.subject, one.reason) for one in result.records] == [
+        ("detached", "j1", "the terminal closed")
+    ]
+    assert result.answer == JobAnswer(job)
+
+
+def test_a_job_that_is_over_is_not_detached(new_scenario):
+    with pytest.raises(NotFound, match=r"^no job j9 is going on$"):
+        new_scenario().handle(JobDetached("j9", "ada", "the terminal closed"))
 
 
 def test_a_start_that_is_reported_while_stopping_is_noted(new_scenario):

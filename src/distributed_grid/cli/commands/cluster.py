@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, IntRange, Option, command, group
-from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, print_answer, printable, table
+from distributed_grid.cli.output import (
+    FREE_AND_LENT,
+    echo,
+    free_and_lent,
+    narrowed,
+    print_answer,
+    printable,
+    table,
+    terminal_width,
+)
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
@@ -87,7 +96,8 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
         *("NODE", "ADDRESS", "STATE", "LINK", *FREE_AND_LENT, "JOBS"),
         *("VERSION", "PYTHON", "RAY", "HEARD", "DETAIL"),
     )
-    print_answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_ray_lines(ray)]))
+    shown = table(*narrowed(headings, rows, terminal_width()), empty="no nodes")
+    print_answer(session, found, "\n".join([shown, *_ray_lines(ray)]))
 
 
 @cluster.command(Argument("node", required=False))

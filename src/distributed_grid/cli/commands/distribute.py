@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
-from types import FrameType
 from typing import Any
 
 from distributed_grid.api.framing import STDOUT
@@ -18,6 +17,7 @@ from distributed_grid.cli.commands.run import cancel_jobs
 from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, named_in_part, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import handled_signals, raise_keyboard_interrupt
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.errors import BadInput, GridError
@@ -166,13 +166,12 @@ class Probes:
 
     @contextlib.contextmanager
     def _cancel_on_error(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
-        try:
-            yield
-        except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
-            self._cancel()
-            raise
+        with handled_signals(raise_keyboard_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            try:
+                yield
+            except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
+                self._cancel()
+                raise
 
     def _cancel(self) -> None:
         found = []
@@ -188,10 +187,6 @@ class Probes:
         ):
             if count:
                 echo(f"grid: {count} probe{'' if count == 1 else 's'} {what}", err=True)
-
-
-def _interrupt(number: int, stack: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _probe_output(client: Client, uid: str) -> list[str]:

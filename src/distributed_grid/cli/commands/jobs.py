@@ -13,17 +13,22 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.commands.run import cancel_jobs
 from distributed_grid.cli.output import (
+    COMMAND_CHARS,
+    detached_lines,
+    follow_command,
     format_amount,
     format_outcome,
     format_size,
     format_sizing,
     format_span,
     format_time,
+    narrowed,
     note,
     print_answer,
     printable,
     shorten,
     table,
+    terminal_width,
     write_output,
 )
 from distributed_grid.cli.session import CliSession
@@ -56,12 +61,13 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
             format_time(job["submitted_at"]),
-            shorten(job["command"], 60),
+            shorten(job["command"], terminal_width() or COMMAND_CHARS),
         )
         for job in found
     ]
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
-    print_answer(session, found, table(headings, rows, empty="no jobs"))
+    lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(found)]
+    print_answer(session, found, "\n".join(lines))
     if answer["more"] and all_:
         note(f"only the newest {MAX_LISTED:,} of the jobs that ended are listed")
     elif answer["more"] and limit is None:
@@ -99,6 +105,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("restartable", "yes" if job["restartable"] else None),
         ("moved", format_time(job["moved_at"])),
         ("files", delivery_text(job["delivery"])),
+        ("detached", _detached(job)),
         ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
@@ -120,6 +127,13 @@ def _lines(job: dict[str, Any]) -> list[str]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
+
+
+def _detached(job: dict[str, Any]) -> str | None:
+    """When and why nobody followed the job any more, and how to come back; None for a job that nobody left."""
+    if job.get("detached_at") is None:
+        return None
+    return f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
 
 
 def _checkpoint(job: dict[str, Any]) -> str | None:

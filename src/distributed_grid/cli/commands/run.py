@@ -16,6 +16,7 @@ from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
 from distributed_grid.cli.output import (
     echo,
+    follow_command,
     format_amount,
     format_sizing,
     print_answer,
@@ -24,6 +25,8 @@ from distributed_grid.cli.output import (
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
 from distributed_grid.cli.returned_files import fetch_fields, show_delivery
 from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import HangupWatch, handled_signals, raise_keyboard_interrupt
+from distributed_grid.cli.standard_streams import HANGUP_EXIT_CODE, HungUp, OutputFailed, flush_standard_streams
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import (
     caller_environment,
@@ -38,6 +41,9 @@ WAIT_SECONDS = 300.0
 """How long a command that is followed waits for resources; a detached one waits until it starts or is cancelled."""
 CANCEL_SECONDS = 3.0
 """How long to wait for the end of what was cancelled."""
+DETACH_SECONDS = 5
+"""How long the control plane has to note that a job was detached."""
+MAX_REASON_CHARS = 200
 
 
 @command(
@@ -145,29 +151,70 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
 def run_job(
     session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], dict[str, Any]]
 ) -> int:
-    """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it."""
+    """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it.
+
+    A hang-up of the terminal detaches the job: it is submitted to the end and followed no longer. Its files come.
+    """
     if has_unread_input():
         echo("grid: the standard input does not reach the job", err=True)
-    try:
-        with session.client() as client:
-            accepted = submit(client)
-        job = accepted["job"]
-        if options.get("dry_run"):
-            return _print_verdict(session, accepted)
-        if options["detach"]:
-            note_detached(session, job)
-            print_answer(session, job, job["job_id"])
-            return 0
-        if accepted.get("reasons"):
-            echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-        code = JobFollower(session, job["uid"]).run()
-        if options["fetch"]:
+    hangup = HangupWatch()
+    with hangup.watching(), handled_signals(raise_keyboard_interrupt, signal.SIGTERM):
+        try:
+            with session.client() as client:
+                accepted = submit(client)
+            if options.get("dry_run"):
+                return _print_verdict(session, accepted)
+            try:
+                return _attend_job(session, options, accepted, hangup)
+            except (HungUp, OutputFailed) as loss:
+                return detach_job(session, accepted["job"], loss, fetches=bool(options["fetch"]))
+        except KeyboardInterrupt:
+            with contextlib.suppress(GridError), session.client(may_start=False) as client:
+                client.call("cancel_job", job_id=request_id)
+            return 130
+
+
+def _attend_job(session: CliSession, options: dict[str, Any], accepted: dict[str, Any], hangup: HangupWatch) -> int:
+    """Print the id of a detached job; follow another one and wait for its files. The exit code."""
+    job = accepted["job"]
+    if options["detach"]:
+        note_detached(session, job)
+        print_answer(session, job, job["job_id"])
+        return 0
+    if accepted.get("reasons"):
+        echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+    code = JobFollower(session, job["uid"], hangup).run()
+    if options["fetch"]:
+        with hangup.may_leave():
             show_delivery(session, job["uid"])
-        return code
-    except KeyboardInterrupt:
-        with contextlib.suppress(GridError), session.client(may_start=False) as client:
-            client.call("cancel_job", job_id=request_id)
-        return 130
+    return code
+
+
+def detach_job(session: CliSession, job: dict[str, Any], loss: HungUp | OutputFailed, *, fetches: bool = False) -> int:
+    """Leave a job running whose terminal has closed, or whose output cannot be written; the exit code.
+
+    The control plane notes it at the job, and one line says how to come back. If it `fetches`, the control plane brings
+    its files.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.alarm(DETACH_SECONDS)  # ends this process where the control plane does not answer
+    flush_standard_streams()  # drops what could not be written
+    reason = "the terminal closed" if isinstance(loss, HungUp) else str(loss)
+    with contextlib.suppress(GridError), session.running_client() as client:
+        job = client.call("detach_job", job_id=job["uid"], reason=reason[:MAX_REASON_CHARS])["job"]
+    if job["state"] != "ended":
+        note_detached(session, job)
+    echo(f"grid: {reason}; {way_back(job, fetches=fetches)}", err=True)
+    return HANGUP_EXIT_CODE if isinstance(loss, HungUp) else loss.exit_code
+
+
+def way_back(job: dict[str, Any], *, fetches: bool = False) -> str:
+    """The command that shows the output of a job that nobody follows; its files come by themselves."""
+    is_over = job["state"] == "ended"
+    state, verb = ("has ended", "see its output") if is_over else ("goes on", "follow it")
+    text = f"{job['job_id']} {state}; {verb} with: {follow_command(job)}"
+    return f"{text}; its files come when it has ended" if fetches else text
 
 
 def note_detached(session: CliSession, job: dict[str, Any]) -> None:
@@ -254,9 +301,10 @@ def _over_by(client: Client, job: dict[str, Any], deadline: float) -> dict[str, 
 class JobFollower:
     """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
 
-    def __init__(self, session: CliSession, uid: str) -> None:
+    def __init__(self, session: CliSession, uid: str, hangup: HangupWatch) -> None:
         self._session = session
         self._uid = uid
+        self._hangup = hangup
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
         self._output_closed = False
@@ -264,15 +312,19 @@ class JobFollower:
         """The job as it ended, once it is known."""
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        """The exit code. HungUp and OutputFailed leave the job as it is, unless it was cancelled before."""
         try:
-            return self._follow()
+            with handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM), self._hangup.may_leave():
+                return self._follow()
         except _Interrupted:
             if not self._cancelled:
                 self._cancel()
-            echo("grid: the job is being stopped; not waiting for it", err=True)
-            return 130
+        except (HungUp, OutputFailed):
+            if not self._cancelled:
+                raise
+            self._cancel()  # the first request may have been cut short
+        echo("grid: the job is being stopped; not waiting for it", err=True)
+        return 130
 
     def _follow(self) -> int:
         """Until the end; the first interrupt cancels, a second one gets through."""

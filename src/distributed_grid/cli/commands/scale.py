@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed_grid.cli.command_line import Option, group
 from distributed_grid.cli.commands.workers import core_hours_text, cost_text, money_text
-from distributed_grid.cli.output import echo, print_answer, printable
+from distributed_grid.cli.output import confirm, echo, print_answer, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import Refused
 
@@ -109,7 +109,7 @@ def run(session: CliSession, yes: bool) -> None:
             echo("\n".join(plan_lines(planned)), err=session.json)
             if not sys.stdin.isatty():
                 raise Refused("nothing was done; without a terminal to ask on, type: grid scale run --yes")
-            if input("do it? [y/N] ").strip().lower() not in ("y", "yes"):
+            if not confirm("do it?"):
                 raise Refused("nothing was done")
     done = session.call("run_scaling")
     lines = plan_lines(done)

@@ -8,6 +8,8 @@ from typing import Any
 
 from distributed_grid.cli.command_line import Option, command
 from distributed_grid.cli.output import (
+    COMMAND_CHARS,
+    detached_lines,
     format_amount,
     format_time,
     named_in_part,
@@ -49,7 +51,7 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
         _nodes(nodes, max_rows, width),
         "\n".join(map(printable, named_in_part(problems, max_rows))),
         summary,
-        _jobs(jobs, max_rows, width) if jobs else "",
+        "\n".join([_jobs(jobs, max_rows, width), *detached_lines(jobs)]) if jobs else "",
         _recommendations(recommendations, max_rows, width) if recommendations else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -119,7 +121,7 @@ def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
             job["state"],
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
-            shorten(job["command"], 60),
+            shorten(job["command"], terminal_width() or COMMAND_CHARS),
         )
         for job in shown
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.output import (
+    confirm,
     echo,
     narrowed,
     note,
@@ -17,7 +19,7 @@ from distributed_grid.cli.output import (
     terminal_width,
     unique_prefixes,
 )
-from distributed_grid.cli.session import CliSession, is_terminal
+from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import GridError, Refused, TimedOut
 
 POLL_SECONDS = 0.5
@@ -62,13 +64,13 @@ def create(
         "memory_gb": memory,
         "gpu": gpu,
     }
-    if dry_run or (not yes and not session.json and is_terminal()):
+    if dry_run or (not yes and not session.json and sys.stdout.isatty()):
         plan = session.call("create_workers", **asked, dry_run=True)
         if dry_run:
             print_answer(session, plan, plan_text(plan))
             return
         echo(plan_text(plan))
-        if input("start them? [y/N] ").strip().lower() not in ("y", "yes"):
+        if not confirm("start them?"):
             raise Refused("nothing was started")
     made = session.call("create_workers", **asked)
     if not session.json:

@@ -7,6 +7,7 @@ the background.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,7 +25,7 @@ from distributed_grid.control.agent_files import AttemptFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
-from distributed_grid.domain.events import FilesFetched, JobCancelled, JobSubmitted
+from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetached, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
@@ -278,6 +279,16 @@ class JobService:
                 await self._grid.handle(JobCancelled(job.uid, caller.user))
             except NotFound:  # it ended by itself a moment ago
                 pass
+            job = await find_job(self._grid, job.uid)
+        return {"job": self._viewer().job(job)}
+
+    async def detach(self, op: requests.DetachJob, caller: Caller) -> View:
+        """Detaching a job that has ended changes nothing."""
+        job = await find_job(self._grid, op.job_id)
+        caller.must_own(job.request.user, f"the job {job.id}")
+        if not job.is_over:
+            with contextlib.suppress(NotFound):  # it ended a moment ago
+                await self._grid.handle(JobDetached(job.uid, caller.user, op.reason))
             job = await find_job(self._grid, job.uid)
         return {"job": self._viewer().job(job)}
 
