@@ -334,7 +334,7 @@ def test_a_hang_up_leaves_the_job_there_and_starts_nothing_here(wrap: Wrap, stan
     assert (process.returncode, out) == (129, b"")
     assert err.endswith(
         b"grid: the terminal closed; job-1 goes on; follow it with: grid jobs logs -f job-1; "
-        b"when it has ended, fetch its files with: grid jobs fetch job-1 '**'\n"
+        b"its files come when it has ended\n"
     )
     assert "detach_job" in found.asked
     assert "cancel_job" not in found.asked
