@@ -158,7 +158,7 @@ def run_job(
             fetch_results(session, job["uid"], options)
         return code
     except KeyboardInterrupt:
-        with contextlib.suppress(GridError), session.client(may_start=False) as client:
+        with contextlib.suppress(GridError), session.client(may_start=False, any_config=True) as client:
             client.call("cancel_job", job_id=request_id)
         return 130
 
