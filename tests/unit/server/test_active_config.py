@@ -138,14 +138,14 @@ def test_what_the_grid_borrowed_by_itself_keeps_no_config(select: Select, file: 
 def test_only_the_last_names_are_remembered_and_a_broken_memory_is_none(state_dir: StateDir) -> None:
     named = NamedConfigs(state_dir)
     for number in range(MAX_NAMED + 1):
-        named.add(f"/{number}", "digest")
-    assert not named.has("/0", "digest")
-    assert named.has("/1", "digest")
-    assert not named.has("/1", "other")
+        named.add(f"/{number}", "digest", "meaning")
+    assert not named.has("/0", "digest", "meaning")
+    assert named.has("/1", "digest", "meaning")
+    assert not named.has("/1", "other", "other")
     (state_dir.host_dir / "named_configs.json").write_text("[1")
-    assert not named.has("/1", "digest")
-    named.add("/1", "digest")
-    assert named.has("/1", "digest")
+    assert not named.has("/1", "digest", "meaning")
+    named.add("/1", "digest", "meaning")
+    assert named.has("/1", "digest", "meaning")
 
 
 def test_a_pipe_in_the_place_of_a_config_is_refused_at_once(select: Select, tmp_path: Path) -> None:
