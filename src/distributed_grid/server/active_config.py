@@ -65,7 +65,7 @@ class SelectedConfig(NamedTuple):
 
     def notes(self) -> list[str]:
         """What the user should know about how this config is used."""
-        notes = [f"{self.problem}; until that is mended the last config is used"] if self.problem else []
+        notes = [problem_note(self.problem)] if self.problem else []
         if self.inert:
             verb, command = "acts" if len(self.inert) == 1 else "act", f"grid --config {self.path} daemon start"
             notes.append(f"{', '.join(self.inert)} in {self.path} {verb} only once you have named that file: {command}")
@@ -111,6 +111,11 @@ def select_config(path: str | None, explicit: bool, store: Store, state_dir: Sta
     _save_content(state_dir, content)
     config, inert = config.without_acts()
     return SelectedConfig(config, path, digest, tuple(inert), problem)
+
+
+def problem_note(problem: str) -> str:
+    """A line about a named config that cannot be used."""
+    return f"{problem}; the control plane goes on with the config it has read before"
 
 
 def embedded_config() -> ClusterConfig:

@@ -37,6 +37,7 @@ from distributed_grid.server.active_config import (
     NamedConfigs,
     SelectedConfig,
     compare_config,
+    problem_note,
     save_content,
     save_selection,
 )
@@ -131,17 +132,17 @@ def difference_note(compared: ConfigComparison, selected: SelectedConfig) -> str
 
     For a command that neither needs nor changes the config in use.
     """
-    in_use = selected.path or "no config"
     if compared.problem:
-        return f"{compared.problem}; the control plane goes on with the config it has read before ({in_use})"
+        return problem_note(compared.problem)
     keys = [key for key, _ in compared.keys if key not in compared.inert]
     if not keys:
         return ""
     if compared.path == selected.path:
         return f"{compared.path} has changed in {name_keys(keys)}; to apply that, type: grid config reload"
+    in_use = selected.path or "no config"
     return (
-        f"the control plane uses {in_use}, not {compared.shown_path} ({name_keys(keys)}); to change that, "
-        f"type: grid --config {compared.path} config reload"
+        f"the control plane uses {in_use}, not {compared.shown_path} ({name_keys(keys)}); to change that, type: "
+        f"grid --config {compared.path} config reload"
     )
 
 
