@@ -190,7 +190,7 @@ def test_living_work_is_found_again_under_the_last_config_where_its_file_is_gone
     found = select_config(str(file), True, busy, state_dir)
     assert [node.name for node in found.config.nodes] == ["one", "two"]
     (note,) = found.notes()
-    assert note.startswith(f"{file}:1: ")
+    assert note.startswith(f"{file}:2: not YAML")
     assert note.endswith("; the control plane goes on with the config it has read before")
     file.unlink()
     assert select_config(None, False, busy, state_dir).problem == f"{file}: no such file"
