@@ -201,7 +201,7 @@ def test_every_step_is_in_the_audit_trail(grid: Shell) -> None:
         ("jobs", "cancel", "nobody"),
         ("jobs", "logs", ""),
         ("no-such-command",),
-        ("--config", "no-such-file", "status"),
+        ("--config", "no-such-file", "run-shared", "true"),
     ],
 )
 def test_bad_input_gets_a_clear_line_and_changes_nothing(shared_grid: Shell, words: tuple[str, ...]) -> None:

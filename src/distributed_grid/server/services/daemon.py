@@ -132,6 +132,9 @@ def difference_note(compared: ConfigComparison, selected: SelectedConfig) -> str
 
     For a command that neither needs nor changes the config in use.
     """
+    in_use = selected.path or "no config"
+    if compared.problem and compared.path != selected.path:
+        return f"{compared.problem}; the control plane uses {in_use}"
     if compared.problem:
         return problem_note(compared.problem)
     keys = [key for key, _ in compared.keys if key not in compared.inert]
@@ -139,7 +142,6 @@ def difference_note(compared: ConfigComparison, selected: SelectedConfig) -> str
         return ""
     if compared.path == selected.path:
         return f"{compared.path} has changed in {name_keys(keys)}; to apply that, type: grid config reload"
-    in_use = selected.path or "no config"
     return (
         f"the control plane uses {in_use}, not {compared.shown_path} ({name_keys(keys)}); to change that, type: "
         f"grid --config {compared.path} config reload"
