@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import NO_CONFIG, ClientConfig, Part, ReconnectBackoff, needs_config
+from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff, needs_config
 from distributed_grid.errors import Unreachable
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.client.daemon_start import StartedDaemon

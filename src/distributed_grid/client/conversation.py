@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid import __version__
 from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, BrokenFrame, Unpacker, frame
 from distributed_grid.errors import BadInput, Unreachable, error_from
+from distributed_grid.state_dir import NO_CONFIG
+
+if TYPE_CHECKING:
+    from distributed_grid.config import ClusterConfig
 
 READ_BYTES = 1 << 18
 MAX_ATTEMPTS = 20
 MAX_LOSSES = 6
 RETRY_SECONDS = 0.05
-NO_CONFIG = "none"
-"""`--config none`: the embedded grid of this machine alone."""
 UNREADABLE = "unreadable"
 MAX_CONFIG_BYTES = 1 << 20
 LOST = (ConnectionError, EOFError, BrokenFrame)
@@ -73,6 +75,15 @@ class ClientConfig:
         fields: Message = {"config": digest_of(content), "config_path": self.path}
         variables = config_variables(content)
         return fields | {"config_variables": variables} if variables else fields
+
+
+def named_config(name: str) -> ClusterConfig:
+    """The config that a user has named: that of a file, or of this machine alone."""
+    import socket
+
+    from distributed_grid.config import ClusterConfig  # heavy, and most commands need none
+
+    return ClusterConfig.embedded(socket.gethostname()) if name == NO_CONFIG else ClusterConfig.from_yaml(name)
 
 
 def config_variables(content: bytes) -> dict[str, str]:

@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from distributed_grid.client.conversation import NO_CONFIG
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.posix.environment import pack_variables, variables_for
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 MAX_CONFIG_CHARS = 1024 * 1024
 LAST_CONFIG = "config.last"

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.client.conversation import NO_CONFIG, digest_of
+from distributed_grid.client.conversation import digest_of
 from distributed_grid.client.daemon_start import LAST_CONFIG
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.differences import KeyDifference, differences, meaning_digest
@@ -39,7 +39,7 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 from distributed_grid.wire import OwnerRules
 
 MAX_NAMED = 100

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed_grid.cli.command_line import Argument, Option, command, group
 from distributed_grid.cli.output import print_answer, printable
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import ClientConfig, named_config
 from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def check(session: CliSession, path: str | None, providers: bool) -> int:
 
     chosen = _chosen(session, path)
     try:
-        found = _load(chosen)
+        found = named_config(chosen)
     except ConfigProblems as problems:
         listed = [
             {
@@ -104,7 +105,7 @@ def show(session: CliSession, path: str | None) -> None:
     if path is None and session.config is None:
         shown = session.query("get_config")["config"]
     else:
-        shown = _load(_chosen(session, path)).as_dict()
+        shown = named_config(_chosen(session, path)).as_dict()
     print_answer(session, shown, render(shown))
 
 
@@ -116,7 +117,6 @@ def reload(session: CliSession, path: str | None) -> int:
     nothing is held it takes over now, else they are named, with the command to type.
     """
     from distributed_grid.client.client import Client
-    from distributed_grid.client.conversation import ClientConfig
 
     chosen = path or session.named_config
     with session.running_client() as client:
@@ -141,18 +141,6 @@ def reload(session: CliSession, path: str | None) -> int:
         lines.append(f"nothing has changed in {shown}")
     print_answer(session, answer, "\n".join(lines))
     return 1 if answer["pending"] else 0
-
-
-def _load(chosen: str) -> ClusterConfig:
-    """The config of this name: a file, or `none`."""
-    import socket
-
-    from distributed_grid.client.conversation import NO_CONFIG
-    from distributed_grid.config import ClusterConfig
-
-    if chosen == NO_CONFIG:
-        return ClusterConfig.embedded(socket.gethostname())
-    return ClusterConfig.from_yaml(chosen)
 
 
 def _chosen(session: CliSession, path: str | None) -> str:

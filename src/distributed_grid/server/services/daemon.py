@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from distributed_grid import __version__
 from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
-from distributed_grid.client.conversation import NO_CONFIG
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.differences import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
@@ -41,7 +40,7 @@ from distributed_grid.server.active_config import (
     save_content,
     save_selection,
 )
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 MAX_NAMED = 10
 TERMINATE_ADVICE = "grid workers terminate ID…"
