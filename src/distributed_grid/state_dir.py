@@ -14,6 +14,9 @@ TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from pathlib import Path
 
+NO_CONFIG = "none"
+"""The name of no cluster file (`--config none`): the grid of this machine alone."""
+
 
 class StateDir:
     """The files of one state directory on this machine."""

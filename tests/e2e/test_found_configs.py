@@ -76,8 +76,8 @@ def test_a_command_in_a_found_config_runs_only_once_the_file_was_named(grid: She
     grid("status", "--config", str(path), check=0)  # a look: remembered, but nothing is restarted
     assert grid.daemon_pid() == before
     assert not made.exists()
-    grid("run-shared", "--config", str(path), "true", check=0)  # needs a grid: it is restarted, and acts
-    assert grid.daemon_pid() != before
+    grid("run-shared", "--config", str(path), "true", check=0)  # needs a grid: it acts from now on
+    assert grid.daemon_pid() == before, "alerts are a live key"
     wait_until(made.exists)
     grid("daemon", "stop", check=0)
 
@@ -85,7 +85,10 @@ def test_a_command_in_a_found_config_runs_only_once_the_file_was_named(grid: She
     assert grid("status", check=0).stderr == f"grid: using ./{PLACE}\n"  # found again, and known
     wait_until(made.exists)
     grid("daemon", "stop", check=0)
-    path.write_text(text + "# changed\n")
+    path.write_text(text + "# a comment\n")
+    assert grid("status", check=0).stderr == f"grid: using ./{PLACE}\n"  # it means the same
+    grid("daemon", "stop", check=0)
+    path.write_text(text.replace("0.001", "0.002"))
     assert "acts only once you have named that file" in grid("status", check=0).stderr
 
 

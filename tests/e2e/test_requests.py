@@ -103,7 +103,8 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(grid: Shell) -> No
 
 def test_the_config_of_a_clone_is_found_and_said(cluster: Shell) -> None:
     done = cluster("status", check=0)
-    assert done.stderr.strip() == "grid: using ./config/my-cluster-enhanced.yaml"
+    hint = "3 simulated nodes; for this machine alone: --config none"
+    assert done.stderr == f"grid: using ./config/my-cluster-enhanced.yaml: {hint}\n"
     assert {node["node_id"] for node in cluster.json("status")["nodes"]} == {"gpu-master", "gpu1", "gpu2"}
 
 
@@ -200,7 +201,7 @@ def test_every_step_is_in_the_audit_trail(grid: Shell) -> None:
         ("jobs", "cancel", "nobody"),
         ("jobs", "logs", ""),
         ("no-such-command",),
-        ("--config", "no-such-file", "status"),
+        ("--config", "no-such-file", "run-shared", "true"),
     ],
 )
 def test_bad_input_gets_a_clear_line_and_changes_nothing(shared_grid: Shell, words: tuple[str, ...]) -> None:

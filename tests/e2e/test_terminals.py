@@ -109,9 +109,7 @@ def test_a_hang_up_says_on_a_stderr_that_is_left_how_to_come_back(shared_grid: S
     assert process.stdout.readline() == b"before\n"
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=30)
-    way_back = (
-        b"follow it with: grid jobs logs -f left; its files come when it has ended"
-    )
+    way_back = b"follow it with: grid jobs logs -f left; its files come when it has ended"
     assert (process.returncode, err) == (129, b"grid: the terminal closed; left goes on; " + way_back + b"\n")
     gate.touch()
     shared_grid("jobs", "wait", "left", check=0)

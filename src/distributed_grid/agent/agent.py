@@ -259,8 +259,8 @@ class Agent:
                 self._memory.receive(message)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
-        elif isinstance(message, Welcome):  # without a link: one for each node of this machine, which has one owner
-            self._set_owner_rules(message.owner or self.guard.rules)
+        elif isinstance(message, Welcome):  # without a link, or later on: the rules of the owner may have changed
+            self._set_owner_rules(message.owner)
         else:
             self._queue.put_nowait(message)
 

@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
 Umask = Annotated[int, Meta(ge=0, le=0o777)]
+Variables = Annotated[dict[Name, Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=1000)]
 T = TypeVar("T")
 
 
@@ -70,8 +71,12 @@ class ClientHello(Message, frozen=True, tag="hello"):
     protocol: int
     version: Name
     config: Name | None = None
+    """Digest of the config file's bytes; None: any config will do."""
     config_path: Text | None = None
+    """The config that the user has named."""
     query_only: bool = False
+    config_variables: Variables = {}
+    """The variables that this config names, as the client has them."""
 
 
 class GetDaemonInfo(Message, frozen=True):
@@ -80,6 +85,13 @@ class GetDaemonInfo(Message, frozen=True):
 
 class GetConfig(Message, frozen=True):
     """The config in use, in its normal form."""
+
+
+class ReloadConfig(Message, frozen=True):
+    """Read a config again, and apply what can be applied to a running control plane."""
+
+    config_path: Text
+    config_variables: Variables = {}
 
 
 class KeepRunning(Message, frozen=True):

@@ -111,7 +111,8 @@ GLOBAL_OPTIONS = (
         "-c",
         "--config",
         metavar="PATH",
-        help="Cluster file (default: $GRID_CONFIG, else what the running daemon uses, else the usual places).",
+        help="Cluster file; none: this machine alone (default: $GRID_CONFIG, else that of the running daemon, else the "
+        "usual places).",
     ),
     Option(
         "--state-dir",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.standard_streams import print_message
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff
+from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff, needs_config
 from distributed_grid.errors import Unreachable
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.client.daemon_start import StartedDaemon
@@ -28,6 +28,7 @@ class CliSession:
         self.config: str | None = None
         self.state_dir_option: str | None = None
         self.json = False
+        self._noted: set[str] = set()
 
     @cached_property
     def state_dir(self) -> StateDir:
@@ -38,24 +39,26 @@ class CliSession:
         """The config that the user has named."""
         return self.config or os.environ.get("GRID_CONFIG")
 
-    def client(self, *, may_start: bool = True, query_only: bool = False) -> Client:
+    def client(self, *, may_start: bool = True, query_only: bool = False, any_config: bool = False) -> Client:
         """A client of the control plane of these options.
 
-        One that runs is replaced where it has another config than the named one and holds nothing; for a command that
-        is `query_only` it never is.
+        One that runs uses the named config from now on, or is replaced where that takes a new one and it holds
+        nothing. For a command that is `query_only`, or does with `any_config`, it keeps its config.
         """
         return Client(
             self.state_dir,
             ClientConfig(self.named_config, explicit=True),
             may_start=may_start,
             query_only=query_only,
+            any_config=any_config,
             find_config=self.find_config,
             on_started=self._announce,
+            on_note=self._print_note,
         )
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One request to the control plane, on a connection of its own."""
-        with self.client() as client:
+        with self.client(any_config=not needs_config(op)) as client:
             return client.call(op, **arguments)
 
     def query(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -64,11 +67,17 @@ class CliSession:
             return client.call(op, **arguments)
 
     def stream_steps(
-        self, op: str, show: Callable[[str, str], None], *, query_only: bool = False, **arguments: Any
+        self,
+        op: str,
+        show: Callable[[str, str], None],
+        *,
+        query_only: bool = False,
+        any_config: bool = False,
+        **arguments: Any,
     ) -> dict[str, Any]:
         """A request that reports its steps, which are shown as (node, step); the answer, which comes last."""
         last: dict[str, Any] = {}
-        with self.client(query_only=query_only) as client:
+        with self.client(query_only=query_only, any_config=any_config or not needs_config(op)) as client:
             for _, message in client.stream(op, **arguments):
                 assert isinstance(message, dict)
                 if "step" in message:
@@ -92,7 +101,7 @@ class CliSession:
         backoff = ReconnectBackoff()
         while True:
             try:
-                with self.client(query_only=query_only, may_start=may_start) as client:
+                with self.client(query_only=query_only, any_config=not needs_config(op), may_start=may_start) as client:
                     client.greet()
                     may_start = may_start and not query_only
                     for kind, part in client.stream(op, **arguments()):
@@ -121,17 +130,27 @@ class CliSession:
                 print_message(f"grid: not using {path}, because {reason}; {advice}")
         return None
 
-    def announce_config(self, path: str) -> None:
-        """Say that a config is used that was found in the current directory."""
+    def announce_config(self, path: str, simulated: int = 0) -> None:
+        """Say that a config is used that was found in the current directory, and how many nodes it simulates."""
         if os.path.abspath(path) == os.path.abspath(DEFAULT_CONFIG):
-            print_message(f"grid: using ./{DEFAULT_CONFIG}")
+            nodes = f"{simulated} simulated node{'' if simulated == 1 else 's'}"
+            hint = f": {nodes}; for this machine alone: --config {NO_CONFIG}" if simulated else ""
+            print_message(f"grid: using ./{DEFAULT_CONFIG}{hint}")
 
     def _announce(self, started: StartedDaemon) -> None:
         """Say which config a control plane that we started has found, and what of it does not act yet."""
         if self.named_config is None and started.config is not None:
-            self.announce_config(started.config)
+            self.announce_config(started.config, started.simulated)
         for note in started.notes:
-            print_message(f"grid: {note}")
+            self._print_note(note)
+
+    def _print_note(self, note: str) -> None:
+        """Print a line of the control plane, once in a command."""
+        from distributed_grid.cli.output import printable  # it imports this module
+
+        if note not in self._noted:
+            self._noted.add(note)
+            print_message(f"grid: {printable(note)}")
 
 
 def is_terminal() -> bool:

@@ -23,6 +23,7 @@ from distributed_grid.client.conversation import (
     encode,
     hello,
     is_last,
+    needs_config,
     no_answer,
 )
 from distributed_grid.posix.unix_sockets import short_path
@@ -48,16 +49,16 @@ class AsyncClient:
 
     async def greet(self) -> Message:
         """What the control plane says of itself and its nodes when a client connects."""
-        return await self._exchange(None)
+        return await self._exchange(None, any_config=False)
 
     async def call(self, op: str, **arguments: Any) -> Message:
         """One request, one answer; sent again when the control plane went away before it answered."""
-        return await self._exchange(encode({"op": op, **arguments}))
+        return await self._exchange(encode({"op": op, **arguments}), any_config=not needs_config(op))
 
-    async def _exchange(self, request: bytes | None) -> Message:
+    async def _exchange(self, request: bytes | None, *, any_config: bool) -> Message:
         for _ in range(MAX_ATTEMPTS):
             try:
-                async with _Connection(self._state_dir, self._config) as connection:
+                async with _Connection(self._state_dir, self._config, any_config=any_config) as connection:
                     if request is None:
                         return connection.welcome
                     connection.send(request)
@@ -70,7 +71,8 @@ class AsyncClient:
     async def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, Part]]:
         """The frames of a long answer as they come; the last one is the JSON message with `"done": true`."""
         try:
-            async with _Connection(self._state_dir, self._config) as connection:
+            any_config = not needs_config(op)
+            async with _Connection(self._state_dir, self._config, any_config=any_config) as connection:
                 connection.send(encode({"op": op, **arguments}))
                 while True:
                     kind, part = await connection.next_part()
@@ -85,9 +87,10 @@ class AsyncClient:
 class _Connection:
     """One connection to the control plane; entering it connects and exchanges hellos."""
 
-    def __init__(self, state_dir: StateDir, config: ClientConfig) -> None:
+    def __init__(self, state_dir: StateDir, config: ClientConfig, *, any_config: bool) -> None:
         self._state_dir = state_dir
         self._config = config
+        self._any_config = any_config
         self._conversation = Conversation()
 
     @property
@@ -99,7 +102,7 @@ class _Connection:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
         try:
             check_peer(self._writer.get_extra_info("socket"))
-            self.send(encode(hello(self._config)))
+            self.send(encode(hello(self._config, any_config=self._any_config)))
             self._conversation.accept_welcome((await self.next_part())[1])
         except BaseException:
             self._writer.close()

@@ -51,18 +51,23 @@ class Client:
         *,
         may_start: bool = True,
         query_only: bool = False,
+        any_config: bool = False,
         find_config: Callable[[], str | None] = lambda: None,
         on_started: Callable[[StartedDaemon], None] = lambda started: None,
+        on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """`query_only`: a control plane that runs stays as it is. Where one is started without a config that was
-        named, `find_config` says with which; `on_started` hears which one it uses."""
+        """`query_only`: a control plane that runs stays as it is. `any_config`: it keeps its config. Where one is
+        started without a config that was named, `find_config` says with which; `on_started` is called with the one it
+        uses, `on_note` with each line that the control plane has for the user."""
         self.state_dir = state_dir
         self._config = config or ClientConfig()
         self._may_start = may_start
         self._query_only = query_only
+        self._any_config = any_config
         self._reconnect_seconds = 0.0
         self._find_config = find_config
         self._on_started = on_started
+        self._on_note = on_note
         self._socket: socket.socket | None = None
         self._conversation = Conversation()
 
@@ -121,8 +126,10 @@ class Client:
         while time.monotonic() < deadline:
             try:
                 self._open_socket()
-                self._send(hello(self._config, query_only=self._query_only))
+                self._send(hello(self._config, query_only=self._query_only, any_config=self._any_config))
                 self._conversation.accept_welcome(self._next_part()[1])
+                for note in self._conversation.welcome.get("notes", ()):
+                    self._on_note(str(note))
                 if self._query_only:  # should it go away, somebody may have stopped it
                     self._may_start, self._reconnect_seconds = False, RECONNECT_SECONDS
                 return

@@ -9,19 +9,35 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid import __version__
 from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, BrokenFrame, Unpacker, frame
 from distributed_grid.errors import BadInput, Unreachable, error_from
+from distributed_grid.state_dir import NO_CONFIG
+
+if TYPE_CHECKING:
+    from distributed_grid.config import ClusterConfig
 
 READ_BYTES = 1 << 18
 MAX_ATTEMPTS = 20
 MAX_LOSSES = 6
 RETRY_SECONDS = 0.05
+UNREADABLE = "unreadable"
+MAX_CONFIG_BYTES = 1 << 20
 LOST = (ConnectionError, EOFError, BrokenFrame)
 """What says that a connection is gone; the request may be sent again over another one."""
 
+RETURNS = frozenset(
+    {
+        *("cancel_job", "cancel_move", "release_lease", "release_boost", "free_block", "terminate_workers"),
+        *("remove_pull_worker", "detach_ray", "drain_node", "withdraw_consent", "revoke_token", "revoke_join_token"),
+        *("stop_daemon", "wait_for_job", "fetch_files", "explain", "reload_config", "renew_blocks"),
+        *("report_task", "report_pull_worker"),
+    }
+)
+"""Requests that end, return or fetch something, or report on what was begun before."""
+QUERY_PREFIXES = ("get_", "list_", "read_", "find_")
 Message = dict[str, Any]
 Part = bytes | Message
 """The content of a frame: raw bytes, or a JSON message."""
@@ -32,25 +48,51 @@ class HandedOver(ConnectionError):
 
 
 class ClientConfig:
-    """Which config a client asks for: named by the user, found by default, or none at all."""
+    """Which config a client asks for: named by the user, found by default, or none at all.
+
+    The name `NO_CONFIG` is this machine alone, whatever files there are; a file of that name is `./none`.
+    """
 
     def __init__(self, path: str | None = None, *, explicit: bool = False) -> None:
-        self.path = os.path.abspath(os.path.expanduser(path)) if path else None
+        is_file = path and path != NO_CONFIG
+        self.path = os.path.abspath(os.path.expanduser(path)) if path and is_file else path or None
         self.explicit = explicit and path is not None
 
-    @property
-    def digest(self) -> str | None:
-        """What identifies the content of the file."""
-        return file_digest(self.path) if self.path else None
+    def greeting_fields(self) -> Message:
+        """Path and digest of the named config, and the variables that it needs of this environment.
+
+        A file that cannot be read has the digest `UNREADABLE`: the control plane knows what that means for a command.
+        """
+        if not self.explicit or self.path is None:
+            return {"config": None, "config_path": None}
+        if self.path == NO_CONFIG:
+            return {"config": NO_CONFIG, "config_path": NO_CONFIG}
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read(MAX_CONFIG_BYTES)
+        except OSError:
+            return {"config": UNREADABLE, "config_path": self.path}
+        fields: Message = {"config": digest_of(content), "config_path": self.path}
+        variables = config_variables(content)
+        return fields | {"config_variables": variables} if variables else fields
 
 
-def file_digest(path: str) -> str:
-    """The digest of a config file."""
-    try:
-        with open(path, "rb") as file:
-            return digest_of(file.read())
-    except OSError as failure:
-        raise BadInput(f"cannot read the config {path}: {failure.strerror}") from failure
+def named_config(name: str) -> ClusterConfig:
+    """The config that a user has named: that of a file, or of this machine alone."""
+    import socket
+
+    from distributed_grid.config import ClusterConfig  # heavy, and most commands need none
+
+    return ClusterConfig.embedded(socket.gethostname()) if name == NO_CONFIG else ClusterConfig.from_yaml(name)
+
+
+def config_variables(content: bytes) -> dict[str, str]:
+    """The variables of this environment that a config file names."""
+    if b"${" not in content:
+        return {}
+    from distributed_grid.posix.environment import named_variables  # most configs name none
+
+    return named_variables(content.decode(errors="replace"), os.environ)
 
 
 def digest_of(content: bytes) -> str:
@@ -88,16 +130,20 @@ class Conversation:
             raise HandedOver
 
 
-def hello(config: ClientConfig, *, query_only: bool = False) -> Message:
-    """The first message of a connection: who we are, which config we require, and whether we only ask."""
-    return {
-        "op": "hello",
-        "protocol": PROTOCOL,
-        "version": __version__,
-        "config": config.digest if config.explicit else None,
-        "config_path": config.path if config.explicit else None,
-        "query_only": query_only,
-    }
+def hello(config: ClientConfig, *, query_only: bool = False, any_config: bool = False) -> Message:
+    """The first message of a connection: who we are, which config we require, and whether we only ask.
+
+    With `any_config` the named config is not required: the command gives something back, or stops something.
+    """
+    named = config.greeting_fields()
+    if any_config:
+        named["config"] = None
+    return {"op": "hello", "protocol": PROTOCOL, "version": __version__, **named, "query_only": query_only}
+
+
+def needs_config(op: str) -> bool:
+    """Whether a request may start something, for which the config that the user has named counts."""
+    return op not in RETURNS and not op.startswith(QUERY_PREFIXES)
 
 
 def encode(message: Message) -> bytes:

@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.posix.environment import pack_variables, variables_for
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 MAX_CONFIG_CHARS = 1024 * 1024
+LAST_CONFIG = "config.last"
+"""Copy of the config that was used last, in the directory of this host."""
 MAX_LOG_BYTES = 10 * 1024 * 1024
 INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """What the daemon inherits of the environment; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
@@ -29,6 +31,8 @@ class StartedDaemon(NamedTuple):
 
     config: str | None
     notes: list[str]
+    simulated: int = 0
+    """How many simulated nodes the config has."""
 
 
 def start_daemon(
@@ -80,13 +84,14 @@ def _environment() -> dict[str, str]:
 
 def _config_variables(config: str | None, state_dir: StateDir) -> dict[str, str]:
     """The variables of this environment that the config needs; the daemon may choose the one that was used last."""
-    found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, AttributeError):
         config = config or json.loads((state_dir.host_dir / "config.json").read_text()).get("config")
-    if config:
-        with contextlib.suppress(OSError), open(config, errors="replace") as file:
-            found = variables_for(file.read(MAX_CONFIG_CHARS), os.environ)
-    return found
+    if not config or config == NO_CONFIG:
+        return {}
+    for path in (config, state_dir.host_dir / LAST_CONFIG):
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            return variables_for(file.read(MAX_CONFIG_CHARS), os.environ)
+    return {}
 
 
 def _rotate_log(log: Path) -> None:
@@ -113,7 +118,7 @@ def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: Stat
     if report["state"] == "failed":
         raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
     process.returncode = 0  # it lives on by itself: nobody here waits for it
-    return StartedDaemon(report["config"], report["notes"]) if report["state"] == "ready" else None
+    return StartedDaemon(report["config"], report["notes"], report["simulated"]) if report["state"] == "ready" else None
 
 
 def _last_line(log: Path) -> str:

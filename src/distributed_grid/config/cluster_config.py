@@ -53,11 +53,13 @@ class ClusterConfig(Section, dict=True):
     )
     hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
     trusted_network: bool = setting(FLAG, False, acts=True)
-    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy())
-    fairness: Fairness = setting(Fairness, Fairness())
-    preemption: Preemption = setting(Preemption, Preemption())
-    quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
-    alerts: Alerts = setting(Alerts, Alerts())
+    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy(), live=True)
+    fairness: Fairness = setting(Fairness, Fairness(), live=True)
+    preemption: Preemption = setting(Preemption, Preemption(), live=True)
+    quotas: dict[str, QuotaConfig] = setting(
+        MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {}, live=True
+    )
+    alerts: Alerts = setting(Alerts, Alerts(), live=True)
     scaling: Scaling = setting(Scaling, Scaling())
     workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
     prediction: Prediction = setting(Prediction, Prediction())

@@ -33,6 +33,8 @@ class Key(Struct, frozen=True):
     spellings: tuple[str, ...]
     overrides: bool = False
     """True: what is set here wins, key by key, over an earlier key of the same field."""
+    live: bool = False
+    """True: a running control plane takes another value over without a restart."""
 
 
 class KeyTable(ValueKind, frozen=True):
@@ -236,6 +238,7 @@ class Setting(Struct, frozen=True):
     keys: Callable[[str], list[Key]]
     """The keys, given the name of the field."""
     acts: bool = False
+    live: bool = False
 
 
 class SectionMeta(msgspec.StructMeta):
@@ -304,33 +307,39 @@ def setting(
     *spellings: str,
     overridden_at: str = "",
     acts: bool = False,
+    live: bool = False,
 ) -> Any:
     """A field that one key sets: under its own name, or only under the spellings given.
 
     What is set at `overridden_at` wins over it, key by key. What `acts` (runs something, opens a port, uses a key,
-    weakens a protection) counts only in a file that somebody named.
+    weakens a protection) counts only in a file that somebody named. A `live` field, with all that is in it, can change
+    under a running control plane.
     """
     value_kind = kind if isinstance(kind, ValueKind) else kind.key_table
 
     def keys(name: str) -> list[Key]:
-        own = [Key(name, value_kind, spellings or (name,))]
+        own = [Key(name, value_kind, spellings or (name,), live=live)]
         return own + ([Key(name, value_kind, (overridden_at,), overrides=True)] if overridden_at else [])
 
-    return Setting(default, keys, acts)
+    return Setting(default, keys, acts, live)
 
 
-def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS) -> Any:
+def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS, *, live: bool = False) -> Any:
     """A field in seconds, whose key may be written with or without `_seconds` at its end."""
-    return Setting(default, lambda name: [Key(name, Seconds(low), (name, name.removesuffix("_seconds")))])
+
+    def keys(name: str) -> list[Key]:
+        return [Key(name, Seconds(low), (name, name.removesuffix("_seconds")), live=live)]
+
+    return Setting(default, keys, live=live)
 
 
-def flattened(section: type[Section], prefix: str) -> Any:
+def flattened(section: type[Section], prefix: str, *, live: bool = False) -> Any:
     """A field that holds a section whose keys are keys of the surrounding one, under this prefix."""
 
     def keys(name: str) -> list[Key]:
         return [
-            Key(f"{name}.{key.field}", key.kind, tuple(prefix + spelling for spelling in key.spellings))
+            Key(f"{name}.{key.field}", key.kind, tuple(prefix + spelling for spelling in key.spellings), live=live)
             for key in section.key_table.keys
         ]
 
-    return Setting(section(), keys)
+    return Setting(section(), keys, live=live)

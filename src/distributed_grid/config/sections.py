@@ -134,22 +134,22 @@ class ResourceSharing(Section):
 
     enabled: bool = setting(FLAG, True)
     mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = setting(
-        OneOf(("offload_only", "share_and_offload", "dynamic_balancing")), "dynamic_balancing"
+        OneOf(("offload_only", "share_and_offload", "dynamic_balancing")), "dynamic_balancing", live=True
     )
     policy: Literal["conservative", "balanced", "aggressive", "predictive"] = setting(
         OneOf(("conservative", "balanced", "aggressive", "predictive")), "balanced"
     )
     strategy: Strategy = setting(
-        OneOf(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC)), Strategy.LOAD_BALANCED
+        OneOf(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC)), Strategy.LOAD_BALANCED, live=True
     )
-    check_interval_seconds: Duration = duration(60.0)
-    offer_expiry_seconds: Duration = duration(300.0)
-    max_offers_per_node: Whole = setting(Count(1, 1000), 5)
-    rebalance_interval_seconds: Duration = duration(30.0)
+    check_interval_seconds: Duration = duration(60.0, live=True)
+    offer_expiry_seconds: Duration = duration(300.0, live=True)
+    max_offers_per_node: Whole = setting(Count(1, 1000), 5, live=True)
+    rebalance_interval_seconds: Duration = duration(30.0, live=True)
     monitoring_interval_seconds: Duration = duration(10.0)
-    thresholds: ThresholdConfig = flattened(ThresholdConfig, "thresholds.")
-    pressure: PressureMarks = flattened(PressureMarks, "")
-    auto_offload: AutoOffload = flattened(AutoOffload, "auto_offload.")
+    thresholds: ThresholdConfig = flattened(ThresholdConfig, "thresholds.", live=True)
+    pressure: PressureMarks = flattened(PressureMarks, "", live=True)
+    auto_offload: AutoOffload = flattened(AutoOffload, "auto_offload.", live=True)
 
 
 class NodeSharing(Section):
@@ -195,20 +195,20 @@ class NodeConfig(Section):
     gpu_count: Whole | None = setting(DEVICES, None)
     gpus: tuple[GpuConfig, ...] = setting(ListOf(GpuConfig.key_table, "GPUs"), ())
     custom: dict[str, Whole] = setting(COUNTS, {})
-    tags: tuple[str, ...] = setting(ListOf(TEXT, "words"), ())
-    labels: dict[str, str] = setting(MapOf(TEXT, TEXT, "names to text"), {})
+    tags: tuple[str, ...] = setting(ListOf(TEXT, "words"), (), live=True)
+    labels: dict[str, str] = setting(MapOf(TEXT, TEXT, "names to text"), {}, live=True)
     python: str | None = setting(COMMAND, None, acts=True)
     ray_python: str | None = setting(COMMAND, None, acts=True)
     ray_address: str | None = setting(HOST, None)
     trust_declared: bool = setting(FLAG, False)
     simulated: bool | None = setting(FLAG, None)
     background: Background = setting(Background, Background())
-    dedicated: bool = setting(FLAG, False)
-    thresholds: ThresholdConfig | None = setting(ThresholdConfig, None)
-    owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None)
-    resource_sharing: NodeSharing = flattened(NodeSharing, "resource_sharing.")
-    speed_milli: Whole = setting(Amount(1000), 1000, "speed")
-    cost_milli: Whole = setting(Amount(1000), 0, "cost_per_hour")
+    dedicated: bool = setting(FLAG, False, live=True)
+    thresholds: ThresholdConfig | None = setting(ThresholdConfig, None, live=True)
+    owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None, live=True)
+    resource_sharing: NodeSharing = flattened(NodeSharing, "resource_sharing.", live=True)
+    speed_milli: Whole = setting(Amount(1000), 1000, "speed", live=True)
+    cost_milli: Whole = setting(Amount(1000), 0, "cost_per_hour", live=True)
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -272,18 +272,18 @@ class Scaling(Section):
     """When cloud workers are rented and given back, and what that may cost."""
 
     provider: str | None = setting(PROVIDER_NAME, None, acts=True)
-    min_workers: Whole = setting(Count(0, 10_000), 0)
-    max_workers: Whole = setting(Count(0, 10_000), 10)
-    target_utilization: Part = setting(RATIO, workers.DEFAULT_TARGET_UTILIZATION)
-    scale_up_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_UP_THRESHOLD)
-    scale_down_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_DOWN_THRESHOLD)
-    evaluation_window_seconds: Duration = duration(workers.DEFAULT_EVALUATION_WINDOW)
-    scale_up_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_UP_COOLDOWN, low=0)
-    scale_down_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
+    min_workers: Whole = setting(Count(0, 10_000), 0, live=True)
+    max_workers: Whole = setting(Count(0, 10_000), 10, live=True)
+    target_utilization: Part = setting(RATIO, workers.DEFAULT_TARGET_UTILIZATION, live=True)
+    scale_up_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_UP_THRESHOLD, live=True)
+    scale_down_threshold: Part = setting(RATIO, workers.DEFAULT_SCALE_DOWN_THRESHOLD, live=True)
+    evaluation_window_seconds: Duration = duration(workers.DEFAULT_EVALUATION_WINDOW, live=True)
+    scale_up_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_UP_COOLDOWN, low=0, live=True)
+    scale_down_cooldown_seconds: Duration = duration(workers.DEFAULT_SCALE_DOWN_COOLDOWN, low=0, live=True)
     worker_reassessment_interval_seconds: Duration = duration(workers.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
     history_retention_seconds: Duration = duration(workers.DEFAULT_HISTORY_RETENTION)
-    budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
-    budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
+    budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour", live=True)
+    budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day", live=True)
 
 
 class WorkerTimes(Section):

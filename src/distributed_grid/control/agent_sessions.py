@@ -389,8 +389,20 @@ class AgentSessions:
             del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
         self.versions[hello.node] = (hello.version, hello.python)
-        rules = self._registry.owner_rules(hello.node)
-        via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
+        via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._owner_rules(via)))
+
+    def _owner_rules(self, via: AgentSide) -> OwnerRules | None:
+        """How an agent gives way to the owner of its machine, who is the same for all its nodes."""
+        rules = (self._registry.owner_rules(name) for name in via.nodes)
+        return next((one for one in rules if one is not None), None)
+
+    def send_owner_rules(self) -> None:
+        """Send every connected agent the rules that hold now; what they have already changes nothing."""
+        for via in dict.fromkeys(self._agents.values()):
+            node = self._grid.ledger.nodes.get(via.nodes[0])
+            if node is not None:
+                epoch, rules = epoch_on(self._grid.ledger, node.name), self._owner_rules(via)
+                via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""

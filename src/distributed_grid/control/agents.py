@@ -170,6 +170,11 @@ class AgentGateway:
         while self._intakes:
             await asyncio.wait([*self._intakes.values()])
 
+    def send_owner_rules(self) -> None:
+        """Send the agents how they give way to the owners of their machines, after that has changed."""
+        if self._sessions is not None:
+            self._sessions.send_owner_rules()
+
     def perform(self, effects: list[Effect]) -> None:
         """Send the orders that make the effects happen; before the start there is nobody to order."""
         if self._sessions is not None:

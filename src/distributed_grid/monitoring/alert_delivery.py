@@ -181,14 +181,18 @@ class AlertDelivery:
         self, alerts: Alerts, *, offset_ms: Callable[[], int], retry_seconds: Sequence[float] = RETRY_SECONDS
     ) -> None:
         """`offset_ms` returns how far the wall clock is ahead of the grid's own time."""
-        self._command = split_command(alerts.command) if alerts.command else ()
-        self._webhook = Webhook(alerts.webhook.reveal()) if alerts.webhook is not None else None
+        self.set_receivers(alerts)
         self._offset_ms = offset_ms
         self._retry_seconds = tuple(retry_seconds)
         self._waiting: deque[Alert] = deque()
         self._arrived = asyncio.Event()
         self._stopping = threading.Event()
         self._task: asyncio.Task[None] | None = None
+
+    def set_receivers(self, alerts: Alerts) -> None:
+        """Deliver to this command and webhook from now on."""
+        self._command = split_command(alerts.command) if alerts.command else ()
+        self._webhook = Webhook(alerts.webhook.reveal()) if alerts.webhook is not None else None
 
     def send(self, alert: Alert) -> None:
         """Log an alert and queue it for delivery; returns at once."""
@@ -201,7 +205,7 @@ class AlertDelivery:
         self._arrived.set()
 
     async def start(self) -> None:
-        if self._task is None and (self._command or self._webhook is not None):
+        if self._task is None:
             self._stopping.clear()
             self._task = start_restarted(self._deliver, "delivery of alerts")
 

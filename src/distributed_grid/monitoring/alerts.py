@@ -91,6 +91,17 @@ class AlertRules:
         self._thresholds = thresholds
         self._states: dict[str, dict[str, AlertState]] = {}
 
+    def set_thresholds(self, thresholds: dict[str, AlertThreshold]) -> list[Alert]:
+        """Go by other thresholds: what was raised by the old ones is cleared, and may be raised anew."""
+        cleared = [
+            Alert(node, one, False, 0.0, self._thresholds[one].high, state.last_ms, f"{node}: other alerts are set")
+            for node, states in self._states.items()
+            for one, state in states.items()
+            if state.raised
+        ]
+        self._thresholds, self._states = thresholds, {}
+        return cleared
+
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> list[Alert]:
         """What this measurement raises or clears; mostly nothing."""
         states = self._states.setdefault(node, {})

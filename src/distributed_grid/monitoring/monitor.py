@@ -76,6 +76,7 @@ class Monitor:
         """
         self.histories = ClusterHistory(retention_ms)
         self._retention_ms = retention_ms
+        self._settings = alerts
         self._alerts = AlertRules(alert_thresholds(alerts))
         self._delivery = AlertDelivery(alerts, offset_ms=offset_ms)
         self._read = read
@@ -103,6 +104,14 @@ class Monitor:
             if name not in ledger.nodes:
                 self.histories.forget(name)
                 self._report(self._alerts.forget(name, now))
+
+    def set_alerts(self, alerts: Alerts) -> None:
+        """Go by other thresholds and receivers from now on: what is raised is cleared, and raised anew by the next
+        measurements; the same alerts change nothing."""
+        if alerts != self._settings:
+            self._settings = alerts
+            self._report(self._alerts.set_thresholds(alert_thresholds(alerts)))
+            self._delivery.set_receivers(alerts)
 
     def send_alert(self, alert: Alert) -> None:
         """Log and deliver an alert that somebody else has raised."""

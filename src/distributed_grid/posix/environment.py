@@ -20,6 +20,12 @@ _NAMED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _private: set[str] = set()
 
 
+def named_variables(config_text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a config names as `${NAME}`."""
+    names = set(_NAMED.findall(config_text))
+    return {name: value for name, value in environ.items() if name in names}
+
+
 def variables_for(config_text: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a config names as `${NAME}`, and those of the libraries of the providers it names."""
     names = set(_NAMED.findall(config_text))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from msgspec.structs import replace
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.client.conversation import digest_of
+from distributed_grid.client.daemon_start import LAST_CONFIG
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.differences import KeyDifference, differences, meaning_digest
 from distributed_grid.config.yaml_document import read_content
 from distributed_grid.config_mapping import effective_capacity, joined_node, nodes_from, owner_rules, scheduling_policy
 from distributed_grid.control.agent_sessions import NodeRegistry
@@ -33,10 +36,10 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import decode_row
-from distributed_grid.errors import Refused
+from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
-from distributed_grid.state_dir import StateDir
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 from distributed_grid.wire import OwnerRules
 
 MAX_NAMED = 100
@@ -50,40 +53,137 @@ class SelectedConfig(NamedTuple):
     config: ClusterConfig
     path: str | None = None
     digest: str | None = None
+    """Digest of the file's bytes."""
     inert: tuple[str, ...] = ()
+    problem: str = ""
+    """Why the file cannot be used at present; the config is then the one that was used last."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file can be used and all of it counts."""
+        return not self.inert and not self.problem
 
     def notes(self) -> list[str]:
         """What the user should know about how this config is used."""
-        if not self.inert:
-            return []
-        verb, command = "acts" if len(self.inert) == 1 else "act", f"grid --config {self.path} daemon start"
-        return [f"{', '.join(self.inert)} in {self.path} {verb} only once you have named that file: {command}"]
+        notes = [problem_note(self.problem)] if self.problem else []
+        if self.inert:
+            verb, command = "acts" if len(self.inert) == 1 else "act", f"grid --config {self.path} daemon start"
+            notes.append(f"{', '.join(self.inert)} in {self.path} {verb} only once you have named that file: {command}")
+        return notes
 
 
 def select_config(path: str | None, explicit: bool, store: Store, state_dir: StateDir) -> SelectedConfig:
     """The config named by the user; else the one that living leases and jobs were made under; else the one found.
 
-    What the grid borrowed by itself is nobody's: it keeps no config.
+    What the grid borrowed by itself is nobody's: it keeps no config. While leases or jobs live, a file of theirs that
+    cannot be used any more is replaced by the copy of it that was used last: they can be seen and ended.
     """
-    if not explicit and any(_keeps_config(row) for row in store.load().live):
+    path = None if path == NO_CONFIG else path
+    is_busy = any(_keeps_config(row) for row in store.load().live)
+    if not explicit and is_busy:
         last = _last_path(state_dir)
         if last != path:
             log.info("leases or jobs are alive: using the previous config, %s", last)
         path = last
     if path is None:
-        return SelectedConfig(ClusterConfig.embedded(socket.gethostname()))
-    content = read_content(path)
-    config, digest = ClusterConfig.from_content(path, content), digest_of(content)
+        return SelectedConfig(embedded_config())
+    problem = ""
+    try:
+        content = read_content(path)
+        config = ClusterConfig.from_content(path, content)
+    except BadInput as failure:
+        copy = _last_content(state_dir) if is_busy and path == _last_path(state_dir) else None
+        if copy is None:
+            raise
+        content, problem = copy, first_line(failure)
+        config = ClusterConfig.from_content(path, content)
+        log.warning("%s; using the copy of the config that was used last", problem)
+    digest, meaning = digest_of(content), meaning_digest(config)
     named = NamedConfigs(state_dir)
-    if explicit:
-        named.add(path, digest)
-    if named.has(path, digest):
-        return SelectedConfig(config, path, digest)
-    reason = distrust_of(path)
+    if explicit and not problem:
+        named.add(path, digest, meaning)
+    if named.has(path, digest, meaning):
+        _save_content(state_dir, content)
+        return SelectedConfig(config, path, digest, problem=problem)
+    reason = None if problem else distrust_of(path)
     if reason is not None:
         raise Refused(f"{path} is not used, because {reason}; to use it all the same: grid --config {path} …")
+    _save_content(state_dir, content)
     config, inert = config.without_acts()
-    return SelectedConfig(config, path, digest, tuple(inert))
+    return SelectedConfig(config, path, digest, tuple(inert), problem)
+
+
+def problem_note(problem: str) -> str:
+    """A line about a named config that cannot be used."""
+    return f"{problem}; the control plane goes on with the config it has read before"
+
+
+def embedded_config() -> ClusterConfig:
+    """The grid of this machine alone."""
+    return ClusterConfig.embedded(socket.gethostname())
+
+
+def first_line(failure: BadInput) -> str:
+    """The first problem of a config, and how many others there are."""
+    first, *others = str(failure).splitlines() or [""]
+    return f"{first} (and {len(others)} more)" if others else first
+
+
+class ConfigComparison(NamedTuple):
+    """A config that a command has named, compared with the one in use."""
+
+    path: str
+    config: ClusterConfig | None
+    """None: it cannot be used."""
+    digest: str = ""
+    problem: str = ""
+    keys: tuple[KeyDifference, ...] = ()
+    inert: frozenset[str] = frozenset()
+    """Keys that differ only because the file in use was found, not named."""
+
+    @property
+    def shown_path(self) -> str:
+        """The config in a message."""
+        return f"--config {NO_CONFIG}" if self.path == NO_CONFIG else self.path
+
+    @property
+    def live(self) -> list[str]:
+        """The keys that differ and can be applied to a running control plane."""
+        return [key for key, live in self.keys if live]
+
+    @property
+    def fixed(self) -> list[str]:
+        """The keys that differ and take effect with a new control plane."""
+        return [key for key, live in self.keys if not live]
+
+    @property
+    def blocking(self) -> list[str]:
+        """Those of them that contradict the config in use."""
+        return [key for key in self.fixed if key not in self.inert]
+
+
+def compare_config(selected: SelectedConfig, path: str, variables: Mapping[str, str]) -> ConfigComparison:
+    """A named config compared with the one in use, by meaning.
+
+    A variable that the caller does not have keeps the value with which the control plane was started.
+    """
+    if path == NO_CONFIG:
+        config = embedded_config()
+        return ConfigComparison(path, config, keys=tuple(differences(selected.config, config)))
+    try:
+        content = read_content(path)
+        digest = digest_of(content)
+        is_known = selected.is_whole and (path, digest) == (selected.path, selected.digest)
+        if is_known and all(os.environ.get(name) == value for name, value in variables.items()):
+            return ConfigComparison(path, selected.config, digest)
+        config = ClusterConfig.from_content(path, content, {**os.environ, **variables})
+    except BadInput as failure:
+        return ConfigComparison(path, None, problem=first_line(failure))
+    keys = tuple(differences(selected.config, config))
+    inert: set[str] = set()
+    if selected.inert:
+        inert = {key for key, _ in keys} - {key for key, _ in differences(selected.config, config.without_acts()[0])}
+    return ConfigComparison(path, config, digest, keys=keys, inert=frozenset(inert))
 
 
 def _keeps_config(row: LiveRow) -> bool:
@@ -94,21 +194,22 @@ def _keeps_config(row: LiveRow) -> bool:
 
 
 class NamedConfigs:
-    """The config files that the user has named, each with the digest of what was in it then (0600)."""
+    """The config files that the user has named, each with the digests of its bytes and of their meaning then (0600)."""
 
     def __init__(self, state_dir: StateDir) -> None:
         self._file = state_dir.host_dir / "named_configs.json"
 
-    def has(self, path: str, digest: str) -> bool:
-        """Whether the user has named this file, and it has not changed since."""
-        return self._read().get(path) == digest
+    def has(self, path: str, digest: str, meaning: str) -> bool:
+        """Whether the user has named this file, and its bytes or what they mean have not changed since."""
+        known = self._read().get(path, "").split()
+        return digest in known or meaning in known
 
-    def add(self, path: str, digest: str) -> None:
+    def add(self, path: str, digest: str, meaning: str) -> None:
         """Remember a file that was named; what cannot be written is not remembered."""
-        known = self._read()
-        if known.pop(path, None) == digest:
+        known, value = self._read(), f"{digest} {meaning}"
+        if known.pop(path, None) == value:
             return
-        kept = dict([*known.items(), (path, digest)][-MAX_NAMED:])
+        kept = dict([*known.items(), (path, value)][-MAX_NAMED:])
         with contextlib.suppress(OSError):
             write_private(self._file, json.dumps(kept).encode())
 
@@ -137,6 +238,27 @@ def _last_path(state_dir: StateDir) -> str | None:
     return str(found) if found else None
 
 
+def _save_content(state_dir: StateDir, content: bytes) -> None:
+    """Keep a copy of the config in use, for the case that its file cannot be used later."""
+    with contextlib.suppress(OSError):
+        write_private(state_dir.host_dir / LAST_CONFIG, content)
+
+
+def save_content(state_dir: StateDir, path: str, digest: str) -> None:
+    """The same for a config that was adopted without a restart, if its file still has these bytes."""
+    with contextlib.suppress(BadInput):
+        content = read_content(path)
+        if digest_of(content) == digest:
+            _save_content(state_dir, content)
+
+
+def _last_content(state_dir: StateDir) -> bytes | None:
+    try:
+        return (state_dir.host_dir / LAST_CONFIG).read_bytes()
+    except OSError:
+        return None
+
+
 def _read_note(state_dir: StateDir) -> dict[str, Any]:
     try:
         found = json.loads(_note_path(state_dir).read_text())
@@ -157,10 +279,14 @@ class ConfigRegistry(NodeRegistry):
     ) -> None:
         """`is_worker`: whether a node is a machine that a provider started for the grid, which has no owner."""
         self._is_worker = is_worker
-        self._config = config
         self._jobs = jobs
-        self._nodes = {node.name: node for node in config.nodes}
+        self.set_config(config)
         self.max_connections_per_peer = config.server.max_connections_per_peer
+
+    def set_config(self, config: ClusterConfig) -> None:
+        """Go by another config from now on."""
+        self._config = config
+        self._nodes = {node.name: node for node in config.nodes}
 
     def described(self, node: Node, capacity: Capacity) -> Node:
         """The node with what its agent detected; where the declaration is trusted, with that."""
@@ -197,17 +323,24 @@ def _is_nobody(proc: process_tree.Proc, *, fresh: bool = False) -> bool:
     return False
 
 
-async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> None:
-    """Declare the config's nodes and policies in the ledger; remote nodes keep the capacity their agents reported."""
+async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> list[str]:
+    """Declare the config's nodes and policies in the ledger; the nodes that keep their old limits, having lent more.
+
+    A node on another machine keeps the capacity that its agent reported there; one that was elsewhere, or simulated,
+    until now has none until its agent reports it.
+    """
     await grid.handle(PolicySet(scheduling_policy(config)))
     nodes = nodes_from(config, machine)
     known = await grid.read(lambda ledger, now: dict(ledger.nodes))
     for node in nodes:
         old = known.get(node.name)
-        if node.host != "local" and old is not None:
+        if node.host != "local" and old is not None and old.host == node.host:
             node = msgspec.structs.replace(node, capacity=old.capacity)
         await grid.handle(NodeDeclared(node))
     named = {node.name for node in nodes}
     for name, node in known.items():
         if name not in named and not node.joined:
             await grid.handle(NodeForgotten(name))
+    caps = {node.name: node.caps for node in nodes}
+    declared = await grid.read(lambda ledger, now: {name: node.caps for name, node in ledger.nodes.items()})
+    return [name for name, wanted in caps.items() if name in declared and declared[name] != wanted]

@@ -55,6 +55,7 @@ from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
 from distributed_grid.domain.rebalancing import RebalanceRules
+from distributed_grid.domain.resources import NOTHING
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
@@ -148,6 +149,7 @@ class Daemon:
         keep_running = bool(options.stay) or should_keep_running(state_dir)
         self._idle_timer = IdleTimer(keep_running=keep_running, idle_seconds=float(options.idle_seconds))
         self._stopping = False
+        self._machine = NOTHING
         self._connections: set[Connection] = set()
         store = SqliteStore(state_dir.database)
         self._clock = GridClock(load_anchor(state_dir), known_ms=last_stored_ms(store))
@@ -169,6 +171,9 @@ class Daemon:
             self._perform_moves,
         )
         self._grid = Grid(store, self._clock, effects)
+        self._registry = ConfigRegistry(
+            config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
+        )
         self._monitor = Monitor(
             config.alerts,
             read=self._grid.read,
@@ -231,7 +236,7 @@ class Daemon:
             grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
-        offloading = OffloadingService(
+        offloading = self._offloading = OffloadingService(
             grid,
             viewer,
             self._agents.questions,
@@ -271,7 +276,9 @@ class Daemon:
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
         self._deliverer = FileDeliverer(grid, files, self._state_dir)
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
-        daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
+        daemon = DaemonService(
+            self._state_dir, self._selected, grid, self._idle_timer, self._listener, apply_live=self._apply_config
+        )
         self._dispatcher = Dispatcher(
             answer_table(
                 daemon=daemon,
@@ -315,18 +322,16 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self._grid.start()
-            registry = ConfigRegistry(
-                self._config, self._state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
-            )
             self._agents.start(
-                self._grid, registry, answer_program=self._node_memory.serve, on_move_report=self._moves.reported
+                self._grid, self._registry, answer_program=self._node_memory.serve, on_move_report=self._moves.reported
             )
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
             recorder = RunRecorder(self._grid, self._prediction)
             recorder.start()
-            await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
+            self._machine = HardwareDetector(probe, gpus).capacity()
+            await declare_nodes(self._grid, self._config, self._machine)
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
             simulated = simulated_nodes(self._config, local)
@@ -347,14 +352,14 @@ class Daemon:
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._selected.path)
-            startup.send("ready", config=self._selected.path, notes=self._selected.notes())
-            rules = rebalance_rules(self._config)
+            simulated_count = sum(self._config.is_simulated(node) for node in self._config.nodes)
+            startup.send("ready", config=self._selected.path, notes=self._selected.notes(), simulated=simulated_count)
             loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
                 "the watch of the state directory": partial(
                     stop_when_removed, self._instance_lock, self._idle_timer.stop
                 ),
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
-                "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
+                "rebalancing": partial(rebalance_forever, self._grid, self._monitor, self._rebalance_rules),
                 "the file of boosts": self._boost_file.run,
                 "scaling": self._autoscaler.run,
                 "the files of workers that drain": self._outputs.run,
@@ -378,6 +383,22 @@ class Daemon:
             server.close()
         finally:
             await self._shut_down(agent)
+
+    async def _apply_config(self, config: ClusterConfig) -> list[str]:
+        """Use a config that differs from the one in use in live keys only; the nodes that keep their old limits."""
+        self._config = config
+        self._registry.set_config(config)
+        self._monitor.set_alerts(config.alerts)
+        self._auto_offload.set_rules(rebalance_rules(config), offload_rules(config))
+        self._offloading.set_rules(rebalance_rules(config))
+        await self._autoscaler.set_rules(scaling_rules(config))
+        await self._workers.set_rules(worker_rules(config))
+        kept = await declare_nodes(self._grid, config, self._machine)
+        self._agents.send_owner_rules()
+        return kept
+
+    def _rebalance_rules(self) -> RebalanceRules | None:
+        return rebalance_rules(self._config)
 
     def _make_agent(self, local: tuple[str, ...], meter: UsageMeter, typed_on: str) -> Agent:
         """The agent for these nodes of this machine, connected to the control plane without a network."""
@@ -511,16 +532,18 @@ async def stop_when_removed(lock: InstanceLock, stop: Callable[[], None]) -> Non
 
 
 async def rebalance_forever(
-    grid: Grid, monitor: Monitor, rules: RebalanceRules | None, first_seconds: float = FIRST_ROUND_SECONDS
+    grid: Grid,
+    monitor: Monitor,
+    current_rules: Callable[[], RebalanceRules | None],
+    first_seconds: float = FIRST_ROUND_SECONDS,
 ) -> None:
     """Rebalance soon, and then at every interval, until cancelled; without rules do nothing."""
-    if rules is None:
-        return
-    interval = rules.interval_ms / 1000
-    pause = min(interval, first_seconds)
-    while True:
+    rules = current_rules()
+    pause = min(rules.interval_ms / 1000, first_seconds) if rules is not None else 0.0
+    while rules is not None:
         await asyncio.sleep(pause)
-        pause = interval
+        rules = current_rules() or rules
+        pause = rules.interval_ms / 1000
         try:
             await rebalance_once(grid, monitor, rules)
         except Exception:  # the outermost loop: the next round may well succeed

@@ -195,6 +195,7 @@ def answer_table(
         requests.ClientHello: lambda op, caller: daemon.hello(op),
         requests.GetDaemonInfo: lambda op, caller: daemon.info(),
         requests.GetConfig: lambda op, caller: daemon.config(),
+        requests.ReloadConfig: lambda op, caller: daemon.reload(op),
         requests.KeepRunning: lambda op, caller: daemon.keep_running(op),
         requests.StopDaemon: lambda op, caller: daemon.stop(op),
         requests.GetStatus: lambda op, caller: nodes.status(),

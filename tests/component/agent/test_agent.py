@@ -17,6 +17,7 @@ from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.termination_notice import Ec2Notices, MetadataClient
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.wire import (
+    PROTOCOL,
     AgentSide,
     AnnouncedEnd,
     CheckFiles,
@@ -25,7 +26,9 @@ from distributed_grid.wire import (
     Heartbeat,
     HeartbeatReply,
     ListProcesses,
+    OwnerRules,
     ProcessListing,
+    Welcome,
 )
 from tests.support.clouds.metadata import metadata_service
 from tests.support.nvml.nvml_machine import GpuMachine
@@ -102,6 +105,15 @@ def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: P
         return control.detected
 
     assert len(asyncio.run(story())) == 1
+
+
+def test_a_machine_that_became_dedicated_yields_to_no_owner_any_more(tmp_path: Path) -> None:
+    agent = Agent(("gpu1",), tmp_path / "jobs", UsageMeter(MachineProbe(), GpuProbe()), Listening())
+    rules = OwnerRules(300, 500, 0, 200, 0)
+    agent.send(Welcome(PROTOCOL, "0.2.0", 1, 0, 2000, rules))
+    assert agent.guard.rules == rules
+    agent.send(Welcome(PROTOCOL, "0.2.0", 1, 0, 2000))
+    assert agent.guard.rules is None
 
 
 def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_the_control_plane(

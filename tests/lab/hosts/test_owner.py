@@ -86,6 +86,25 @@ def test_an_owner_gets_the_machine_back_and_the_job_goes_on_afterwards(lending: 
     wait_until(lambda: host.groups.cpu_seconds() - before > 1.5)
 
 
+def test_a_machine_that_is_declared_dedicated_works_on_beside_its_owner(lending: tuple[Cluster, Host, str]) -> None:
+    grid, host, job_id = lending
+    owned = grid.file.read_text()
+    owners_part(host, 4)
+    running = [host.popen(["python3", "-S", "-c", OWNERS_WORK, "60"], user=OWNER, stdout=-1) for _ in range(2)]
+    try:
+        wait_until(lambda: grid.job(job_id)["state"] == "paused", 20)
+        grid.file.write_text(owned.replace("name: gpu2", "name: gpu2\n  dedicated: true"))
+        assert "applied nodes.gpu2.dedicated of " in grid("config", "reload", check=0).stdout
+        wait_until(lambda: grid.job(job_id)["state"] == "running", 20)
+        assert all(one.poll() is None for one in running), "the owner works on"
+    finally:
+        for one in running:
+            one.kill()
+            one.communicate()
+    grid.file.write_text(owned)
+    grid("config", "reload", check=0)
+
+
 def test_no_control_plane_is_needed_for_it(lending: tuple[Cluster, Host, str], shared_lab: Lab) -> None:
     _, host, _ = lending
     shared_lab.cut(host)

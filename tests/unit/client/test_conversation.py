@@ -11,15 +11,17 @@ from distributed_grid.api.framing import JSON, STDOUT, BrokenFrame, frame
 from distributed_grid.client.conversation import (
     LOST,
     MAX_LOSSES,
+    UNREADABLE,
     ClientConfig,
     Conversation,
     HandedOver,
     ReconnectBackoff,
     answer_of,
+    digest_of,
     encode,
-    file_digest,
     hello,
     is_last,
+    needs_config,
 )
 from distributed_grid.errors import BadInput, Unreachable
 
@@ -65,9 +67,40 @@ def test_only_a_config_that_was_named_is_insisted_on(tmp_path: Path) -> None:
     path.write_text("name: one\n")
     assert hello(ClientConfig(str(path)))["config"] is None
     named = hello(ClientConfig(str(path), explicit=True))
-    assert (named["config"], named["config_path"]) == (file_digest(str(path)), str(path))
-    with pytest.raises(BadInput, match="cannot read the config"):
-        hello(ClientConfig(str(tmp_path / "missing.yaml"), explicit=True))
+    assert (named["config"], named["config_path"]) == (digest_of(b"name: one\n"), str(path))
+    assert hello(ClientConfig(str(path), explicit=True), any_config=True)["config"] is None
+    missing = hello(ClientConfig(str(tmp_path / "missing.yaml"), explicit=True))
+    assert missing["config"] == UNREADABLE, "the control plane knows whether the command can do without it"
+
+
+def test_only_the_variables_that_a_config_names_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("name: ${GRID_TEST_NAME}\n")
+    monkeypatch.setenv("GRID_TEST_NAME", "lab")
+    monkeypatch.setenv("GRID_TEST_OTHER", "secret")
+    assert hello(ClientConfig(str(path), explicit=True))["config_variables"] == {"GRID_TEST_NAME": "lab"}
+    path.write_text("name: lab\n")
+    assert "config_variables" not in hello(ClientConfig(str(path), explicit=True)), "an older one does not know it"
+
+
+def test_none_is_this_machine_alone_and_a_file_of_that_name_is_reached_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "none").write_text("name: one\n")
+    named = hello(ClientConfig("none", explicit=True))
+    assert (named["config"], named["config_path"]) == ("none", "none")
+    assert hello(ClientConfig("./none", explicit=True))["config_path"] == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("op", ["cancel_job", "release_lease", "get_status", "read_logs", "terminate_workers"])
+def test_a_look_or_a_return_does_with_any_config(op: str) -> None:
+    assert not needs_config(op)
+
+
+@pytest.mark.parametrize("op", ["submit_job", "request_lease", "create_workers", "manage_cluster", "keep_running"])
+def test_a_request_that_starts_something_needs_the_config(op: str) -> None:
+    assert needs_config(op)
 
 
 def test_an_answer_is_a_json_message() -> None:

@@ -296,3 +296,30 @@ def test_an_agent_that_is_asked_to_says_anew_what_its_machine_has():
         assert world.elm.all(wire.HeartbeatReply)[-1].report_capacity  # until it does
 
     play(story)
+
+
+class YieldingRegistry(NodeRegistry):
+    """All nodes yield to their owners by these rules."""
+
+    def __init__(self) -> None:
+        self.rules: wire.OwnerRules | None = wire.OwnerRules(300, 500, 0, 200, 0)
+
+    def owner_rules(self, name: str) -> wire.OwnerRules | None:
+        return self.rules
+
+
+def test_other_rules_of_the_owner_reach_agents_that_are_connected_already() -> None:
+    async def story(world: World) -> None:
+        registry = YieldingRegistry()
+        await world.gateway.stop()
+        world.gateway.start(world.grid, registry)
+        world.ash.hello()
+        world.ash.beat(2)
+        await world.gateway.settled()
+        assert [one.owner for one in world.ash.all(wire.Welcome)][-1] == registry.rules
+        registry.rules = None  # its machine is dedicated from now on
+        world.gateway.send_owner_rules()
+        assert [one.owner for one in world.ash.all(wire.Welcome)][-1] is None
+        assert not world.ash.closed
+
+    play(story)

@@ -162,7 +162,7 @@ def test_what_is_recommended_is_shown() -> None:
 
 def test_without_rules_nothing_is_ever_done() -> None:
     async def scenario(harness: Harness) -> None:
-        await asyncio.wait_for(rebalance_forever(harness.grid, harness.monitor, None), 5)
+        await asyncio.wait_for(rebalance_forever(harness.grid, harness.monitor, lambda: None), 5)
 
     run(scenario)
 
@@ -171,7 +171,9 @@ def test_the_first_round_does_not_wait_for_a_long_interval() -> None:
     async def scenario(harness: Harness) -> None:
         rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 86_400_000)
         await harness.beat(master=9, gpu1=1)
-        keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, rules, first_seconds=0.01))
+        keeping = asyncio.create_task(
+            rebalance_forever(harness.grid, harness.monitor, lambda: rules, first_seconds=0.01)
+        )
         async with asyncio.timeout(20):
             while not await held(harness):
                 await asyncio.sleep(0.01)
@@ -187,7 +189,7 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
         await harness.beat(master=9, gpu1=1)
         store.full = True
         rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 10)
-        keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, rules))
+        keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, lambda: rules))
         async with asyncio.timeout(20):
             while not store.refused:
                 await asyncio.sleep(0.01)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.events import NodeDeclared
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import encode_row
 from distributed_grid.errors import BadInput, Refused
@@ -20,11 +24,14 @@ from distributed_grid.server.active_config import (
     ConfigRegistry,
     NamedConfigs,
     SelectedConfig,
+    compare_config,
+    declare_nodes,
     save_selection,
     select_config,
 )
 from distributed_grid.state_dir import StateDir
-from tests.support.builders import a_request
+from tests.support.builders import a_capacity, a_request
+from tests.unit.server.in_process_grid import InProcessGrid
 
 ACTING = """
 trusted_network: true
@@ -138,14 +145,14 @@ def test_what_the_grid_borrowed_by_itself_keeps_no_config(select: Select, file: 
 def test_only_the_last_names_are_remembered_and_a_broken_memory_is_none(state_dir: StateDir) -> None:
     named = NamedConfigs(state_dir)
     for number in range(MAX_NAMED + 1):
-        named.add(f"/{number}", "digest")
-    assert not named.has("/0", "digest")
-    assert named.has("/1", "digest")
-    assert not named.has("/1", "other")
+        named.add(f"/{number}", "digest", "meaning")
+    assert not named.has("/0", "digest", "meaning")
+    assert named.has("/1", "digest", "meaning")
+    assert not named.has("/1", "other", "other")
     (state_dir.host_dir / "named_configs.json").write_text("[1")
-    assert not named.has("/1", "digest")
-    named.add("/1", "digest")
-    assert named.has("/1", "digest")
+    assert not named.has("/1", "digest", "meaning")
+    named.add("/1", "digest", "meaning")
+    assert named.has("/1", "digest", "meaning")
 
 
 def test_a_pipe_in_the_place_of_a_config_is_refused_at_once(select: Select, tmp_path: Path) -> None:
@@ -164,3 +171,94 @@ def test_a_worker_of_a_provider_has_no_owner_and_lends_whatever_runs_beside_it(t
     assert (worker.thresholds, registry.owner_rules("worker-1")) == (None, None)
     assert stranger.thresholds is not None
     assert registry.owner_rules("stranger") is not None
+
+
+def test_a_named_file_that_means_the_same_acts_though_its_bytes_have_changed(select: Select, file: Path) -> None:
+    select(file, explicit=True)
+    file.write_text(f"# a comment\n{ACTING}")
+    assert select(file).inert == ()
+    file.write_text(ACTING.replace("touch /tmp/x", "touch /tmp/y"))
+    assert set(select(file).inert) == KEYS
+
+
+def test_living_work_is_found_again_under_the_last_config_where_its_file_is_gone(
+    select: Select, file: Path, state_dir: StateDir
+) -> None:
+    save_selection(select(file, explicit=True), state_dir, stay=False)
+    busy = store_with(a_request("any"))
+    file.write_text("nodes: [")
+    found = select_config(str(file), True, busy, state_dir)
+    assert [node.name for node in found.config.nodes] == ["one", "two"]
+    (note,) = found.notes()
+    assert note.startswith(f"{file}:2: not YAML")
+    assert note.endswith("; the control plane goes on with the config it has read before")
+    file.unlink()
+    assert select_config(None, False, busy, state_dir).problem == f"{file}: no such file"
+    with pytest.raises(BadInput, match="no such file"):  # nothing is alive that would need it
+        select(file, explicit=True)
+
+
+def test_none_is_this_machine_alone(state_dir: StateDir) -> None:
+    found = select_config("none", True, InMemoryStore(), state_dir)
+    assert (found.path, len(found.config.nodes)) == (None, 1)
+    assert compare_config(found, "none", {}).keys == ()
+
+
+def test_a_found_file_contradicts_itself_in_nothing_once_it_is_named(select: Select, file: Path) -> None:
+    compared = compare_config(select(file), str(file), {})
+    assert compared.live == ["alerts.command", "alerts.webhook"]
+    assert "nodes.one.python" in compared.fixed
+    assert compared.blocking == []
+
+
+def test_a_variable_that_the_caller_does_not_have_keeps_its_value(
+    select: Select, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRID_TEST_CPUS", "2")
+    file.write_text("nodes: [{name: one, host: far, resource_sharing: {max_share_cpu: '${GRID_TEST_CPUS}'}}]\n")
+    selected = select(file, explicit=True)
+    assert compare_config(selected, str(file), {}).keys == ()
+    assert compare_config(selected, str(file), {"GRID_TEST_CPUS": "3"}).live == [
+        "nodes.one.resource_sharing.max_share_cpu"
+    ]
+
+
+async def _declared(*texts: str) -> Node:
+    """The node gpu1 after these configs, one after the other."""
+    grid = InProcessGrid().grid
+    await grid.start()
+    for text in texts:
+        await declare_nodes(grid, ClusterConfig.from_text(text), a_capacity(cores=2, memory_gb=4))
+    node = await grid.read(lambda ledger, now: ledger.nodes["gpu1"])
+    await grid.stop()
+    return node
+
+
+SIMULATED = """
+nodes:
+- {name: gpu1, host: local, cpu_count: 64, memory_gb: 512, gpu_count: 8, custom: {tpu: 4}, labels: {rack: x}, tags: [t]}
+- {name: gpu2, host: local}
+"""
+
+
+@pytest.mark.parametrize("host", ["gpu1.lan", "local"])
+def test_nothing_of_a_simulated_node_stays_behind_for_a_real_one_of_the_same_name(host: str) -> None:
+    real = f"nodes: [{{name: gpu1, host: {host}}}]\n"
+    assert asyncio.run(_declared(SIMULATED)).capacity.cpu_milli == 64_000
+    assert asyncio.run(_declared(SIMULATED, real)) == asyncio.run(_declared(real))
+
+
+def test_a_node_on_another_machine_keeps_the_capacity_that_its_agent_reported() -> None:
+    async def restarted() -> int:
+        grid = InProcessGrid().grid
+        await grid.start()
+        config = ClusterConfig.from_text("nodes: [{name: gpu1, host: gpu1.lan}]")
+        await declare_nodes(grid, config, a_capacity(cores=2))
+        node = await grid.read(lambda ledger, now: ledger.nodes["gpu1"])
+        await grid.handle(NodeDeclared(replace(node, capacity=a_capacity(cores=8))))
+        await declare_nodes(grid, config, a_capacity(cores=2))
+        milli: int = await grid.read(lambda ledger, now: ledger.nodes["gpu1"].capacity.cpu_milli)
+        await grid.stop()
+        return milli
+
+    assert asyncio.run(restarted()) == 8000

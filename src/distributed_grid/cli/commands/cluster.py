@@ -142,7 +142,7 @@ def detach(session: CliSession, force: bool) -> int:
 def _run(session: CliSession, op: str, **options: Any) -> int:
     """Run an operation on nodes, show its steps and the result of each node; 1 when any failed."""
     with _progress(session) as show:
-        last = session.stream_steps(op, show, **options)
+        last = session.stream_steps(op, show, any_config=options.get("verb") == "stop", **options)
     for warning in last.get("warnings", ()):
         echo(f"RISK: {printable(warning)}", err=True)
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed_grid.cli.command_line import Argument, Option, command, group
 from distributed_grid.cli.output import print_answer, printable
 from distributed_grid.cli.session import CliSession
+from distributed_grid.client.conversation import ClientConfig, named_config
 from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def config() -> None:
 )
 def check(session: CliSession, path: str | None, providers: bool) -> int:
     """Check a cluster file and list every problem with its line."""
-    from distributed_grid.config import ClusterConfig, ConfigProblems
+    from distributed_grid.config import ConfigProblems
 
     chosen = _chosen(session, path)
     try:
-        found = ClusterConfig.from_yaml(chosen)
+        found = named_config(chosen)
     except ConfigProblems as problems:
         listed = [
             {
@@ -99,14 +100,47 @@ def provider_lines(reports: list[dict[str, Any]]) -> list[str]:
 @config.command(Argument("path", required=False))
 def show(session: CliSession, path: str | None) -> None:
     """Show a cluster file (default: the one in use) in its one normal form."""
-    from distributed_grid.config import ClusterConfig
     from distributed_grid.config.yaml_parser import render
 
     if path is None and session.config is None:
         shown = session.query("get_config")["config"]
     else:
-        shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
+        shown = named_config(_chosen(session, path)).as_dict()
     print_answer(session, shown, render(shown))
+
+
+@config.command(Argument("path", required=False))
+def reload(session: CliSession, path: str | None) -> int:
+    """Apply a changed cluster file (default: the one in use) to the running control plane.
+
+    Thresholds, limits, policies, quotas, labels and alerts change at once. Other keys take a new control plane: where
+    nothing is held it takes over now, else they are named, with the command to type.
+    """
+    from distributed_grid.client.client import Client
+
+    chosen = path or session.named_config
+    with session.running_client() as client:
+        chosen = chosen or client.call("get_daemon_info")["config"]
+        if chosen is None:
+            raise BadInput("the control plane uses no cluster file; name one: grid config reload FILE")
+        named = ClientConfig(chosen, explicit=True)
+        fields = named.greeting_fields()
+        fields.pop("config")
+        answer = client.call("reload_config", **fields)
+    if answer["handing_over"]:
+        with Client(session.state_dir, named) as client:
+            client.greet()
+    shown = answer["path"] or "this machine alone"
+    lines = [printable(note) for note in answer["notes"]]
+    if answer["handing_over"]:
+        lines.append(f"a new control plane uses {shown}")
+    elif answer["pending"]:
+        pending = ", ".join(answer["pending"])
+        lines.append(printable(f"not applied: {pending}: a new control plane is needed, and {answer['advice']}"))
+    elif not lines:
+        lines.append(f"nothing has changed in {shown}")
+    print_answer(session, answer, "\n".join(lines))
+    return 1 if answer["pending"] else 0
 
 
 def _chosen(session: CliSession, path: str | None) -> str:

@@ -175,7 +175,7 @@ class Probes:
 
     def _cancel(self) -> None:
         found = []
-        with contextlib.suppress(GridError), self._session.client(may_start=False) as client:
+        with contextlib.suppress(GridError), self._session.client(may_start=False, any_config=True) as client:
             sent = []
             for name in self._names:
                 with contextlib.suppress(GridError):  # it was never sent

@@ -212,7 +212,7 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
 @jobs.command(Argument("job_ids", nargs=-1, required=True))
 def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started; says `stopping` where that takes longer."""
-    with session.client() as client:
+    with session.client(any_config=True) as client:
         found = cancel_jobs(client, job_ids)
     _forget(session, found)
     print_answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))

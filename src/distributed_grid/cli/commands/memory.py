@@ -72,7 +72,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
 @memory.command(Argument("names", metavar="ID|KEY...", nargs=-1, required=True))
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
-    with directory_of(session) as directory:
+    with directory_of(session, any_config=True) as directory:
         blocks = directory.list_blocks()
         meant = {block["block_id"]: block for block in (find_block(blocks, name) for name in names)}
         freed = [directory.call("free_block", block_id=block_id)["block"] for block_id in meant]
@@ -133,10 +133,14 @@ def stats(session: CliSession) -> None:
     print_answer(session, found, stats_text(found))
 
 
-def directory_of(session: CliSession, *, query_only: bool = False) -> contextlib.closing[BlockDirectoryClient]:
+def directory_of(
+    session: CliSession, *, query_only: bool = False, any_config: bool = False
+) -> contextlib.closing[BlockDirectoryClient]:
     """The block directory: through the agent of a job or of this machine, else the control plane."""
     local = agent_directory(session.state_dir, has_config=session.named_config is not None)
-    return contextlib.closing(local or BlockDirectoryClient(lambda: session.client(query_only=query_only)))
+    return contextlib.closing(
+        local or BlockDirectoryClient(lambda: session.client(query_only=query_only, any_config=any_config))
+    )
 
 
 def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
 @offload.command(Argument("move_ids", metavar="MOVE", nargs=-1, required=True))
 def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
     """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
-    with session.client() as client:
+    with session.client(any_config=True) as client:
         rows = [client.call("cancel_move", move_id=one)["move"] for one in move_ids]
     print_answer(session, rows, "\n".join(map(cancel_text, rows)))
 

@@ -169,7 +169,7 @@ def run_job(
             except (HungUp, OutputFailed) as loss:
                 return detach_job(session, accepted["job"], loss, fetches=bool(options["fetch"]))
         except KeyboardInterrupt:
-            with contextlib.suppress(GridError), session.client(may_start=False) as client:
+            with contextlib.suppress(GridError), session.client(may_start=False, any_config=True) as client:
                 client.call("cancel_job", job_id=request_id)
             return 130
 

@@ -160,7 +160,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
 def _pause(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
-    used = f"{offer['measured_percent']:g} % used in the last minute, may be {offer['mark_percent']:g} %"
+    used = f"{offer['measured_percent']:g} % used in the last minute (limit {offer['mark_percent']:g} %)"
     return f"{used}; may return at {format_time(offer['returns_at'])}"
 
 

@@ -175,11 +175,11 @@ def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idlen
     if idle.cpu.lent and enough:
         return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", withheld)
     if busy > most:
-        withheld.append(f"CPU {percent(busy)} busy, may be {percent(most)}")
+        withheld.append(f"its owner uses {percent(busy)} of the CPU (limit {percent(most)})")
     elif not enough:
         withheld.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
     else:
-        withheld.append(f"CPU {percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"its owner uses {percent(busy)} of the CPU, but {_not_long_enough(limits)}")
     return 0
 
 
@@ -190,11 +190,11 @@ def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Id
     if idle.memory.lent and enough:
         return _above_excess(free, node.capacity.memory_bytes, limits, "memory", withheld)
     if used > most:
-        withheld.append(f"memory {percent(used)} used, may be {percent(most)}")
+        withheld.append(f"its owner uses {percent(used)} of the memory (limit {percent(most)})")
     elif not enough:
         withheld.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
     else:
-        withheld.append(f"memory {percent(used)} used, but {_not_long_enough(limits)}")
+        withheld.append(f"its owner uses {percent(used)} of the memory, but {_not_long_enough(limits)}")
     return 0
 
 
@@ -206,11 +206,12 @@ def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: I
     busy = seen.busy_milli if seen is not None else 0
     free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes
     if busy > limits.gpu_busy_max_milli:
-        withheld.append(f"GPU {device.index} {percent(busy)} busy, may be {percent(limits.gpu_busy_max_milli)}")
+        limit = percent(limits.gpu_busy_max_milli)
+        withheld.append(f"its owner uses {percent(busy)} of GPU {device.index} (limit {limit})")
     elif free < limits.gpu_memory_min_bytes:
         withheld.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
     else:
-        withheld.append(f"GPU {device.index} {percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"its owner uses {percent(busy)} of GPU {device.index}, but {_not_long_enough(limits)}")
     return False
 
 

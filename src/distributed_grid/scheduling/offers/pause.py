@@ -29,6 +29,8 @@ FIRST_REST_MS = 10_000
 MAX_REST_MS = 600_000
 SETTLED_MS = 60_000
 _MAX_DOUBLINGS = 16
+OWNER = "its owner"
+"""Reasons with these words come from the owner's use of a machine."""
 
 
 class OfferPause(Struct, frozen=True):
@@ -48,7 +50,7 @@ class OfferPause(Struct, frozen=True):
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
         used, mark = percent(self.measured_milli), percent(self.mark_milli)
-        return f"{what} paused: {used} used in the last minute, may be {mark}"
+        return f"{what} paused: {OWNER} used {used} of it in the last minute (limit {mark})"
 
 
 def percent(milli: int) -> str:

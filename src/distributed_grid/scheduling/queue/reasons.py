@@ -12,7 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.offers.pause import rest_left_ms
+from distributed_grid.scheduling.offers.pause import OWNER, rest_left_ms
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import unmet_constraint
@@ -21,6 +21,8 @@ from distributed_grid.scheduling.queue.fairness import Quotas
 MAX_NODES_LISTED = 100
 """Nodes whose reasons are listed: nobody reads more, and writing them costs more than deciding."""
 MAX_WORKERS_LISTED = 10
+DEDICATED_HINT = "if such a machine is yours alone, set dedicated: true on its node"
+"""Said once, after the nodes that keep something for their owners."""
 
 
 @lru_cache(maxsize=1024)
@@ -97,8 +99,15 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     if exceeded is not None:
         return (exceeded,)
     nodes = _candidates(ledger, request)
-    lines = [f"{node.name}: {why_not_there(ledger, request, node, now)}" for node in nodes[:MAX_NODES_LISTED]]
-    return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *_truncated(lines, len(nodes)))
+    listed = [(node, why_not_there(ledger, request, node, now)) for node in nodes[:MAX_NODES_LISTED]]
+    lines = _truncated([f"{node.name}: {reason}" for node, reason in listed], len(nodes))
+    hint = (DEDICATED_HINT,) if any(_waits_for_owner(node, reason) for node, reason in listed) else ()
+    return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *lines, *hint)
+
+
+def _waits_for_owner(node: Node, reason: str) -> bool:
+    """Whether a node of the cluster file keeps something for its owner by the limits of the cluster."""
+    return OWNER in reason and node.thresholds is not None and node.host != "local" and not node.joined
 
 
 def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:

@@ -56,6 +56,12 @@ class AutoOffloader:
         self._degraded: dict[str, str] | None = None
         self._stopped: str | None = None
 
+    def set_rules(self, rules: RebalanceRules | None, offload: OffloadRules) -> None:
+        """Go by other rules from the next evaluation on, which is soon."""
+        if (rules, offload) != (self.rules, self.offload):
+            self.rules, self.offload = rules, offload
+            self._wanted.set()
+
     def evaluate_soon(self) -> None:
         """Evaluate at once: somebody has switched it on or off."""
         self._wanted.set()

@@ -1,4 +1,9 @@
-"""Requests about the daemon, and when it exits: idle timer, stop, handover to a newer version or another config."""
+"""Requests about the daemon, its config, and when it exits: idle timer, stop, handover to a newer version or config.
+
+A config that a client requires is compared by meaning with the one in use. Live keys are applied at once, the others
+take a new control plane, which takes over where nothing is held. A client that only asks, or gives something back,
+requires none: it gets a line about the difference.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,36 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
+from distributed_grid.config.differences import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST
 from distributed_grid.domain.rebalancing import is_automatic
-from distributed_grid.errors import ProtocolError, Refused
-from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, save_selection
-from distributed_grid.state_dir import StateDir
+from distributed_grid.errors import BadInput, ProtocolError, Refused
+from distributed_grid.server.active_config import (
+    ConfigComparison,
+    NamedConfigs,
+    SelectedConfig,
+    compare_config,
+    problem_note,
+    save_content,
+    save_selection,
+)
+from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 MAX_NAMED = 10
 TERMINATE_ADVICE = "grid workers terminate ID…"
-QUERY_ADVICE = "leave --config (or $GRID_CONFIG) out, or type: grid daemon stop"
+MAX_KEYS = 5
 log = logging.getLogger(__name__)
 
 
@@ -81,48 +97,65 @@ def user_leases(ledger: Ledger) -> list[Lease]:
     return [lease for lease in ledger.leases.values() if not is_automatic(lease.request)]
 
 
-async def should_hand_over(hello: requests.ClientHello, selected: SelectedConfig, grid: Grid) -> bool:
-    """Whether to exit for the client's newer version or other config; Refused while that config is in use.
+class Holdings(NamedTuple):
+    """What keeps a control plane under its config."""
 
-    Never for a client that only asks: where it has named another config than ours, it is refused.
+    leases: int
+    agents: list[str]
+    """Nodes on other machines whose agents are to run."""
+    workers: list[str]
+
+    def advice(self) -> str:
+        """What holds the control plane, and the command that ends that; empty where nothing does."""
+        if self.workers:
+            return f"this one has workers of a provider ({name_some(self.workers)}): first type: {TERMINATE_ADVICE}"
+        if self.leases:
+            held = "1 lease: wait until it ends" if self.leases == 1 else f"{self.leases} leases: wait until they end"
+            return f"this one holds {held}, or type: grid daemon stop (jobs go on)"
+        if self.agents:
+            return f"agents run on {name_some(self.agents)}: first type: grid cluster stop"
+        return ""
+
+
+def holdings(ledger: Ledger, now: int) -> Holdings:
+    """What is held at present."""
+    wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
+    return Holdings(len(user_leases(ledger)), wanted, list(ledger.workers))
+
+
+def name_keys(keys: list[str]) -> str:
+    """Keys in a message."""
+    return ", ".join(keys[:MAX_KEYS]) + (f" and {len(keys) - MAX_KEYS} more" if keys[MAX_KEYS:] else "")
+
+
+def difference_note(compared: ConfigComparison, selected: SelectedConfig) -> str:
+    """How a named config differs from the one in use, and how to use it; empty where it does not.
+
+    For a command that neither needs nor changes the config in use.
     """
-    is_same = hello.config is None or hello.config == selected.digest
-    using = f"the running control plane uses {selected.path or 'no config'}"
-    if hello.query_only:
-        if is_same:
-            return False
-        raise Refused(f"{using}, and a command that only shows something does not change that; {QUERY_ADVICE}")
-    if _numbers(hello.version) > _numbers(__version__):
-        log.info("handing over to version %s", hello.version)
-        return True
-    if is_same and not (hello.config and selected.inert):
-        return False
-
-    def in_use(ledger: Ledger, now: int) -> tuple[int, list[str], list[str]]:
-        wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
-        return len(user_leases(ledger)), wanted, list(ledger.workers)
-
-    busy, served, workers = await grid.read(in_use)
-    if is_same:  # what was inert in it acts from the next start on: now, unless that would disturb somebody
-        return not busy and not served
-    if workers:
-        raise Refused(f"{using} and has workers of a provider: {name_some(workers)}; first type: {TERMINATE_ADVICE}")
-    if busy:
-        raise Refused(
-            f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
-            "wait until they are over, or type: grid daemon stop"
-        )
-    if served:
-        raise Refused(f"{using} and agents run on {', '.join(served)}; first type: grid cluster stop")
-    if hello.config_path is not None:
-        ClusterConfig.from_yaml(hello.config_path)  # an unusable config must not end this daemon
-    log.info("handing over to config %s", hello.config_path)
-    return True
+    in_use = selected.path or "no config"
+    if compared.problem and compared.path != selected.path:
+        return f"{compared.problem}; the control plane uses {in_use}"
+    if compared.problem:
+        return problem_note(compared.problem)
+    keys = [key for key, _ in compared.keys if key not in compared.inert]
+    if not keys:
+        return ""
+    if compared.path == selected.path:
+        return f"{compared.path} has changed in {name_keys(keys)}; to apply that, type: grid config reload"
+    return (
+        f"the control plane uses {in_use}, not {compared.shown_path} ({name_keys(keys)}); to change that, type: "
+        f"grid --config {compared.path} config reload"
+    )
 
 
 def name_some(workers: list[str]) -> str:
     """Workers in a message."""
     return ", ".join(workers[:MAX_NAMED]) + (" and others" if workers[MAX_NAMED:] else "")
+
+
+def _is_limit_of(key: str, nodes: list[str]) -> bool:
+    return any(key.startswith(f"nodes.{name}.resource_sharing.") for name in nodes)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -151,7 +184,13 @@ class DaemonService:
         grid: Grid,
         idle_timer: IdleTimer,
         listener: NetworkListener,
+        *,
+        apply_live: Callable[[ClusterConfig], Awaitable[list[str]]],
     ) -> None:
+        """`apply_live` makes the running parts use a config that differs in live keys only; it returns the nodes that
+        keep their old limits, because they have lent more."""
+        self._apply_live = apply_live
+        self._config_lock = asyncio.Lock()
         self._state_dir = state_dir
         self._selected = selected
         self._grid = grid
@@ -159,10 +198,20 @@ class DaemonService:
         self._listener = listener
 
     async def hello(self, op: requests.ClientHello) -> View:
-        """Greet a client; hands over to a newer version, or to another config when nothing is held."""
-        if op.config is not None and op.config == self._selected.digest and op.config_path is not None:
-            NamedConfigs(self._state_dir).add(op.config_path, op.config)
-        handing_over = await should_hand_over(op, self._selected, self._grid)
+        """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
+        to that config; Refused while the one in use is needed. A client that requires none is only told of it."""
+        notes: list[str] = []
+        handing_over = not op.query_only and _numbers(op.version) > _numbers(__version__)
+        if handing_over:
+            log.info("handing over to version %s", op.version)
+        elif op.config_path is not None:
+            async with self._config_lock:
+                compared = await self._compare(op)
+                if op.query_only or op.config is None:
+                    self._remember(compared)
+                    notes = [note for note in (difference_note(compared, self._selected),) if note]
+                else:
+                    handing_over = await self._require(compared, notes)
         if handing_over:
             self._idle_timer.stop()
         elif op.protocol != PROTOCOL:
@@ -171,7 +220,100 @@ class DaemonService:
                 f"{op.version}: upgrade the older one"
             )
         welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over}
-        return {**welcome, **await self._grid.read(_node_names)}
+        return {**welcome, "notes": notes, **await self._grid.read(_node_names)}
+
+    async def _compare(self, op: requests.ClientHello | requests.ReloadConfig) -> ConfigComparison:
+        assert op.config_path is not None
+        return await asyncio.to_thread(compare_config, self._selected, op.config_path, op.config_variables)
+
+    async def _require(self, compared: ConfigComparison, notes: list[str]) -> bool:
+        """Use this config, or raise; True where that takes a new control plane."""
+        if compared.config is None:
+            raise BadInput(f"{compared.problem}; without --config (and $GRID_CONFIG) the config in use is kept")
+        advice = (await self._grid.read(holdings)).advice() if compared.fixed else ""
+        if compared.blocking and advice:
+            raise Refused(
+                f"{compared.shown_path} differs in {name_keys(compared.blocking)} from the config in use; that takes "
+                f"a new control plane, and {advice}"
+            )
+        if compared.fixed and not advice:
+            log.info("handing over to config %s", compared.path)
+            return True
+        if compared.live:
+            notes += await self._apply(compared)
+        elif not compared.fixed:
+            self._adopt(compared, self._selected.config)
+        self._remember(compared)
+        return False
+
+    async def _apply(self, compared: ConfigComparison) -> list[str]:
+        """Apply the live keys of a config; lines that say what was applied, and what was not."""
+        assert compared.config is not None
+        config = with_live_keys(self._selected.config, compared.config)
+        kept = await self._apply_live(config)
+        if kept:  # they are tried again with the next command that requires this config
+            old = {node.name: node.resource_sharing for node in self._selected.config.nodes}
+            nodes = (
+                replace(node, resource_sharing=old[node.name]) if node.name in kept else node for node in config.nodes
+            )
+            config = replace(config, nodes=tuple(nodes))
+        applied = [key for key in compared.live if not _is_limit_of(key, kept)]
+        log.info("applied of %s: %s", compared.path, ", ".join(applied))
+        self._adopt(compared, config)
+        notes = [f"applied {name_keys(applied)} of {compared.shown_path}"] if applied else []
+        return notes + [f"{name} keeps its old limits: it has lent more than the new ones allow" for name in kept]
+
+    def _adopt(self, compared: ConfigComparison, config: ClusterConfig) -> None:
+        """Use this config from now on; it is known by its file where nothing of that is left out."""
+        assert compared.config is not None
+        if compared.fixed:
+            acting = config.without_acts()[1]
+            inert = tuple(key for key in compared.config.without_acts()[1] if key not in acting)
+            adopted = self._selected._replace(config=config, inert=inert if self._selected.inert else ())
+        else:
+            path = None if compared.path == NO_CONFIG else compared.path
+            adopted = SelectedConfig(config, path, compared.digest or None)
+        if adopted == self._selected:
+            return
+        self._selected = adopted
+        save_selection(adopted, self._state_dir, stay=self._idle_timer.keep_running)
+        if not compared.fixed and adopted.path is not None:
+            save_content(self._state_dir, adopted.path, compared.digest)
+
+    def _remember(self, compared: ConfigComparison) -> None:
+        """Remember that the user has named this file, where it is the one in use."""
+        if compared.config is not None and compared.path == self._selected.path and not compared.blocking:
+            NamedConfigs(self._state_dir).add(compared.path, compared.digest, meaning_digest(compared.config))
+
+    async def reload(self, op: requests.ReloadConfig) -> View:
+        """Apply what can be applied of a config; the rest waits for a new control plane, which takes over at once
+        where nothing is held."""
+        async with self._config_lock:
+            return await self._reload(await self._compare(op))
+
+    async def _reload(self, compared: ConfigComparison) -> View:
+        if compared.config is None:
+            raise BadInput(compared.problem)
+        advice = (await self._grid.read(holdings)).advice() if compared.fixed else ""
+        handing_over = bool(compared.fixed and not advice)
+        notes: list[str] = []
+        if handing_over:
+            log.info("handing over to config %s", compared.path)
+            self._idle_timer.stop()
+        elif compared.live:
+            notes = await self._apply(compared)
+        elif not compared.fixed:
+            self._adopt(compared, self._selected.config)
+        self._remember(compared)
+        applied = [] if handing_over else compared.live
+        return {
+            "path": None if compared.path == NO_CONFIG else compared.path,
+            "applied": applied,
+            "pending": [] if handing_over else compared.fixed,
+            "advice": advice,
+            "notes": notes,
+            "handing_over": handing_over,
+        }
 
     async def info(self) -> View:
         return {

@@ -89,6 +89,10 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ what could move
 
+    def set_rules(self, rules: RebalanceRules | None) -> None:
+        """Go by other rules from now on."""
+        self._sharing = rules
+
     async def scan(self, op: requests.ScanOffload) -> View:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
         readings = await self._monitor.readings()

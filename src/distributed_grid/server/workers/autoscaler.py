@@ -99,6 +99,11 @@ class Autoscaler:
         types_known = bool(types) or not self._rules.provider
         await self._grid.handle(ScalingRulesSet(replace(self._rules, types=types, types_known=types_known)))
 
+    async def set_rules(self, rules: ScalingRules) -> None:
+        """Go by other rules of the same provider from now on."""
+        self._rules = replace(rules, provider=self._rules.provider)
+        await self.start()
+
     async def run(self) -> None:
         """Evaluate until cancelled; without a provider end at once."""
         if not self._rules.provider:

@@ -81,6 +81,11 @@ class WorkerReconciler:
         await self._grid.handle(WorkerRulesSet(self._rules))
         self._loop = start_restarted(self._run, "the reconciler of workers")
 
+    async def set_rules(self, rules: WorkerRules) -> None:
+        """Go by other budgets and times from now on."""
+        self._rules = rules
+        await self._grid.handle(WorkerRulesSet(rules))
+
     async def stop(self) -> None:
         """Leave everything as it is; the next one goes on. Safe to call twice."""
         tasks = [*self._in_flight.values(), *([self._loop] if self._loop is not None else [])]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.client.conversation import named_config
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
@@ -74,9 +75,7 @@ def _with_nodes(candidate: Candidate, trace: Trace) -> Candidate:
 
 
 def _from_config(path: str, machine: Machine) -> Candidate:
-    from distributed_grid.config import ClusterConfig
-
-    config = ClusterConfig.from_yaml(path)
+    config = named_config(path)
     from distributed_grid.config_mapping import nodes_from, scheduling_policy
 
     found = nodes_from(config, NOTHING)

@@ -24,9 +24,10 @@ def test_a_grid_that_shares_well_has_nothing_to_tell() -> None:
 
 
 def test_where_nothing_is_offered_each_node_says_why() -> None:
-    status = a_status(a_row("gpu1", keeps=("CPU 41 % busy, may be 30 %",)), a_row("gpu2"), offers=0)
+    status = a_status(a_row("gpu1", keeps=("its owner uses 41 % of the CPU (limit 30 %)",)), a_row("gpu2"), offers=0)
     (note,) = sharing_notes(status, ON, {})
-    assert note.startswith("Resources not being shared: gpu1: CPU 41 % busy, may be 30 %; gpu2: nothing left; check ")
+    owner = "its owner uses 41 % of the CPU (limit 30 %)"
+    assert note.startswith(f"Resources not being shared: gpu1: {owner}; gpu2: nothing left; check ")
     (off,) = sharing_notes(a_status(a_row("gpu1")), ON | {"enabled": False}, {})
     assert off == "Resources not being shared: set resource_sharing.enabled to true in the config"
 

@@ -64,7 +64,7 @@ def test_a_node_that_does_not_share_lends_nothing_and_says_so():
         (a_usage(), 4000, ()),
         (a_usage(cpu_outside=0.25), 3000, ()),
         (a_usage(cpu_outside=0.7), 1200, ()),
-        (a_usage(cpu_outside=0.701), 0, ("CPU 70.1 % busy, may be 70 %",)),
+        (a_usage(cpu_outside=0.701), 0, ("its owner uses 70.1 % of the CPU (limit 70 %)",)),
     ],
 )
 def test_cpu_is_lent_up_to_how_busy_the_owner_may_be(usage, cpu_milli, keeps):
@@ -83,8 +83,8 @@ def test_too_little_cpu_is_not_lent_at_all():
         (0, 16, ()),
         (8, 8, ()),
         (11.2, 4.8, ()),
-        (12, 0, ("memory 75 % used, may be 70 %",)),
-        (99, 0, ("memory 618.7 % used, may be 70 %",)),
+        (12, 0, ("its owner uses 75 % of the memory (limit 70 %)",)),
+        (99, 0, ("its owner uses 618.7 % of the memory (limit 70 %)",)),
     ],
 )
 def test_memory_is_lent_up_to_how_much_the_owner_may_use(used_gb, lent_gb, keeps):
@@ -104,9 +104,13 @@ def test_too_little_memory_is_not_lent_at_all():
     [
         ({}, [0, 1], ()),
         ({0: (0.5, 22)}, [0, 1], ()),
-        ({0: (0.51, 0)}, [1], ("GPU 0 51 % busy, may be 50 %",)),
+        ({0: (0.51, 0)}, [1], ("its owner uses 51 % of GPU 0 (limit 50 %)",)),
         ({1: (0, 23)}, [0], ("GPU 1: 1.0 GB free, 2.0 GB needed",)),
-        ({0: (0.9, 0), 1: (0.9, 0)}, [], ("GPU 0 90 % busy, may be 50 %", "GPU 1 90 % busy, may be 50 %")),
+        (
+            {0: (0.9, 0), 1: (0.9, 0)},
+            [],
+            ("its owner uses 90 % of GPU 0 (limit 50 %)", "its owner uses 90 % of GPU 1 (limit 50 %)"),
+        ),
     ],
 )
 def test_a_gpu_is_lent_while_its_owner_leaves_it_idle(seen, indexes, keeps):
@@ -163,9 +167,9 @@ def test_what_was_not_idle_for_long_enough_is_kept_with_that_reason():
     node = a_node(cores=4, gpus=1, thresholds=thresholds(dwell_s=900))
     _, why = lendable_now(node, a_usage(cpu_outside=0.1, memory_outside_gb=4), an_idleness(lent=False))
     assert why == (
-        "CPU 10 % busy, but not idle for 15 min yet",
-        "memory 25 % used, but not idle for 15 min yet",
-        "GPU 0 0 % busy, but not idle for 15 min yet",
+        "its owner uses 10 % of the CPU, but not idle for 15 min yet",
+        "its owner uses 25 % of the memory, but not idle for 15 min yet",
+        "its owner uses 0 % of GPU 0, but not idle for 15 min yet",
     )
 
 

@@ -134,8 +134,26 @@ def test_a_node_without_a_fresh_measurement_says_so():
 def test_a_busy_owner_is_the_reason():
     scenario = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
     scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
-    paused = "CPU paused: 85 % used in the last minute, may be 70 %"
-    assert why(scenario) == (f"gpu1: CPU 85 % busy, may be 70 %; {paused}",)
+    paused = "CPU paused: its owner used 85 % of it in the last minute (limit 70 %)"
+    assert why(scenario) == (f"gpu1: its owner uses 85 % of the CPU (limit 70 %); {paused}",)
+
+
+def test_owners_who_use_their_machines_are_the_reason_and_dedicated_is_named_once():
+    limits = thresholds(cpu_busy_max=0.3)
+    scenario = Scenario(*(replace(a_node(name, thresholds=limits), host=name) for name in ("gpu1", "gpu2")))
+    for name in ("gpu1", "gpu2"):
+        scenario.handle(HeartbeatReceived(name, a_usage(cpu_outside=0.97)))
+    first, second, hint = why(scenario)
+    assert first.startswith("gpu1: its owner uses 97 % of the CPU (limit 30 %)")
+    assert second.startswith("gpu2: its owner uses 97 % of the CPU (limit 30 %)")
+    assert hint == "if such a machine is yours alone, set dedicated: true on its node"
+
+
+def test_a_node_that_no_cluster_file_names_gets_no_advice_about_one():
+    joined = replace(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.3)), host="joined", joined=True)
+    scenario = Scenario(joined)
+    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.97)))
+    assert len(why(scenario)) == 1
 
 
 def test_what_the_owner_keeps_is_no_reason_where_it_is_not_what_falls_short():
