@@ -125,7 +125,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayClone]:
         finally:
             shell("cluster", "stop", "--force", "--purge", timeout=60)
             shell.close()
-            for note in shell.cwd.glob(".distributed_grid/agents/*/*/ray/elsewhere"):  # of a node that left the config
+            for note in Path(shell.env["HOME"]).glob(
+                ".distributed_grid/agents/*/*/ray/elsewhere"
+            ):  # of a node that left the config
                 shutil.rmtree(Path(note.read_text().strip()).parent, ignore_errors=True)
 
 

@@ -127,7 +127,7 @@ def test_the_guide_leads_from_nothing_to_a_task_in_an_allocation(cluster: SlurmC
     assert f"{worker}: gone" in done.stdout
     assert "in partition debug, the default account" in done.stdout
     assert not cluster.jobs()
-    assert not list((tmp_path / ".distributed_grid" / "slurm").iterdir())
+    assert not list(Path(shell.env["HOME"], ".distributed_grid", "slurm").iterdir())
 
 
 def test_a_task_that_fits_nowhere_becomes_an_allocation_which_is_given_back(make: Callable[..., PilotedGrid]) -> None:
