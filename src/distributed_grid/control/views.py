@@ -103,6 +103,9 @@ class Viewer:
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
             "rejected": seen.rejected if seen is not None and seen.is_rejected and not is_alive else None,
             "degraded": ledger.degraded[node.name].why if node.name in ledger.degraded else None,
+            "clock_jump": jump_text(node.name, seen.clock_jump_ms, seen.clock_waits_ms)
+            if seen is not None and seen.clock_jump_ms
+            else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:

@@ -27,7 +27,7 @@ RecordType = Literal[
     "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
     "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled", "end-announced", "end-withdrawn",
     "move-requested", "move-advanced", "move-ended", "move-consent", "auto-offload", "node-degraded", "node-restored",
-    "checkpoint-shipped",
+    "checkpoint-shipped", "clock-jumped", "clock-confirmed", "clock-steady",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 

@@ -32,6 +32,9 @@ def status(session: CliSession) -> None:
     degraded = [node for node in found["nodes"] if node["degraded"]]
     if degraded:
         parts.append("\n".join(printable(f"{node['node_id']} is degraded: {node['degraded']}") for node in degraded))
+    jumps = [node["clock_jump"] for node in found["nodes"] if node["clock_jump"]]
+    if jumps:
+        parts.append("\n".join(map(printable, jumps)))
     running = sum(1 for job in jobs if job["state"] == "running")
     leases = f"{len(found['allocations'])} lease{'' if len(found['allocations']) == 1 else 's'}"
     parts.append(f"{leases}, {running} job{'' if running == 1 else 's'} running, {found['waiting']} waiting")
