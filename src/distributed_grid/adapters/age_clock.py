@@ -1,7 +1,7 @@
 """Age clock of a directory: the time that deletions by age compare with, and the jumps of the wall clock.
 
-The state is in one file, with a digest. A file that is missing, cut short or changed begins anew at age 0: what is there
-is then kept for its whole time once more. A disk that takes no file costs the time since the last save, nothing else.
+The state is in one file, with a digest. Where that is missing, cut short or changed, the age begins anew at 0: all that
+is there is kept for its whole time once more. A disk that takes no file costs the time since the last save only.
 """
 
 from __future__ import annotations

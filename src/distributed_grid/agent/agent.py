@@ -39,8 +39,8 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import (
-    MAX_JUMP_MS,
     HEARTBEAT_MS,
+    MAX_JUMP_MS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -29,21 +31,31 @@ from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 GB = 1024**3
 MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50
 """Of one job in a list."""
+MAX_CORRECTION_MS = 60_000
+"""A time keeps the way it is displayed where a clock was only corrected by so much."""
 View = dict[str, Any]
 
 
 class Viewer:
-    """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time."""
+    """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time.
 
-    def __init__(self, offset_ms: int, max_offers_per_node: int = 5) -> None:
+    `earlier` are pairs of a time of the grid and how far the wall clock was ahead until then, oldest first: the grid's
+    time steps forward at a reboot, and under a wrong clock by anything.
+    """
+
+    def __init__(
+        self, offset_ms: int, max_offers_per_node: int = 5, *, earlier: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._offset_ms = offset_ms
         self._max_offers_per_node = max_offers_per_node
+        self._earlier = earlier
 
     def time(self, at_ms: int) -> str | None:
         """A moment of grid time in ISO 8601; None for "never"."""
         if not at_ms:
             return None
-        return utc(at_ms + self._offset_ms)
+        then_ms = next((offset_ms for until_ms, offset_ms in self._earlier if at_ms <= until_ms), self._offset_ms)
+        return utc(at_ms + (then_ms if abs(then_ms - self._offset_ms) > MAX_CORRECTION_MS else self._offset_ms))
 
     def status(self, ledger: Ledger, now: int) -> View:
         """Everything at a glance."""

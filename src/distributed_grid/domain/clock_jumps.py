@@ -1,10 +1,10 @@
 """Jumps of a wall clock, judged by the boot clock; the age that deletions compare with.
 
 - Within a boot the boot clock says how far the wall clock should have moved. A larger difference is a jump.
-- Across boots the time switched off cannot be checked. A clock that went back, or that moved by more than a week, counts
-  as a jump; less does not.
-- A jump is pending until the wall clock is back, until the machine was on for `CONFIRM_MS` without another one, or until
-  the user confirms it. Nothing is deleted by age meanwhile.
+- Across boots the time switched off cannot be checked. A clock that went back, or that moved by more than a week,
+  counts as a jump; less does not.
+- A jump is pending until the wall clock is back, until the machine was on for `CONFIRM_MS` without another one, or
+  until the user confirms it. Nothing is deleted by age meanwhile.
 - The age passes with the boot clock and never with the wall clock. Of the time switched off at most `MAX_CREDIT_MS` a
   boot counts: however wrong a clock is, one boot makes nothing older than that.
 """
@@ -118,9 +118,10 @@ class ClockState(Struct, frozen=True):
 
 def jump_text(name: str, by_ms: int, waits_ms: int) -> str:
     """A pending jump in a sentence, with what to do."""
+    waits = span_text(waits_ms)[1:]
     return (
-        f"the clock of {name} jumped by {span_text(by_ms)}; nothing is deleted by age there for {span_text(waits_ms)[1:]} "
-        f"more; if the clock is right, type: {CONFIRM_COMMAND}"
+        f"the clock of {name} jumped by {span_text(by_ms)}; nothing is deleted by age there for {waits} more; "
+        f"if the clock is right, type: {CONFIRM_COMMAND}"
     )
 
 

@@ -502,7 +502,11 @@ class Daemon:
         return self._ages.cutoff_ms(self._clock.now_ms(), keep_ms)
 
     def _viewer(self) -> Viewer:
-        return Viewer(self._clock.wall_offset_ms(), self._config.resource_sharing.max_offers_per_node)
+        return Viewer(
+            self._clock.wall_offset_ms(),
+            self._config.resource_sharing.max_offers_per_node,
+            earlier=[(step.until_ms, step.offset_ms) for step in self._clock.steps],
+        )
 
     def _is_stopping(self) -> bool:
         """Whether connections end because the daemon does, so that their clients will reconnect."""

@@ -142,7 +142,7 @@ class TaskHistory:
         return self._attempt(read, [], "it begins anew")
 
     def fold(self, before_ms: int) -> int:
-        """Fold some of the rows of runs that ended before, or of too many, into summaries; how many. 0: none are left."""
+        """Fold some of the rows that ended before, or are too many, into summaries; how many. 0: none are left."""
         return self._attempt(lambda db: _fold(db, before_ms), 0, "old runs stay")
 
     def close(self) -> None:
