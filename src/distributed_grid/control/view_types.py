@@ -888,7 +888,7 @@ class ClockRow(TypedDict):
     waits_seconds: float | None
 
 
-class ClocksView(TypedDict):
+class ClockList(TypedDict):
     """The wall clocks of the grid."""
 
     clocks: list[ClockRow]

@@ -299,11 +299,7 @@ def _without_history(tokens: dict[str, T], now: int) -> dict[str, T]:
 
     One that has expired goes by number, not by age: while the wall clock is ahead it only seems so.
     """
-    expired = [
-        token
-        for token in tokens.values()
-        if token.problem(now) and not token.revoked_ms and not (isinstance(token, JoinGrant) and token.holds_a_key)
-    ]
+    expired = [token for token in tokens.values() if token.problem(now) and not token.revoked_ms]
     expired.sort(key=lambda token: token.expires_ms, reverse=True)
     gone = {token.id for token in expired[MAX_EXPIRED:]}
     before = now - HISTORY_MS

@@ -18,7 +18,6 @@ from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.view_types import ClockRow, ClocksView
 from distributed_grid.control.views import View
 from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.events import ClocksConfirmed
@@ -178,14 +177,14 @@ class DaemonService:
         welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over}
         return {**welcome, **await self._grid.read(_node_names)}
 
-    async def clocks(self) -> ClocksView:
+    async def clocks(self) -> View:
         """The wall clocks of the control plane and of the nodes on other machines, with their pending jumps."""
         state = self._ages.look()
         by_ms = state.jump.by_ms if state.jump is not None else 0
         others = await self._grid.read(_other_clocks)
         return {"clocks": [_clock_row(None, by_ms, state.waits_ms), *others]}
 
-    async def confirm_clocks(self, caller: Caller) -> ClocksView:
+    async def confirm_clocks(self, caller: Caller) -> View:
         """End the waits: here at once, on nodes with their next heartbeats. A second time is harmless."""
         self._ages.confirm()
         await self._grid.handle(ClocksConfirmed(caller.user))
@@ -236,7 +235,7 @@ class DaemonService:
         save_selection(self._selected, self._state_dir, stay=keep_running)
 
 
-def _other_clocks(ledger: Ledger, now: int) -> list[ClockRow]:
+def _other_clocks(ledger: Ledger, now: int) -> list[View]:
     nodes = (node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST))
     heard = (ledger.observations.get(name) for name in nodes)
     return [
@@ -246,7 +245,7 @@ def _other_clocks(ledger: Ledger, now: int) -> list[ClockRow]:
     ]
 
 
-def _clock_row(node: str | None, by_ms: int, waits_ms: int) -> ClockRow:
+def _clock_row(node: str | None, by_ms: int, waits_ms: int) -> View:
     return {
         "node_id": node,
         "jumped_seconds": by_ms / 1000 if by_ms else None,
