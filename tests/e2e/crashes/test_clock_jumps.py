@@ -171,9 +171,7 @@ def test_forty_days_ahead_for_a_moment_delete_nothing(grid: Shell, clock: FakedC
 
     clock.set(0)
     wait_until(lambda: jump_of(grid) is None, LOOSE)
-    assert grid.json("daemon", "clock")["clocks"] == [
-        {"node_id": None, "jumped_seconds": None, "waits_seconds": None}
-    ]
+    assert grid.json("daemon", "clock")["clocks"] == [{"node_id": None, "jumped_seconds": None, "waits_seconds": None}]
     assert grid("jobs", "logs", job, check=0).stdout == "kept\n"
     assert grid.job(job)["state"] == "ended"
 

@@ -221,9 +221,11 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
         return Spending(provider, day, 0, now)
     if day > row.day and _has_passed(row, day, now, wall_ms):
         midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else row.as_of_ms
-        row = _charge_until(ledger, row, now, min(max(midnight, row.as_of_ms), now))
+        until_ms = min(max(midnight, row.as_of_ms), now)
+        if day == row.day + 1:  # of a longer time nobody knows how much of it was on that day
+            row = _charge_until(ledger, row, now, until_ms)
         left = PastDay(row.day, row.spent_micro, row.core_ms)
-        row = Spending(provider, day, 0, row.as_of_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
+        row = Spending(provider, day, 0, until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
     elif day != row.day:
         row = _returned_to(row, day)
     return _charge_until(ledger, row, now, now)
