@@ -200,7 +200,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
     milliseconds of cores that they have had.
 
-    `past` are the last days that were left, the latest last: a wall clock that was ahead returns to one of them.
+    `first_day` is the day that it was before the wall clock jumped (0: it did not). `past` are the last days that were
+    left, the latest last: a wall clock that was ahead returns to one of them.
     """
 
     kind: ClassVar[str] = "spending"
@@ -210,6 +211,7 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     spent_micro: int = 0
     as_of_ms: int = 0
     core_ms: int = 0
+    first_day: int = 0
     past: tuple[PastDay, ...] = ()
 
     @property

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 
+from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
@@ -25,6 +27,7 @@ from distributed_grid.wire import (
     Heartbeat,
     HeartbeatReply,
     ListProcesses,
+    PendingClockJump,
     ProcessListing,
 )
 from tests.support.clouds.metadata import metadata_service
@@ -75,12 +78,14 @@ class Listening:
     def __init__(self) -> None:
         self.detected: list[int] = []
         self.ends: list[AnnouncedEnd] = []
+        self.jump: PendingClockJump | None = None
         self.beats = asyncio.Event()
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, Heartbeat):
             self.detected += [message.capacity.cpu_milli] if message.capacity is not None else []
             self.ends += [message.end] if message.end is not None else []
+            self.jump = message.clock_jump
             self.beats.set()
 
 
@@ -102,6 +107,33 @@ def test_an_agent_detects_its_capacity_anew_once_when_it_is_asked_to(tmp_path: P
         return control.detected
 
     assert len(asyncio.run(story())) == 1
+
+
+def test_an_agent_says_that_its_clock_jumped_until_somebody_confirms_it(tmp_path: Path) -> None:
+    ahead_ms = 0
+    ages = AgeClock(tmp_path / "age.json", wall=lambda: time.time_ns() // 1_000_000 + ahead_ms)
+
+    async def story() -> None:
+        nonlocal ahead_ms
+        control = Listening()
+        agent = Agent(("gpu1",), tmp_path / "jobs", UsageMeter(MachineProbe()), control, ages=ages)
+        await agent.start()
+        try:
+            assert control.jump is None
+            ahead_ms = 40 * 86_400_000
+            while control.jump is None:
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+            assert abs(control.jump.by_ms - ahead_ms) < 1_000
+            agent.send(HeartbeatReply(0, 0, node="gpu1", clock_confirmed=True))
+            while control.jump is not None:
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+        finally:
+            await agent.stop()
+
+    asyncio.run(story())
+    assert ages.may_delete()
 
 
 def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_the_control_plane(

@@ -224,7 +224,7 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
         until_ms = min(max(midnight, row.as_of_ms), now)
         if day == row.day + 1:  # of a longer time nobody knows how much of it was on that day
             row = _charge_until(ledger, row, now, until_ms)
-        left = PastDay(row.day, row.spent_micro, row.core_ms)
+        left = PastDay(row.first_day or row.day, row.spent_micro, row.core_ms)
         row = Spending(provider, day, 0, until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
     elif day != row.day:
         row = _returned_to(row, day)
@@ -240,10 +240,11 @@ def _returned_to(row: Spending, day: int) -> Spending:
     """A row under another day, because the wall clock jumped: what was spent stays spent, and if that day was left
     before, what it had cost counts again."""
     index = next((index for index, past in enumerate(row.past) if past.day == day), len(row.past))
-    again = row.past[index:]
+    again, first_day = row.past[index:], row.first_day or row.day
     return replace(
         row,
         day=day,
+        first_day=0 if again or day == first_day else first_day,
         spent_micro=row.spent_micro + sum(past.spent_micro for past in again),
         core_ms=row.core_ms + sum(past.core_ms for past in again),
         past=row.past[:index],
