@@ -50,7 +50,7 @@ def _history(folder: Path) -> list[Line]:
     new = [[run] for run in _runs(50, TYPES, first=RUNS)]
     written = _slowest_ms([lambda runs=runs: history.record(runs) for runs in new])
     listed = _slowest_ms([lambda: history.types(100)] * 5)
-    folded = _slowest_ms([lambda: history.fold(NOW + 91 * DAY_MS)] * 5)
+    folded = _slowest_ms([lambda: history.fold(NOW + DAY_MS)] * 5)
     history.close()
     opened = _slowest_ms([lambda: TaskHistory(folder / "million.db").types(1)] * 3)
     return [

@@ -45,6 +45,7 @@ MAX_PROCESSES = 100
 """In one message; a listing of more is sent in pages."""
 MAX_MOVES = 500
 HEARTBEAT_MS = 2_000
+MAX_JUMP_MS = 10**15
 T = TypeVar("T")
 
 Id = Annotated[str, Meta(max_length=200)]
@@ -143,6 +144,14 @@ class AnnouncedEnd(Struct, frozen=True):
     withdrawn: bool = False
 
 
+class PendingClockJump(Struct, frozen=True):
+    """The wall clock of an agent's machine moved `by_ms` other than its boot clock; nothing is deleted by age there for
+    `waits_ms` more, unless somebody confirms it."""
+
+    by_ms: Annotated[int, Meta(ge=-MAX_JUMP_MS, le=MAX_JUMP_MS)]
+    waits_ms: Milliseconds
+
+
 class Heartbeat(_FromAgent, frozen=True):
     """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
     control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for.
@@ -157,6 +166,7 @@ class Heartbeat(_FromAgent, frozen=True):
     marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_MARKS)] = ()
     capacity: ReportedCapacity | None = None
     end: AnnouncedEnd | None = None
+    clock_jump: PendingClockJump | None = None
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -389,7 +399,7 @@ class HeartbeatReply(_ToAgent, frozen=True):
 
     `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use. With
     `report_capacity` the next heartbeat is to say what the machine has. `end` is what the control plane knows of the
-    end of the machine.
+    end of the machine. `clock_confirmed`: somebody says that its wall clock is right.
     """
 
     beat: Count
@@ -400,6 +410,7 @@ class HeartbeatReply(_ToAgent, frozen=True):
     node: Name = ""
     report_capacity: bool = False
     end: AnnouncedEnd | None = None
+    clock_confirmed: bool = False
 
 
 class AcknowledgeMarks(_ToAgent, frozen=True):

@@ -2,7 +2,8 @@
 
 Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall clock changes nothing, and suspend counts. A
 restart on the same boot continues from the saved anchor; after a reboot time starts from the wall clock, or from the
-last known time when that is later: of the anchor, which is saved every half minute, or of what is stored.
+last known time when that is later: of the anchor, which is saved every half minute, or of what is stored. Where the
+wall clock is behind the anchor, because it was ahead at an earlier boot, it still says how long the machine was off.
 """
 
 from __future__ import annotations
@@ -23,14 +24,25 @@ from distributed_grid.state_dir import StateDir
 
 MAX_JITTER_MS = 50
 SAVE_SECONDS = 30.0
+MAX_STEPS = 100
+
+
+class TimeStep(Struct, frozen=True):
+    """Until `until_ms` of the grid's time, which stepped forward there, the wall clock was `offset_ms` ahead of it."""
+
+    until_ms: int
+    offset_ms: int
 
 
 class Anchor(Struct, frozen=True):
-    """The grid's time at one moment of a boot."""
+    """The grid's time at one moment of a boot; how far the wall clock was ahead of it then (None: not known), and the
+    last reboots at which it stepped forward."""
 
     boot_id: str
     wall_ms: int
     boot_ms: int
+    offset_ms: int | None = None
+    steps: tuple[TimeStep, ...] = ()
 
 
 class GridClock:
@@ -53,9 +65,14 @@ class GridClock:
         # A machine restored from a snapshot has the boot it had, but may be younger than its anchor.
         if anchor is not None and anchor.boot_id == here.boot_id and anchor.boot_ms <= here.boot_ms:
             now_ms = anchor.wall_ms + here.boot_ms - anchor.boot_ms
+        elif anchor is not None:
+            now_ms = max(_time_after_reboot(anchor, here.wall_ms), anchor.wall_ms)
         else:
-            now_ms = max(here.wall_ms, anchor.wall_ms if anchor is not None else 0)
+            now_ms = here.wall_ms
         self._start = Anchor(here.boot_id, max(now_ms, known_ms), here.boot_ms)
+        self.steps = anchor.steps if anchor is not None else ()
+        if anchor is not None and anchor.offset_ms is not None and anchor.boot_id != here.boot_id:
+            self.steps = (*self.steps, TimeStep(max(anchor.wall_ms, known_ms), anchor.offset_ms))[-MAX_STEPS:]
         self._latest_ms = self._start.wall_ms
         self._display_offset_ms: int | None = None
 
@@ -68,7 +85,8 @@ class GridClock:
     def anchor(self) -> Anchor:
         """What a later `GridClock` needs in order to continue this time."""
         boot_ms = self._boottime()
-        return Anchor(self._start.boot_id, self._start.wall_ms + boot_ms - self._start.boot_ms, boot_ms)
+        now_ms = self._start.wall_ms + boot_ms - self._start.boot_ms
+        return Anchor(self._start.boot_id, now_ms, boot_ms, self._wall() - now_ms, self.steps)
 
     def wall_offset_ms(self) -> int:
         """What to add to the grid's times to display them as wall clock times.
@@ -79,6 +97,13 @@ class GridClock:
         if self._display_offset_ms is None or abs(offset_ms - self._display_offset_ms) > MAX_JITTER_MS:
             self._display_offset_ms = offset_ms
         return self._display_offset_ms
+
+
+def _time_after_reboot(anchor: Anchor, wall_ms: int) -> int:
+    """The grid's time by the wall clock; where that is behind, as much later as the wall clock has moved since."""
+    if wall_ms >= anchor.wall_ms or anchor.offset_ms is None:
+        return wall_ms
+    return wall_ms - anchor.offset_ms
 
 
 def load_anchor(state_dir: StateDir) -> Anchor | None:

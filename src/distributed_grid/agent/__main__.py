@@ -10,6 +10,7 @@ The directory D (0700) holds all its state:
     joined.json    instead of it, after joining with a token: address, certificate, node key
     heard          whose time changes while there is a control plane, on a machine of a provider
     epoch.json     the highest epoch seen of a control plane
+    age.json       the age clock: what deletions by age compare with
     jobs/          its attempts
     content/       fetched files of working directories
     moves/         processes that are moved away from here (`offloading/move_journal.py`)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distributed_grid import __version__
+from distributed_grid.adapters.age_clock import FILE as AGE_FILE
+from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
@@ -38,6 +40,7 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import (
     HEARTBEAT_MS,
+    MAX_JUMP_MS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -57,6 +60,7 @@ from distributed_grid.wire import (
     MoveOrder,
     OwnerRules,
     PauseAttemptOrder,
+    PendingClockJump,
     ReadCredit,
     ReadFile,
     ReportedCapacity,
@@ -75,7 +79,7 @@ if TYPE_CHECKING:
     from distributed_grid.agent.offloading.process_queries import ProcessQueries
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-SWEEP_SECONDS = 3600.0
+SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
@@ -122,11 +126,14 @@ class Agent:
         on_epoch: Callable[[int], None] = lambda epoch: None,
         notices: NoticeSource | None = None,
         typed_on: str = "",
+        ages: AgeClock | None = None,
     ) -> None:
         """`notices` is where the cloud says that it takes this machine away. `typed_on` is the node whose processes are
-        those of this machine, where it has several."""
+        those of this machine, where it has several. `ages` is the clock that deletions here go by; made where there is
+        none."""
         self.nodes = nodes
         self._jobs = jobs
+        self._ages = ages or AgeClock(jobs.parent / AGE_FILE)
         self.host = AttemptHost(jobs, report=self._report, count_cpu_time=meter.ended, grid_locks=grid_locks)
         self._meter = meter
         meter.set_jobs(jobs, self.host.shim_pids, self.host.exempt)
@@ -254,6 +261,8 @@ class Agent:
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
             self.machine_end.announce(CONTROL_PLANE, message.end)
+            if message.clock_confirmed:
+                self._ages.confirm()
         elif isinstance(message, MemoryOrder | MemoryReply):
             if self._memory is not None:
                 self._memory.receive(message)
@@ -338,6 +347,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._beat_seconds)
             await self._observe_attempts()
+            self._ages.look()
             self._send_heartbeats()
 
     async def _observe_attempts(self) -> None:
@@ -349,9 +359,15 @@ class Agent:
         await self._mark_observer.run(lambda: self._marks.observe(attempts))
 
     async def _sweep(self) -> None:
+        """Remove old files every hour, by an age that no wall clock changes, and not while a jump is pending."""
+        swept: float | None = None
         while True:
-            await asyncio.to_thread(remove_expired, self._jobs, now=time.time())
-            await asyncio.sleep(SWEEP_SECONDS)
+            is_due = swept is None or time.monotonic() - swept >= SWEEP_SECONDS
+            if is_due and self._ages.may_delete():
+                swept = time.monotonic()
+                await asyncio.to_thread(remove_expired, self._jobs, age_ms=self._ages.state.age_ms)
+            await asyncio.to_thread(self._ages.save)
+            await asyncio.sleep(SAVE_AGE_SECONDS)
 
     async def _read_notices(self, source: NoticeSource) -> None:
         """Read every few seconds whether the cloud takes this machine away. Whoever cannot be read says nothing."""
@@ -376,7 +392,14 @@ class Agent:
             marks = self._marks.take_unreported(node, beat)
             capacity = self._reassessed(node)
             said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
-            self._send_to_control(Heartbeat(node, usage, beat, *said))
+            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump()))
+
+    def _clock_jump(self) -> PendingClockJump | None:
+        """The jump of this machine's wall clock that is pending, as the control plane hears of it."""
+        state = self._ages.state
+        if state.jump is None:
+            return None
+        return PendingClockJump(max(-MAX_JUMP_MS, min(state.jump.by_ms, MAX_JUMP_MS)), state.waits_ms)
 
     def _reassessed(self, node: str) -> ReportedCapacity | None:
         """What the machine has, detected anew, where the control plane asked for it."""

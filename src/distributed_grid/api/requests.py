@@ -109,7 +109,15 @@ class StopDaemon(Message, frozen=True):
     force: bool = False
 
 
+class ConfirmClocks(Message, frozen=True):
+    """The wall clocks of the control plane and of all nodes are right: end the waits after their jumps."""
+
+
 # ------------------------------------------------------------------ queries: nothing changes by them
+
+
+class GetClocks(Message, frozen=True):
+    """Pending jumps of wall clocks."""
 
 
 class GetStatus(Message, frozen=True):

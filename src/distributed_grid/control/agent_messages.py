@@ -51,8 +51,11 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
     hold_ms, seen = _hold_of(ledger, message.node), ledger.observations.get(message.node)
     wanted = seen is not None and seen.report_wanted
     end = announced_end(ledger, message.node, now)
+    confirmed = seen is not None and seen.clock_confirmed
     if not ledger.bindings:
-        return HeartbeatReply(message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end)
+        return HeartbeatReply(
+            message.beat, hold_ms, node=message.node, report_capacity=wanted, end=end, clock_confirmed=confirmed
+        )
     book = NodeClaims(
         lease.claim
         for lease in ledger.leases_of(message.node)
@@ -60,7 +63,7 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
     )
     gpu_milli = sum(book.gpu_milli.values())
     lent = (book.cpu_milli, book.memory_bytes, gpu_milli)
-    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end)
+    return HeartbeatReply(message.beat, hold_ms, *lent, message.node, wanted, end, confirmed)
 
 
 def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:

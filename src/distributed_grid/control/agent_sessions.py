@@ -177,7 +177,9 @@ class AgentSessions:
         if isinstance(message, Heartbeat):
             if self._is_served_by(message.node, via):
                 said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
-                seen = HeartbeatReceived(message.node, *said)
+                jump = message.clock_jump
+                clock = (jump.by_ms, jump.waits_ms) if jump is not None else (0, 0)
+                seen = HeartbeatReceived(message.node, *said, *clock)
                 self._grid.observe(seen)
                 via.send(heartbeat_reply(self._grid.ledger, message, self._grid.now_ms()))
             return

@@ -91,10 +91,21 @@ class _PendingEntry(Entry):
 
 
 class Grid:
-    """The owner: `handle` events, `read` state, `watch` rows. Without a sink, effects are discarded."""
+    """The owner: `handle` events, `read` state, `watch` rows. Without a sink, effects are discarded.
 
-    def __init__(self, store: Store, clock: Clock, effects: EffectSink | None = None) -> None:
+    `cutoff_ms` says before which time of the grid history is old enough to be folded, if it is kept for so long.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        effects: EffectSink | None = None,
+        *,
+        cutoff_ms: Callable[[int], int] | None = None,
+    ) -> None:
         self._store = store
+        self._cutoff_ms = cutoff_ms or (lambda keep_ms: clock.now_ms() - keep_ms)
         self._clock = clock
         self._sink = effects
         self._settler = BatchSettler(store)
@@ -406,7 +417,7 @@ class Grid:
             ticks += 1
 
     async def _fold_history(self) -> None:
-        before = self._clock.now_ms() - KEEP_HISTORY_MS
+        before = self._cutoff_ms(KEEP_HISTORY_MS)
         loop = asyncio.get_running_loop()
 
         def fold() -> int:

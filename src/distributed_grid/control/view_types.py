@@ -48,6 +48,7 @@ class NodeRow(TypedDict):
     seconds_since_heard: float | None
     rejected: str | None
     degraded: str | None
+    clock_jump: str | None
 
 
 class OfferRow(TypedDict):
@@ -911,3 +912,17 @@ class BatchScaling(TypedDict):
     memory: float
     run_time: float
     cpu_time: float
+
+
+class ClockRow(TypedDict):
+    """The wall clock of the control plane (`node_id` is None) or of a node; None: no jump is pending."""
+
+    node_id: str | None
+    jumped_seconds: float | None
+    waits_seconds: float | None
+
+
+class ClockList(TypedDict):
+    """The wall clocks of the grid."""
+
+    clocks: list[ClockRow]

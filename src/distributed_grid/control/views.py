@@ -7,10 +7,12 @@ clock. Environment values are never shown, only their names.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.deliveries import DeliveredFiles, Delivery
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Lease
@@ -30,21 +32,31 @@ from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 GB = 1024**3
 MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50
 """Of one job in a list."""
+MAX_CORRECTION_MS = 60_000
+"""A time keeps the way it is displayed where a clock was only corrected by so much."""
 View = dict[str, Any]
 
 
 class Viewer:
-    """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time."""
+    """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time.
 
-    def __init__(self, offset_ms: int, max_offers_per_node: int = 5) -> None:
+    `earlier` are pairs of a time of the grid and how far the wall clock was ahead until then, oldest first: the grid's
+    time steps forward at a reboot, and under a wrong clock by anything.
+    """
+
+    def __init__(
+        self, offset_ms: int, max_offers_per_node: int = 5, *, earlier: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._offset_ms = offset_ms
         self._max_offers_per_node = max_offers_per_node
+        self._earlier = earlier
 
     def time(self, at_ms: int) -> str | None:
         """A moment of grid time in ISO 8601; None for "never"."""
         if not at_ms:
             return None
-        return utc(at_ms + self._offset_ms)
+        then_ms = next((offset_ms for until_ms, offset_ms in self._earlier if at_ms <= until_ms), self._offset_ms)
+        return utc(at_ms + (then_ms if abs(then_ms - self._offset_ms) > MAX_CORRECTION_MS else self._offset_ms))
 
     def status(self, ledger: Ledger, now: int) -> View:
         """Everything at a glance."""
@@ -104,6 +116,9 @@ class Viewer:
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
             "rejected": seen.rejected if seen is not None and seen.is_rejected and not is_alive else None,
             "degraded": ledger.degraded[node.name].why if node.name in ledger.degraded else None,
+            "clock_jump": jump_text(node.name, seen.clock_jump_ms, seen.clock_waits_ms)
+            if seen is not None and seen.clock_jump_ms
+            else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:

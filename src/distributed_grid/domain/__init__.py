@@ -29,6 +29,8 @@ advice             recommendation to move work to another node
 engine, binding    other scheduler on a node (Ray), and its reservation (placement group) for a lease
 block, copy        bytes in the memory of other nodes, and one replica of them; a copy is held by a lease
 worker             machine that a provider starts for the grid, from the intent until it is proven gone
+clock jump         difference by which a wall clock moved other than the boot clock; pending until it is confirmed
+age                time that deletions compare with; passes with the boot clock, whatever the wall clock does
 event, effect      what happened (`LeaseLost`), the only input; what has to be done (`StopAttempt`), derived from rows
 ledger             all living rows with their indexes; `apply` is the only writer
 =================  ====================================================================================================

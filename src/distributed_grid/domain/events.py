@@ -58,7 +58,8 @@ class NodeForgotten(Struct, frozen=True):
 class HeartbeatReceived(Struct, frozen=True):
     """A heartbeat with its measurements; its number, and what the agent itself decided for its owner.
 
-    `repeats`: it does not say anew what the node has.
+    `repeats`: it does not say anew what the node has. `clock_jump_ms` is the pending jump of its wall clock (0: none),
+    which waits for `clock_waits_ms` more.
     """
 
     name: str
@@ -67,6 +68,14 @@ class HeartbeatReceived(Struct, frozen=True):
     generation: int = 0
     yields: bool = False
     repeats: bool = False
+    clock_jump_ms: int = 0
+    clock_waits_ms: int = 0
+
+
+class ClocksConfirmed(Struct, frozen=True):
+    """Somebody says that the wall clocks of all nodes are right: deletions by age go on there."""
+
+    by: str
 
 
 class NodeHeard(Struct, frozen=True):
@@ -893,6 +902,7 @@ Event = (
     | ClaimsChecked
     | RequestRefused
     | AlertChanged
+    | ClocksConfirmed
     | LeaseReleased
     | LeaseReclaimed
     | LeaseLost

@@ -179,7 +179,9 @@ class NodeObservation(Struct, frozen=True):
     agent reports are paid for, and `records_omitted` were not written (`reactor/dispatch.py`). It has taken back
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`).
     A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
-    say anew what it has.
+    say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
+    by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
+    `clock_recorded_ms`.
     """
 
     kind: ClassVar[str] = "observation"
@@ -206,6 +208,10 @@ class NodeObservation(Struct, frozen=True):
     reclaimed_at_ms: int = 0
     asking_since_ms: int = 0
     report_wanted: bool = False
+    clock_jump_ms: int = 0
+    clock_waits_ms: int = 0
+    clock_confirmed: bool = False
+    clock_recorded_ms: int = 0
 
     @property
     def key(self) -> str:

@@ -188,11 +188,20 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
         return False
 
 
+class PastDay(Struct, frozen=True, array_like=True):
+    """What the workers of a provider have cost on a day that is over, unless the wall clock was wrong about that."""
+
+    day: int
+    spent_micro: int
+    core_ms: int
+
+
 class Spending(Struct, frozen=True, omit_defaults=True):
     """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
     milliseconds of cores that they have had.
 
-    The day only moves forward, whatever the wall clock does.
+    `first_day` is the day that it was before the wall clock jumped (0: it did not). `past` are the last days that were
+    left, the latest last: a wall clock that was ahead returns to one of them.
     """
 
     kind: ClassVar[str] = "spending"
@@ -202,6 +211,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     spent_micro: int = 0
     as_of_ms: int = 0
     core_ms: int = 0
+    first_day: int = 0
+    past: tuple[PastDay, ...] = ()
 
     @property
     def key(self) -> str:

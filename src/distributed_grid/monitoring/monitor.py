@@ -69,14 +69,17 @@ class Monitor:
         minutes: MinuteStore | None = None,
         write_seconds: float = WRITE_SECONDS,
         retention_ms: int = DAY_MS,
+        cutoff_ms: Callable[[int], int] | None = None,
     ) -> None:
         """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` is called at each change.
 
-        The history is written to `minutes` every `write_seconds`, and kept for `retention_ms`.
+        The history is written to `minutes` every `write_seconds`, and kept for `retention_ms`; `cutoff_ms` says before
+        which time of the grid something is that old.
         """
         self.histories = ClusterHistory(retention_ms)
         self._retention_ms = retention_ms
         self._settings = alerts
+        self._cutoff_ms = cutoff_ms
         self._alerts = AlertRules(alert_thresholds(alerts))
         self._delivery = AlertDelivery(alerts, offset_ms=offset_ms)
         self._read = read
@@ -160,7 +163,9 @@ class Monitor:
             return now, self.histories.written_rows(self._written_ms)
 
         now, rows = await self._read(changed)
-        if await asyncio.to_thread(self._minutes.write, rows, before_ms=now - self._retention_ms):
+        keep_ms = self._retention_ms
+        before_ms = now - keep_ms if self._cutoff_ms is None else self._cutoff_ms(keep_ms)
+        if await asyncio.to_thread(self._minutes.write, rows, before_ms=before_ms):
             self._written_ms = now - now % MINUTE_MS
 
     async def _poll_forever(self) -> None:

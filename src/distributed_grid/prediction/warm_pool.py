@@ -118,7 +118,8 @@ class LoadSlot(Struct, frozen=True):
 
 
 class WarmPool:
-    """Learns from the load, sample by sample; times are those of the wall clock, so that a day is a day."""
+    """Learns from the load, sample by sample; times are the grid's, which never jump back: a wall clock that is ahead
+    for a moment would end the learning until that time comes."""
 
     def __init__(self) -> None:
         self._forecaster = LoadForecaster()
@@ -128,9 +129,9 @@ class WarmPool:
         self._last_slot = -1
         self._step_peak = 0
 
-    def observe(self, wall_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
+    def observe(self, now_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
         """Learn a sample; the slot that it ends, if it does. A clock that went back says nothing new."""
-        slot = wall_ms // SLOT_MS
+        slot = now_ms // SLOT_MS
         ended = None
         if self._current is not None and slot > self._current.slot:
             ended = self._current

@@ -27,7 +27,8 @@ RecordType = Literal[
     "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
     "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled", "end-announced", "end-withdrawn",
     "move-requested", "move-advanced", "move-ended", "move-consent", "auto-offload", "node-degraded", "node-restored",
-    "checkpoint-shipped", "files-delivered", "files-not-delivered", "files-fetched", "detached",
+    "checkpoint-shipped", "files-delivered", "files-not-delivered", "files-fetched", "detached", "clock-jumped",
+    "clock-confirmed", "clock-steady",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 

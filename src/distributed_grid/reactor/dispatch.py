@@ -23,6 +23,7 @@ from distributed_grid.domain.events import (
     Event,
     MoveChecked,
     NodeDeclared,
+    NodeHeard,
     QueueScanned,
 )
 from distributed_grid.domain.ledger import Ledger
@@ -55,9 +56,11 @@ from distributed_grid.reactor.workers import (
 REPORT_BURST = 200
 REPORT_REFILL_MS = 10_000
 MAX_REASON_CHARS = 500
-_REPORTS = (AttemptEnded, AttemptPaused, NodeDeclared, EpochReported)
+_REPORTS = (AttemptEnded, AttemptPaused, NodeDeclared, EpochReported, NodeHeard)
 """The events that an agent can cause as often as it likes."""
-_OMITTED = frozenset({"late-report", "paused", "resumed", "node-declared", "node-kept", "node-epoch"})
+_OMITTED = frozenset(
+    {"late-report", "paused", "resumed", "node-declared", "node-kept", "node-epoch", "clock-jumped", "clock-steady"}
+)
 """What can be left out: all else follows from a decision of the grid's own, and is missed in the history of a job."""
 _SCAN = QueueScanned()
 
@@ -91,6 +94,7 @@ DECIDERS: dict[type, Decider] = {
     events.ClaimsChecked: lease_lifetime.on_checked,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
+    events.ClocksConfirmed: node_liveness.on_clocks_confirmed,
     events.LeaseReleased: jobs.on_released,
     events.LeaseReclaimed: lease_lifetime.on_reclaimed,
     events.LeaseLost: lease_lifetime.on_lost,

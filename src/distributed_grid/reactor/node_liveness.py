@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     ClaimsChecked,
+    ClocksConfirmed,
     HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
@@ -64,6 +65,9 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         volatility=update_volatility(node, event.usage, last, now),
         report_wanted=event.repeats and last is not None and last.report_wanted,
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
+        clock_jump_ms=event.clock_jump_ms,
+        clock_waits_ms=event.clock_waits_ms,
+        clock_confirmed=last is not None and last.clock_confirmed and last.clock_jump_ms == event.clock_jump_ms,
     )
     offer = ledger.offers.get(event.name)
     decision = Decision([seen], follow=[NodeHeard(event.name)])
@@ -80,6 +84,9 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if node is None or seen is None or seen.usage is None:
         return Decision()
     decision = Decision()
+    if seen.clock_jump_ms != seen.clock_recorded_ms:
+        decision.changes.append(replace(seen, clock_recorded_ms=seen.clock_jump_ms))
+        decision.records.append(_clock_record(seen))
     if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
         leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
@@ -106,6 +113,24 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if decision.changes and ledger.waiting:
         decision.follow.append(QueueScanned())
     return decision
+
+
+def _clock_record(seen: NodeObservation) -> Record:
+    """The record of a jump of a node's wall clock, or of its end."""
+    if not seen.clock_jump_ms:
+        return Record("clock-steady", "", seen.node, seen.node, "the wall clock is steady again")
+    why = "the wall clock jumped: nothing is deleted by age until it is steady or confirmed"
+    seconds = {"jumped_seconds": seen.clock_jump_ms / 1000, "waits_seconds": seen.clock_waits_ms / 1000}
+    return Record("clock-jumped", "", seen.node, seen.node, why, seconds)
+
+
+def on_clocks_confirmed(ledger: Ledger, event: ClocksConfirmed, now: int) -> Decision:
+    """Have the agents of all nodes with a pending jump go on deleting; they hear so with their next heartbeats."""
+    pending = [seen for seen in ledger.observations.values() if seen.clock_jump_ms and not seen.clock_confirmed]
+    return Decision(
+        [replace(seen, clock_confirmed=True) for seen in pending],
+        [Record("clock-confirmed", event.by, seen.node, seen.node, "the wall clock is right") for seen in pending],
+    )
 
 
 def check_liveness(ledger: Ledger, now: int) -> Decision:

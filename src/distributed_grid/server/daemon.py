@@ -20,6 +20,8 @@ from functools import partial
 from typing import Any
 
 from distributed_grid import __version__
+from distributed_grid.adapters.age_clock import FILE as AGE_FILE
+from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.child_process import ChildCommand
 from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
@@ -153,6 +155,7 @@ class Daemon:
         self._connections: set[Connection] = set()
         store = SqliteStore(state_dir.database)
         self._clock = GridClock(load_anchor(state_dir), known_ms=last_stored_ms(store))
+        self._ages = AgeClock(state_dir.host_dir / AGE_FILE)
         self._selected = select_config(options.config, bool(options.explicit), store, state_dir)
         self._config = config = self._selected.config
         apply_log_settings(config.logging, MaskedLog(CredentialMask.of_providers(config)))
@@ -170,7 +173,7 @@ class Daemon:
             self._perform_workers,
             self._perform_moves,
         )
-        self._grid = Grid(store, self._clock, effects)
+        self._grid = Grid(store, self._clock, effects, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
             config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
         )
@@ -183,6 +186,7 @@ class Daemon:
             minutes=MinuteStore(state_dir.host_dir / "history.db", row_bytes=MINUTE.itemsize),
             write_seconds=config.resource_sharing.monitoring_interval_seconds,
             retention_ms=round(1000 * config.scaling.history_retention_seconds),
+            cutoff_ms=self._cutoff_ms,
         )
         self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
         grid_id = self._cluster.grid_id
@@ -205,6 +209,7 @@ class Daemon:
             tier_settings(config),
             update_interval_seconds=config.prediction.update_interval_seconds,
             now_ms=self._clock.now_ms,
+            cutoff_ms=self._cutoff_ms,
             viewer=self._viewer,
         )
         self._compose_services()
@@ -270,14 +275,20 @@ class Daemon:
             catalog,
             scaling_rules(config),
             check_reachable=workers.check_reachable,
-            expected=ExpectedLoad(grid, load) if predictive else None,
+            expected=ExpectedLoad(grid, load, cutoff_ms=self._cutoff_ms) if predictive else None,
         )
         self._moves = MoveReconciler(grid, self._agents, self._content, ResultCollector(self._content, files))
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
         self._deliverer = FileDeliverer(grid, files, self._state_dir)
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(
-            self._state_dir, self._selected, grid, self._idle_timer, self._listener, apply_live=self._apply_config
+            self._state_dir,
+            self._selected,
+            grid,
+            self._idle_timer,
+            self._listener,
+            self._ages,
+            apply_live=self._apply_config,
         )
         self._dispatcher = Dispatcher(
             answer_table(
@@ -358,7 +369,9 @@ class Daemon:
                 "the watch of the state directory": partial(
                     stop_when_removed, self._instance_lock, self._idle_timer.stop
                 ),
-                "trimming of contents": partial(trim_content_forever, self._grid, self._content),
+                "trimming of contents": partial(
+                    trim_content_forever, self._grid, self._content, may_delete=self._ages.may_delete
+                ),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, self._rebalance_rules),
                 "the file of boosts": self._boost_file.run,
                 "scaling": self._autoscaler.run,
@@ -412,6 +425,7 @@ class Daemon:
             workdirs=lambda send: StoredWorkDirs(self._contents),
             grid_locks=(self._state_dir.lock, *(folder / SERVER_LOCK for folder in folders.values())),
             typed_on=typed_on,
+            ages=self._ages,
             memory=lambda host, send: LocalMemory(
                 {
                     name: LentMemory(folder, name, meter, host, send, addresses=addresses, has_proxy=False)
@@ -515,8 +529,16 @@ class Daemon:
         is_joined = row["address"] == "joined"
         return {**shown, "link": "up" if self._agents.is_connected(name) else "down"} if is_joined else shown
 
+    def _cutoff_ms(self, keep_ms: int) -> int:
+        """The grid's time before which rows are old enough to be deleted, if they are kept for `keep_ms`."""
+        return self._ages.cutoff_ms(self._clock.now_ms(), keep_ms)
+
     def _viewer(self) -> Viewer:
-        return Viewer(self._clock.wall_offset_ms(), self._config.resource_sharing.max_offers_per_node)
+        return Viewer(
+            self._clock.wall_offset_ms(),
+            self._config.resource_sharing.max_offers_per_node,
+            earlier=[(step.until_ms, step.offset_ms) for step in self._clock.steps],
+        )
 
     def _is_stopping(self) -> bool:
         """Whether connections end because the daemon does, so that their clients will reconnect."""

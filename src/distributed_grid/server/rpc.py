@@ -198,6 +198,8 @@ def answer_table(
         requests.ReloadConfig: lambda op, caller: daemon.reload(op),
         requests.KeepRunning: lambda op, caller: daemon.keep_running(op),
         requests.StopDaemon: lambda op, caller: daemon.stop(op),
+        requests.ConfirmClocks: lambda op, caller: daemon.confirm_clocks(caller),
+        requests.GetClocks: lambda op, caller: daemon.clocks(),
         requests.GetStatus: lambda op, caller: nodes.status(),
         requests.RequestLease: leases.request_and_wait,
         requests.ReleaseLease: leases.release,

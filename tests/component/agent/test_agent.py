@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 
+from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
@@ -27,6 +29,7 @@ from distributed_grid.wire import (
     HeartbeatReply,
     ListProcesses,
     OwnerRules,
+    PendingClockJump,
     ProcessListing,
     Welcome,
 )
@@ -78,12 +81,14 @@ class Listening:
     def __init__(self) -> None:
         self.detected: list[int] = []
         self.ends: list[AnnouncedEnd] = []
+        self.jump: PendingClockJump | None = None
         self.beats = asyncio.Event()
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, Heartbeat):
             self.detected += [message.capacity.cpu_milli] if message.capacity is not None else []
             self.ends += [message.end] if message.end is not None else []
+            self.jump = message.clock_jump
             self.beats.set()
 
 
@@ -114,6 +119,33 @@ def test_a_machine_that_became_dedicated_yields_to_no_owner_any_more(tmp_path: P
     assert agent.guard.rules == rules
     agent.send(Welcome(PROTOCOL, "0.2.0", 1, 0, 2000))
     assert agent.guard.rules is None
+
+
+def test_an_agent_says_that_its_clock_jumped_until_somebody_confirms_it(tmp_path: Path) -> None:
+    ahead_ms = 0
+    ages = AgeClock(tmp_path / "age.json", wall=lambda: time.time_ns() // 1_000_000 + ahead_ms)
+
+    async def story() -> None:
+        nonlocal ahead_ms
+        control = Listening()
+        agent = Agent(("gpu1",), tmp_path / "jobs", UsageMeter(MachineProbe()), control, ages=ages)
+        await agent.start()
+        try:
+            assert control.jump is None
+            ahead_ms = 40 * 86_400_000
+            while control.jump is None:
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+            assert abs(control.jump.by_ms - ahead_ms) < 1_000
+            agent.send(HeartbeatReply(0, 0, node="gpu1", clock_confirmed=True))
+            while control.jump is not None:
+                control.beats.clear()
+                await asyncio.wait_for(control.beats.wait(), 20)
+        finally:
+            await agent.stop()
+
+    asyncio.run(story())
+    assert ages.may_delete()
 
 
 def test_an_agent_says_at_once_that_its_machine_is_taken_away_and_hears_it_from_the_control_plane(

@@ -141,3 +141,49 @@ def test_a_wait_ends_by_its_own_time_though_the_clock_goes_back(grid: Shell, clo
     job = wait_until(lambda: (job := grid.job(waiting))["state"] == "ended" and job, 2 + LOOSE)
     assert time.monotonic() >= began + 2
     assert job["outcome"] == "waited_too_long"
+
+
+DAYS = 24
+
+
+def jump_of(grid: Shell) -> str | None:
+    jumped: str | None = grid.json("status")["nodes"][0]["clock_jump"]
+    return jumped
+
+
+def test_forty_days_ahead_for_a_moment_delete_nothing(grid: Shell, clock: FakedClock, tmp_path: Path) -> None:
+    clock.start_daemon()
+    script = "echo kept; echo result > $GRID_JOB_DIR/result.txt"
+    job = grid("run-shared", "--detach", "--isolated", "-a", "0.5", "sh", "-c", script, check=0).stdout.strip()
+    grid("jobs", "wait", job, "--timeout", "30", check=0)
+
+    grid("daemon", "stop", check=0)
+    clock.set(40 * DAYS)
+    clock.start_daemon()  # what is old is removed at the start, and every hour
+    jumped = wait_until(lambda: jump_of(grid), LOOSE)
+    assert "jumped by +40 d; nothing is deleted by age there for" in jumped
+    assert "grid daemon clock --confirm" in grid("status", check=0).stdout
+    assert "jumped by +40 d" in grid("daemon", "status", check=0).stdout
+    (row,) = grid.json("daemon", "clock")["clocks"]
+    assert row["node_id"] is None
+    assert abs(row["jumped_seconds"] - 40 * DAYS * HOUR) < LOOSE
+    assert grid.json("events", "--type", "clock-jumped")["reason"].startswith("the wall clock jumped")
+
+    clock.set(0)
+    wait_until(lambda: jump_of(grid) is None, LOOSE)
+    assert grid.json("daemon", "clock")["clocks"] == [{"node_id": None, "jumped_seconds": None, "waits_seconds": None}]
+    assert grid("jobs", "logs", job, check=0).stdout == "kept\n"
+    assert grid.job(job)["state"] == "ended"
+
+    clock.set(-365 * DAYS)
+    assert "jumped by -365 d" in wait_until(lambda: jump_of(grid), LOOSE)
+    confirmed = grid("daemon", "clock", "--confirm", check=0).stdout
+    assert confirmed.split("\n")[1].split() == ["control", "plane", "-", "-"]
+    wait_until(lambda: jump_of(grid) is None, LOOSE)
+    assert grid.json("events", "--type", "clock-confirmed")["user"]
+
+    kill_nine(grid)
+    clock.start_daemon()
+    assert jump_of(grid) is None, "a confirmed clock stays confirmed"
+    grid("jobs", "fetch", job, "--to", str(tmp_path / "back"), check=0)
+    assert (tmp_path / "back" / "result.txt").read_text() == "result\n"

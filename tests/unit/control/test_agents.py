@@ -13,7 +13,7 @@ from distributed_grid.control.agent_sessions import MAX_WAITING_REPORTS, NodeReg
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import NodeDeclared, ReassessmentRequested, TimePassed
+from distributed_grid.domain.events import ClocksConfirmed, NodeDeclared, ReassessmentRequested, TimePassed
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
@@ -267,6 +267,24 @@ def test_an_agent_that_says_too_much_is_cut_off_once_the_rest_is_stored_and_dela
         await world.until(lambda: world.elm.all(wire.AcknowledgeReport))
         await world.until(lambda: world.ash.closed)
         assert len(world.ash.all(wire.AcknowledgeReport)) == MAX_WAITING_REPORTS + 1
+
+    play(story)
+
+
+def test_a_confirmed_clock_is_told_to_its_agent_until_that_has_heard():
+    async def story(world: World) -> None:
+        jumped = wire.Heartbeat("ash", Usage(), 2, clock_jump=wire.PendingClockJump(-3_600_000, 60_000))
+        world.ash.say(jumped)
+        await world.gateway.settled()
+        assert world.grid.ledger.observations["ash"].clock_jump_ms == -3_600_000
+        assert not world.ash.all(wire.HeartbeatReply)[-1].clock_confirmed
+        await world.grid.handle(ClocksConfirmed("ana"))
+        world.ash.say(jumped)
+        world.elm.beat(3)
+        assert world.ash.all(wire.HeartbeatReply)[-1].clock_confirmed
+        assert not world.elm.all(wire.HeartbeatReply)[-1].clock_confirmed
+        world.ash.beat(4)
+        assert not world.ash.all(wire.HeartbeatReply)[-1].clock_confirmed
 
     play(story)
 

@@ -13,7 +13,7 @@ import pytest
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import EffectRouter, Effects
-from distributed_grid.control.grid import Grid
+from distributed_grid.control.grid import KEEP_HISTORY_MS, Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
@@ -25,7 +25,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed, StoreRefused
-from distributed_grid.ports import Batch, LoadedRows, Store
+from distributed_grid.ports import Batch, EventRow, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
@@ -303,5 +303,24 @@ def test_others_have_their_turn_while_many_waits_expire() -> None:
             seen.append(await grid.read(lambda ledger, now: len(ledger.waiting)))
         assert any(0 < number < waiting for number in seen)
         await grid.stop()
+
+    run(story)
+
+
+def test_history_is_folded_up_to_the_cutoff_and_not_by_the_grids_time() -> None:
+    async def story() -> None:
+        store, asked = InMemoryStore(), asyncio.Event()
+        store.commit(Batch(events=[EventRow(1, 1, "granted", "ana", "l1", "", "", b"{}")]))
+
+        def cutoff_ms(keep_ms: int) -> int:
+            assert keep_ms == KEEP_HISTORY_MS
+            asked.set()
+            return 0
+
+        grid = Grid(store, Ticking(), cutoff_ms=cutoff_ms)
+        await grid.start()
+        await asyncio.wait_for(asked.wait(), 20)
+        await grid.stop()
+        assert [event.type for event in store.events(limit=9) if event.seq == 1] == ["granted"]
 
     run(story)

@@ -9,7 +9,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row, encode_row
 
 DELIVERY = Delivery(
-    job="u1", job_id="train", user="ana", node="gpu1", order=FetchOrder(("out/**",), "/home/ana"), began_at_ms=5
+    job="u1", job_id="train", user="ana", node="gpu1", order=FetchOrder(("out/**",), "/data/ana"), began_at_ms=5
 )
 
 
@@ -23,6 +23,6 @@ def test_a_delivery_is_alive_until_it_has_an_end() -> None:
 
 
 def test_a_stored_delivery_is_read_again() -> None:
-    files = DeliveredFiles("/home/ana", 2, 7, beside=(("a", "a.from-train"),), protected=(".git/config",))
+    files = DeliveredFiles("/data/ana", 2, 7, beside=(("a", "a.from-train"),), protected=(".git/config",))
     ended = replace(DELIVERY, delivered=files, end=DeliveryEnd.DELIVERED, ended_at_ms=9)
     assert decode_row(Delivery.kind, encode_row(ended)) == ended

@@ -90,6 +90,12 @@ class World(LedgerWatch):
         """An agent gives way to its owner, or does not any more."""
         self.handle(events.HeartbeatReceived(NAMES[which], USAGES[0], generation=self.now, yields=yields))
 
+    def jump_clock(self, which: int, by_ms: int, confirms: bool) -> None:
+        """The wall clock of a node jumps, or is steady again; perhaps somebody confirms all clocks."""
+        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[0], clock_jump_ms=by_ms, clock_waits_ms=1_000))
+        if confirms:
+            self.handle(events.ClocksConfirmed("ana"))
+
     def drain(self, which: int) -> None:
         self.handle(events.NodeDrained(NAMES[which]))
 

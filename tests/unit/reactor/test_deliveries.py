@@ -21,8 +21,8 @@ from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import pending_deliveries
 from tests.support.builders import Scenario, a_command, a_node, a_request, an_exit
 
-ORDER = FetchOrder(("out/**",), "/home/ana/work")
-FILES = DeliveredFiles("/home/ana/work", 2, 10, beside=(("a", "a.from-job"),))
+ORDER = FetchOrder(("out/**",), "/data/ana/work")
+FILES = DeliveredFiles("/data/ana/work", 2, 10, beside=(("a", "a.from-job"),))
 
 
 def submitted(order: FetchOrder | None = ORDER) -> Scenario:

@@ -92,6 +92,7 @@ ACTIONS = {
     "started_too_soon": (whichever,),
     "listed": (names, st.integers(0, 2), st.sampled_from(["", "one", "two"])),
     "yield_to_owner": (names, st.booleans()),
+    "jump_clock": (names, st.sampled_from([0, 3_600_000, -86_400_000]), st.booleans()),
     "drain": (names,),
     "want": (names, st.booleans()),
     "cool": (names, st.booleans()),
@@ -139,6 +140,7 @@ SELDOM = (
     *("declare", "forget", "ask_again", "extend", "detach", "started", "listed", "look", "jump", "restart"),
     *(
         "yield_to_owner",
+        "jump_clock",
         "drain",
         "want",
         "cool",

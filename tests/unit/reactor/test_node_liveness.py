@@ -14,6 +14,7 @@ from distributed_grid.domain.events import (
     AttemptPaused,
     AttemptsListed,
     AttemptStarted,
+    ClocksConfirmed,
     ControlPlaneStarted,
     EngineNode,
     EngineObserved,
@@ -30,6 +31,7 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState, LeaseEnd, NodeState
 from distributed_grid.reactor import decide, pending
+from distributed_grid.reactor.dispatch import REPORT_BURST
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from tests.support.builders import GB, NOW, Scenario, a_capacity, a_node, a_request, a_usage, an_exit, thresholds
@@ -381,3 +383,37 @@ def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
     scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
     scenario.ask(a_request("r1"))
     assert heartbeat(scenario, BUSY, 60) == []
+
+
+def test_a_jump_of_a_nodes_clock_is_recorded_once_and_so_is_its_end(new_scenario):
+    scenario = new_scenario()
+    jumped = HeartbeatReceived("gpu1", Usage(), clock_jump_ms=40 * 86_400_000, clock_waits_ms=60_000)
+    (record,) = scenario.handle(jumped).records
+    assert (record.type, record.node, record.data["jumped_seconds"]) == ("clock-jumped", "gpu1", 40 * 86_400)
+    assert scenario.handle(jumped).records == []
+    (record,) = scenario.handle(HeartbeatReceived("gpu1", Usage())).records
+    assert record.type == "clock-steady"
+    assert scenario.handle(HeartbeatReceived("gpu1", Usage())).records == []
+
+
+def test_confirmed_clocks_are_told_to_the_agents_until_their_jumps_are_over(new_scenario):
+    scenario = new_scenario()
+    jumped = HeartbeatReceived("gpu1", Usage(), clock_jump_ms=5_000_000, clock_waits_ms=60_000)
+    assert scenario.handle(ClocksConfirmed("ana")).records == []
+    scenario.handle(jumped)
+    (record,) = scenario.handle(ClocksConfirmed("ana")).records
+    assert (record.type, record.user, record.node) == ("clock-confirmed", "ana", "gpu1")
+    assert scenario.handle(ClocksConfirmed("ana")).records == []
+    scenario.handle(jumped)
+    assert scenario.ledger.observations["gpu1"].clock_confirmed
+    scenario.handle(replace(jumped, clock_jump_ms=9_000_000))
+    assert not scenario.ledger.observations["gpu1"].clock_confirmed, "that is another jump"
+
+
+def test_an_agent_whose_clock_jumps_without_end_fills_no_audit_trail(new_scenario):
+    scenario = new_scenario()
+    records = 0
+    for number in range(1000):
+        found = scenario.handle(HeartbeatReceived("gpu1", Usage(), clock_jump_ms=1_000_000 + number, clock_waits_ms=1))
+        records += len(found.records)
+    assert records <= REPORT_BURST

@@ -177,7 +177,7 @@ class AwsOfferCatalog:
             return None
         now = self._clock()
         at, quota = self._quotas.get(code, (float("-inf"), None))
-        if now - at >= QUOTA_SECONDS:
+        if not 0 <= now - at < QUOTA_SECONDS:  # also where the clock was ahead when it was read
             try:
                 quota = self._client.quota(code)
             except GridError:  # nobody answers there: asking for each would only take longer

@@ -27,9 +27,9 @@ from distributed_grid.adapters.clouds.slurm_pilot import (
     CPU_VARIABLE,
     MEMORY_VARIABLE,
     NOTICE_SIGNAL,
+    Leftovers,
     PilotFiles,
     pilot_script,
-    remove_leftovers,
 )
 from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, SlurmNodes, SlurmQueue, run_command
 from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, provider_settings
@@ -67,8 +67,8 @@ class SlurmProvider(CloudProviderBase):
     ) -> None:
         """`run` runs the commands of Slurm, `clock` is the time since 1970 in seconds."""
         self._settings = _checked(settings)
-        self._clock = clock
         self._directory = Path(self._settings.directory).expanduser()
+        self._leftovers = Leftovers(self._directory)
         self._queue = SlurmQueue(run or partial(run_command, config_file=self._settings.config_file), clock=clock)
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
@@ -94,7 +94,7 @@ class SlurmProvider(CloudProviderBase):
         for tag, job in self._tagged():
             if tag.grid_id == grid_id:
                 jobs.setdefault(tag.worker_id, []).append(job)
-        remove_leftovers(self._directory, grid_id, jobs.keys(), self._clock())
+        self._leftovers.remove(grid_id, jobs.keys())
         alive = []
         for worker_id, mine in jobs.items():
             if all(job.phase == "gone" for job in mine):

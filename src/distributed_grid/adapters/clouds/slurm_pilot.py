@@ -19,7 +19,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distributed_grid.errors import GridError, Unreachable
@@ -122,14 +122,28 @@ def _suffix(grid_id: str) -> str:
     return f"-{hashlib.sha256(grid_id.encode()).hexdigest()[:8]}"
 
 
-def remove_leftovers(directory: Path, grid_id: str, known: Collection[str], now: float) -> None:
-    """Remove the folders of a grid's workers whose jobs Slurm has forgotten, some time after their last use."""
-    suffix = _suffix(grid_id)
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
-            worker_id = entry.name.removesuffix(suffix)
-            if worker_id != entry.name and worker_id not in known and now - entry.stat().st_mtime > LEFTOVER_SECONDS:
-                shutil.rmtree(entry.path, ignore_errors=True)
+class Leftovers:
+    """Folders of workers whose jobs Slurm has forgotten. One is removed some time after it was first seen, by a clock
+    that nobody can set: a worker that is being submitted is not known to Slurm yet, either."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    def remove(self, grid_id: str, known: Collection[str]) -> None:
+        """Remove the folders of a grid, but not those of the `known` workers."""
+        suffix, now = _suffix(grid_id), self._clock()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._directory):
+                worker_id = entry.name.removesuffix(suffix)
+                if worker_id == entry.name:
+                    continue
+                if worker_id in known:
+                    self._seen.pop(entry.name, None)
+                elif now - self._seen.setdefault(entry.name, now) > LEFTOVER_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    del self._seen[entry.name]
 
 
 def _is_locked(descriptor: int) -> bool:

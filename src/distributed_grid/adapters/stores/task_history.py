@@ -141,9 +141,9 @@ class TaskHistory:
 
         return self._attempt(read, [], "it begins anew")
 
-    def fold(self, now_ms: int) -> int:
-        """Fold some of the rows that are too old, or too many, into summaries; how many. 0: none are left."""
-        return self._attempt(lambda db: _fold(db, now_ms - KEPT_MS), 0, "old runs stay")
+    def fold(self, before_ms: int) -> int:
+        """Fold some of the rows that ended before, or are too many, into summaries; how many. 0: none are left."""
+        return self._attempt(lambda db: _fold(db, before_ms), 0, "old runs stay")
 
     def close(self) -> None:
         if self._db is not None:

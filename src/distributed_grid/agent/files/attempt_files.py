@@ -1,4 +1,4 @@
-"""Files of attempts: read by the control plane over streams with credit, removed after a month.
+"""Files of attempts: read by the control plane over streams with credit, removed after a month of their machine's age.
 
 Nothing outside an attempt's own directory can be named, not even through a link.
 """
@@ -6,12 +6,14 @@ Nothing outside an attempt's own directory can be named, not even through a link
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+from distributed_grid.adapters.age_clock import sealed, unsealed
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
 from distributed_grid.adapters.workdir.paths import display_path
@@ -19,6 +21,7 @@ from distributed_grid.adapters.workdir.secret_files import SecretFilter, is_secr
 from distributed_grid.adapters.workdir.tree_digests import ListedTree, TreeDigests
 from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
 from distributed_grid.agent.files.job_dir import (
+    AGE,
     CHECKPOINT_DIR,
     CONTROL,
     EXIT,
@@ -31,7 +34,7 @@ from distributed_grid.agent.files.job_dir import (
     open_job_folder,
 )
 from distributed_grid.errors import GridError
-from distributed_grid.posix.private_files import open_regular
+from distributed_grid.posix.private_files import open_regular, write_private
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
@@ -52,7 +55,7 @@ MAX_STREAMS, MAX_LISTINGS = 256, 16
 MAX_DIGESTED = 16
 MANIFEST_SECONDS = 20.0
 """Time to get the list of the files that were shipped, before all files are listed without it."""
-KEEP_SECONDS = 30 * 86_400.0
+KEEP_MS = 30 * 86_400_000
 OUTPUT = (STDOUT.encode(), STDERR.encode())
 DIRECTORIES = (WORK.encode(), CHECKPOINT_DIR.encode())
 
@@ -279,18 +282,34 @@ def list_checkpoint(root: str, lease_id: str) -> TreeListing:
         os.close(folder)
 
 
-def remove_expired(root: Path, *, now: float, keep_seconds: float = KEEP_SECONDS) -> int:
-    """Remove what ended longer ago than it is kept, never what is alive or not acknowledged; returns how many."""
+def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
+    """Remove what ended longer ago than it is kept, never what is alive or not acknowledged; returns how many.
+
+    `age_ms` is that of an `AgeClock`. When the end of an attempt is first seen its age is written beside it, and counts
+    from then on: times of files are those of a wall clock, which may have been wrong. Where it cannot be read, or is to
+    come, it is written anew.
+    """
     removed = 0
     for control in list((root / CONTROL).iterdir()) if (root / CONTROL).is_dir() else []:
         if not is_safe_name(control.name) or (root / LIVE / control.name).exists():
             continue
-        try:
-            ended = (control / EXIT).lstat().st_mtime
-        except OSError:
+        if not os.path.lexists(control / EXIT):
             continue
-        if now - ended > keep_seconds:
+        seen_ms = _read_age(control / AGE)
+        if seen_ms is None or seen_ms > age_ms:
+            with contextlib.suppress(OSError):  # a full disk: it is seen again
+                write_private(control / AGE, sealed(str(age_ms).encode()), durable=False)
+        elif age_ms - seen_ms > keep_ms:
             for folder in (root / control.name, control):  # in this order: what is left is found again
                 shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed
+
+
+def _read_age(path: Path) -> int | None:
+    """The age in a file; None where there is none that can be believed."""
+    try:
+        content = unsealed(path.read_bytes())
+    except OSError:
+        return None
+    return int(content) if content is not None and content.isdigit() else None

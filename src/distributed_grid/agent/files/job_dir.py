@@ -21,6 +21,7 @@ Below the root, mode 0700 (files 0600):
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
             home              it ran on another machine, and its files were brought here
+            age               the age of this machine when its end was first seen; it is removed a month later
     <attempt id>/             the job's: whatever is found here is not believed
         notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
@@ -65,7 +66,7 @@ SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
 MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, STOP, EXIT, HOME = "started", "stop.json", "exit.json", "home"
+STARTED, STOP, EXIT, HOME, AGE = "started", "stop.json", "exit.json", "home", "age"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
 CHECKPOINT_DIR = "checkpoints"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped

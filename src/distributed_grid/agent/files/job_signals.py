@@ -15,6 +15,7 @@ from distributed_grid.posix.private_files import DAMAGE, read_regular, replace_f
 from distributed_grid.wire import MAX_MARKS, CheckpointAge
 
 REPORT_EVERY_MS = 10_000
+BOOT_DEADLINE = "deadline_boot_ms"
 log = logging.getLogger(__name__)
 
 
@@ -69,15 +70,16 @@ class HoldDeadline:
 
 
 def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
-    """Warn an attempt that it will be stopped; returns how many milliseconds it has. A second notice adds no time."""
-    now = time.time()
+    """Warn an attempt that it will be stopped; returns how many milliseconds it has. A second notice adds no time, and
+    takes none away, whatever became of the wall clock since the first."""
+    now, boot_now = time.time(), boot_ms()
     try:
         folder = job_dir.open_job_folder(root, attempt_id)
         try:
             before = job_dir.parse_json(read_regular(job_dir.NOTICE, folder, job_dir.MAX_FILE_BYTES))
-            if isinstance(before, dict) and isinstance(before.get("deadline"), float):
-                in_ms = min(in_ms, max(round(1000 * (before["deadline"] - now)), 0))
-            notice = {"reason": why, "deadline": round(now + in_ms / 1000, 3)}
+            if isinstance(before, dict) and isinstance(before.get(BOOT_DEADLINE), int):
+                in_ms = min(in_ms, max(before[BOOT_DEADLINE] - boot_now, 0))
+            notice = {"reason": why, "deadline": round(now + in_ms / 1000, 3), BOOT_DEADLINE: boot_now + in_ms}
             replace_file(job_dir.NOTICE, json.dumps(notice).encode(), folder)
         finally:
             os.close(folder)

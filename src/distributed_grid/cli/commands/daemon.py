@@ -175,6 +175,25 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     print_answer(session, info, f"running, pid {info['pid']}")
 
 
+@daemon.command(
+    Option("--confirm", is_flag=True, help="The clocks are right: delete by age again, here and on all nodes."),
+)
+def clock(session: CliSession, confirm: bool) -> None:
+    """Jumps of wall clocks; after one nothing is deleted by age for six hours, unless it is confirmed."""
+    found = session.call("confirm_clocks") if confirm else session.query("get_clocks")
+    rows = [
+        (one["node_id"] or "control plane", _span(one["jumped_seconds"]), _span(one["waits_seconds"]).lstrip("+"))
+        for one in found["clocks"]
+    ]
+    print_answer(session, found, table(("CLOCK OF", "JUMPED BY", "DELETES AGAIN IN"), rows, empty="none"))
+
+
+def _span(seconds: float | None) -> str:
+    from distributed_grid.domain.clock_jumps import span_text
+
+    return "-" if seconds is None else span_text(round(1000 * seconds))
+
+
 @daemon.command(Option("--force", is_flag=True, help="Also while workers of a provider go on, which cost money."))
 def stop(session: CliSession, force: bool) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""

@@ -43,6 +43,7 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
         f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in nodes if node["rejected"]
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
+    problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
     running = sum(1 for job in jobs if job["state"] == "running")
     leases = f"{len(found['allocations']):,} lease{'' if len(found['allocations']) == 1 else 's'}"
     summary = f"{leases}, {running:,} job{'' if running == 1 else 's'} running, {found['waiting']:,} waiting"

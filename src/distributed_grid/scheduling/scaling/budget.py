@@ -2,7 +2,9 @@
 
 - An hour costs the prices of all that is not proven gone, creations without an answer included.
 - A day (UTC) costs what was spent on it and the price of each of them until midnight, or until a minute after the end
-  that its provider gives it, if that is sooner. The day never goes back.
+  that its provider gives it, if that is sooner.
+- The day is the wall clock's. One that is back by no more than a day waits there for midnight. One that jumped by days
+  takes along what was spent, so that a wrong clock neither refuses workers for good nor pays for a day twice.
 - What costs nobody knows how much is refused where there is a budget.
 - The core-hours of a provider on a day are counted in the same way, but a worker that has not begun counts for its
   whole lifetime: nobody knows when it begins.
@@ -20,7 +22,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Spending, Worker, WorkerRules
+from distributed_grid.domain.workers import PastDay, Spending, Worker, WorkerRules
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -29,6 +31,7 @@ END_GRACE_MS = 60_000
 """For how long after its end a machine that its provider ends may still be charged for."""
 FOR_EVER_MS = 10**15
 """Longer than anything lasts."""
+MAX_PAST_DAYS = 3
 CORE_MS = HOUR_MS // 1000
 """Milliseconds of a core in a thousandth of a core-hour."""
 
@@ -175,8 +178,9 @@ def usd(micro: int) -> str:
 
 
 def current_day(ledger: Ledger, wall_ms: int) -> int:
-    """The day (UTC) that is spent on: the wall clock's, unless a later one has begun already."""
-    return max([wall_ms // DAY_MS, *(row.day for row in ledger.spending.values())])
+    """The day (UTC) that is spent on: the wall clock's, unless the next one has begun already."""
+    day = wall_ms // DAY_MS
+    return day + 1 if any(row.day == day + 1 for row in ledger.spending.values()) else day
 
 
 def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
@@ -215,17 +219,48 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     row = ledger.spending.get(provider)
     if row is None:
         return Spending(provider, day, 0, now)
-    since, spent, used_ms = row.as_of_ms, row.spent_micro, row.core_ms
-    if day != row.day:
-        midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else since
-        since, spent, used_ms = max(since, midnight), 0, 0
+    if day > row.day and _has_passed(row, day, now, wall_ms):
+        midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else row.as_of_ms
+        until_ms = min(max(midnight, row.as_of_ms), now)
+        if day == row.day + 1:  # of a longer time nobody knows how much of it was on that day
+            row = _charge_until(ledger, row, now, until_ms)
+        left = PastDay(row.first_day or row.day, row.spent_micro, row.core_ms)
+        row = Spending(provider, day, 0, until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
+    elif day != row.day:
+        row = _returned_to(row, day)
+    return _charge_until(ledger, row, now, now)
+
+
+def _has_passed(row: Spending, day: int, now: int, wall_ms: int) -> bool:
+    """True if the day of a row is over: the next one begins, or as much time has passed as the wall clock says."""
+    return day == row.day + 1 or wall_ms - (row.day + 1) * DAY_MS <= now - row.as_of_ms + HOUR_MS
+
+
+def _returned_to(row: Spending, day: int) -> Spending:
+    """A row under another day, because the wall clock jumped: what was spent stays spent, and if that day was left
+    before, what it had cost counts again."""
+    index = next((index for index, past in enumerate(row.past) if past.day == day), len(row.past))
+    again, first_day = row.past[index:], row.first_day or row.day
+    return replace(
+        row,
+        day=day,
+        first_day=0 if again or day == first_day else first_day,
+        spent_micro=row.spent_micro + sum(past.spent_micro for past in again),
+        core_ms=row.core_ms + sum(past.core_ms for past in again),
+        past=row.past[:index],
+    )
+
+
+def _charge_until(ledger: Ledger, row: Spending, now: int, until_ms: int) -> Spending:
+    """A row with what its workers have cost between its last charge and `until_ms`, which is not after `now`."""
+    spent, used_ms = row.spent_micro, row.core_ms
     for worker in ledger.workers.values():
-        if worker.provider == provider:
-            until = min(now, counted_until_ms(worker, ledger.worker_rules, now))
-            elapsed_ms = until - max(since, _began_at_ms(worker, now))
+        if worker.provider == row.provider:
+            until = min(until_ms, counted_until_ms(worker, ledger.worker_rules, now))
+            elapsed_ms = until - max(row.as_of_ms, _began_at_ms(worker, now))
             spent += cost_micro(worker.price_micro or 0, elapsed_ms)
             used_ms += core_ms(worker, elapsed_ms)
-    return Spending(provider, day, spent, now, used_ms)
+    return replace(row, spent_micro=spent, as_of_ms=until_ms, core_ms=used_ms)
 
 
 def _began_at_ms(worker: Worker, now: int) -> int:

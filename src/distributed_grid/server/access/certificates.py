@@ -11,7 +11,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ from cryptography.x509.oid import NameOID
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import write_private
 
-YEARS = 10
+VALID_FROM, VALID_UNTIL = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""Not read off the wall clock: one that was wrong when the certificate was made would make it invalid afterwards."""
 
 
 class Certificate(NamedTuple):
@@ -80,15 +81,14 @@ def make_certificate(title: str, names: Iterable[str], signer: PemCertificate | 
     """A new certificate for this machine and these names; without a signer it signs itself, and may sign others."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
-    now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name if signer is None else x509.load_pem_x509_certificate(signer.certificate).subject)
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .not_valid_before(VALID_FROM)
+        .not_valid_after(VALID_UNTIL)
         .add_extension(x509.SubjectAlternativeName([*_alternatives(names)]), critical=False)
     )
     if signer is None:

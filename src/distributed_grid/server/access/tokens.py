@@ -27,7 +27,9 @@ from distributed_grid.posix.private_files import write_private
 
 PREFIX = "grid_"
 HISTORY_MS = 30 * 86_400_000
-"""How long a token that is of no use any more stays listed."""
+"""How long a token that was revoked stays listed."""
+MAX_EXPIRED = 1_000
+"""How many tokens that have expired stay listed."""
 
 
 def new_token_id() -> str:
@@ -274,11 +276,8 @@ class TokenStore:
 
     def _save(self, file: _TokenFile) -> None:
         """Write the file durably, then use it; a write that fails changes nothing."""
-        before = self.now_ms() - HISTORY_MS
-        file = _TokenFile(
-            {name: token for name, token in file.tokens.items() if not _is_history(token, before)},
-            {name: grant for name, grant in file.grants.items() if not _is_history(grant, before)},
-        )
+        now = self.now_ms()
+        file = _TokenFile(_without_history(file.tokens, now), _without_history(file.grants, now))
         self._write(self._path, msgspec.json.encode(file))
         self._file = file
 
@@ -295,11 +294,20 @@ def _problem(token: UserToken | JoinGrant, now: int) -> str | None:
     return "has expired" if token.expires_ms and now >= token.expires_ms else None
 
 
-def _is_history(token: UserToken | JoinGrant, before: int) -> bool:
-    if isinstance(token, JoinGrant) and token.holds_a_key:
-        return False
-    over = token.revoked_ms or token.expires_ms
-    return bool(over) and over < before
+def _without_history(tokens: dict[str, T], now: int) -> dict[str, T]:
+    """The tokens without those that were revoked long ago, and without the oldest of too many that have expired.
+
+    One that has expired goes by number, not by age: while the wall clock is ahead it only seems so.
+    """
+    expired = [token for token in tokens.values() if token.problem(now) and not token.revoked_ms]
+    expired.sort(key=lambda token: token.expires_ms, reverse=True)
+    gone = {token.id for token in expired[MAX_EXPIRED:]}
+    before = now - HISTORY_MS
+    return {
+        name: token
+        for name, token in tokens.items()
+        if name not in gone and not (token.revoked_ms and token.revoked_ms < before)
+    }
 
 
 def _revoked(token: T, now: int) -> T:

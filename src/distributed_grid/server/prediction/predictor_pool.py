@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory, TaskType
+from distributed_grid.adapters.stores.task_history import TaskHistory, TaskType
 from distributed_grid.prediction.memory_sizing import WINDOW
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
@@ -66,12 +66,13 @@ class PredictorPool:
         """The types with the latest runs."""
         return self._history.types(limit)
 
-    def take_in(self, runs: Sequence[TaskRun], now_ms: int) -> list[TaskRun] | None:
+    def take_in(self, runs: Sequence[TaskRun], before_ms: int) -> list[TaskRun] | None:
         """Store runs, and learn those that are new, which are returned; None where they could not be stored.
 
-        What is older than any row that is kept is left out: nobody could tell whether it was recorded before.
+        What ended before `before_ms`, as no row that is kept, is left out: nobody could tell whether it was recorded
+        before.
         """
-        new = self._history.record([run for run in runs if run.ended_at_ms >= now_ms - KEPT_MS])
+        new = self._history.record([run for run in runs if run.ended_at_ms >= before_ms])
         if new is None:
             return None
         by_type: dict[TypeKey, list[TaskRun]] = defaultdict(list)
@@ -113,9 +114,9 @@ class PredictorPool:
         found, self._untrained = self._untrained, set()
         return sorted(found & self._predictors.keys())
 
-    def fold(self, now_ms: int) -> int:
-        """Fold some of the old rows; 0: none are left."""
-        return self._history.fold(now_ms)
+    def fold(self, before_ms: int) -> int:
+        """Fold some of the rows of runs that ended before; 0: none are left."""
+        return self._history.fold(before_ms)
 
     def close(self) -> None:
         self._history.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from distributed_grid.adapters.stores.task_history import TaskHistory
+from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
 from distributed_grid.api import requests
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import BadInput, GridError
@@ -65,11 +65,14 @@ class PredictionService:
         update_interval_seconds: float,
         now_ms: Callable[[], int],
         viewer: Callable[[], Viewer],
+        cutoff_ms: Callable[[int], int] | None = None,
     ) -> None:
+        """`cutoff_ms` says before which time of the grid a run is older than so long."""
         self._pool = PredictorPool(history, settings)
         self._settings = settings
         self._update_interval_seconds = update_interval_seconds
         self._now_ms = now_ms
+        self._cutoff_ms = cutoff_ms or (lambda keep_ms: now_ms() - keep_ms)
         self._viewer = viewer
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prediction")
         self._waiting: deque[TaskRun] = deque(maxlen=MAX_WAITING_RUNS)
@@ -170,7 +173,7 @@ class PredictionService:
 
     async def _take_in(self, runs: list[TaskRun]) -> list[TaskRun] | None:
         """Store and learn these runs; those that were new. None where that failed; then they wait."""
-        new = await self._in_thread(self._pool.take_in, runs, self._now_ms())
+        new = await self._in_thread(self._pool.take_in, runs, self._cutoff_ms(KEPT_MS))
         if new is None:
             room = MAX_WAITING_RUNS - len(self._waiting)
             self._waiting.extendleft(reversed(runs[-room:] if room else []))
@@ -191,7 +194,7 @@ class PredictionService:
     async def _fold(self) -> int:
         """Fold all rows that are too old, in short steps; how many."""
         total = 0
-        while folded := await self._in_thread(self._pool.fold, self._now_ms()):
+        while folded := await self._in_thread(self._pool.fold, self._cutoff_ms(KEPT_MS)):
             total += folded
         return total
 

@@ -20,17 +20,21 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from distributed_grid import __version__
+from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.differences import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
+from distributed_grid.domain.clock_jumps import jump_text
+from distributed_grid.domain.events import ClocksConfirmed
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.errors import BadInput, ProtocolError, Refused
+from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
     ConfigComparison,
     NamedConfigs,
@@ -184,6 +188,7 @@ class DaemonService:
         grid: Grid,
         idle_timer: IdleTimer,
         listener: NetworkListener,
+        ages: AgeClock,
         *,
         apply_live: Callable[[ClusterConfig], Awaitable[list[str]]],
     ) -> None:
@@ -196,6 +201,7 @@ class DaemonService:
         self._grid = grid
         self._idle_timer = idle_timer
         self._listener = listener
+        self._ages = ages
 
     async def hello(self, op: requests.ClientHello) -> View:
         """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
@@ -315,7 +321,22 @@ class DaemonService:
             "handing_over": handing_over,
         }
 
+    async def clocks(self) -> View:
+        """The wall clocks of the control plane and of the nodes on other machines, with their pending jumps."""
+        state = self._ages.look()
+        by_ms = state.jump.by_ms if state.jump is not None else 0
+        others = await self._grid.read(_other_clocks)
+        return {"clocks": [_clock_row(None, by_ms, state.waits_ms), *others]}
+
+    async def confirm_clocks(self, caller: Caller) -> View:
+        """End the waits: here at once, on nodes with their next heartbeats. A second time is harmless."""
+        self._ages.confirm()
+        await self._grid.handle(ClocksConfirmed(caller.user))
+        return await self.clocks()
+
     async def info(self) -> View:
+        state = self._ages.look()
+        jumped = [jump_text("this machine", state.jump.by_ms, state.waits_ms)] if state.jump is not None else []
         return {
             "pid": os.getpid(),
             "socket": self._state_dir.socket,
@@ -328,7 +349,7 @@ class DaemonService:
             "python": sys.version.split()[0],
             "host": socket.gethostname(),
             "rest": self._listener.url,
-            "warnings": [*self._selected.config.warnings, *self._selected.notes()],
+            "warnings": [*self._selected.config.warnings, *self._selected.notes(), *jumped],
         }
 
     async def config(self) -> View:
@@ -356,6 +377,24 @@ class DaemonService:
     def _set_keep_running(self, keep_running: bool) -> None:
         self._idle_timer.keep_running = keep_running
         save_selection(self._selected, self._state_dir, stay=keep_running)
+
+
+def _other_clocks(ledger: Ledger, now: int) -> list[View]:
+    nodes = (node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST))
+    heard = (ledger.observations.get(name) for name in nodes)
+    return [
+        _clock_row(seen.node, 0 if seen.clock_confirmed else seen.clock_jump_ms, seen.clock_waits_ms)
+        for seen in heard
+        if seen is not None
+    ]
+
+
+def _clock_row(node: str | None, by_ms: int, waits_ms: int) -> View:
+    return {
+        "node_id": node,
+        "jumped_seconds": by_ms / 1000 if by_ms else None,
+        "waits_seconds": waits_ms / 1000 if by_ms else None,
+    }
 
 
 def _node_names(ledger: Ledger, now: int) -> View:

@@ -347,11 +347,13 @@ def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | No
     return FetchOrder(op.fetch, op.fetch_to, op.overwrite, op.umask)
 
 
-async def trim_content_forever(grid: Grid, content: ContentStore) -> None:
-    """Trim at once and every hour, until cancelled."""
+async def trim_content_forever(grid: Grid, content: ContentStore, may_delete: Callable[[], bool]) -> None:
+    """Trim at once and every hour, until cancelled; not while the wall clock, which the times of files are of, may be
+    wrong."""
     while True:
         try:
-            await trim_content(grid, content)
+            if may_delete():
+                await trim_content(grid, content)
         except (GridError, OSError) as failure:
             log.warning("could not trim shipped working directories: %s", failure)
         await asyncio.sleep(TRIM_SECONDS)

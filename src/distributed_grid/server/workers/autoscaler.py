@@ -110,7 +110,7 @@ class Autoscaler:
             return
         await self.read_types()
         if self._expected is not None:
-            await self._expected.start(wall_ms())
+            await self._expected.start(self._grid.now_ms())
         while True:
             await self._sleep()
             try:
@@ -185,7 +185,7 @@ class Autoscaler:
     async def evaluate_now(self) -> tuple[ScalingPlan, list[str]]:
         """Evaluate once and act; what is done, and the workers that are wanted because of it."""
         if self._expected is not None:
-            self.warm = await self._expected.sample(wall_ms())
+            self.warm = await self._expected.sample(self._grid.now_ms())
         ids = tuple(new_worker_id() for _ in range(MAX_STARTS))
         answer = await self._grid.handle(ScalingEvaluated(ids, wall_ms(), self.warm))
         assert isinstance(answer, ScalingAnswer)
@@ -217,14 +217,16 @@ def _template(worker: Worker) -> Worker:
 class ExpectedLoad:
     """Learns the load of a grid, and says how many workers to keep."""
 
-    def __init__(self, grid: Grid, store: MinuteStore) -> None:
+    def __init__(self, grid: Grid, store: MinuteStore, *, cutoff_ms: Callable[[int], int] | None = None) -> None:
+        """`cutoff_ms` says before which time of the grid something is older than so long."""
         self._grid = grid
         self._store = store
+        self._cutoff_ms = cutoff_ms
         self._pool = WarmPool()
 
-    async def start(self, wall_ms: int) -> None:
+    async def start(self, now_ms: int) -> None:
         """Learn what was known before."""
-        rows = await asyncio.to_thread(self._store.load, wall_ms - KEPT_MS, wall_ms)
+        rows = await asyncio.to_thread(self._store.load, now_ms - KEPT_MS, now_ms)
         await asyncio.to_thread(self._learn, rows)
 
     def _learn(self, rows: list[tuple[str, bytes]]) -> None:
@@ -232,14 +234,15 @@ class ExpectedLoad:
             slot, load_sum, counts = _LOAD_ROW.unpack(row)
             self._pool.learn(LoadSlot(slot, load_sum, counts >> 32, counts & 0xFFFFFFFF))
 
-    async def sample(self, wall_ms: int) -> int:
-        """Learn the load of this moment; how many workers are to be kept."""
+    async def sample(self, now_ms: int) -> int:
+        """Learn the load of this moment of the grid's time; how many workers are to be kept."""
         load, own, workers, in_use = await self._grid.read(lambda ledger, now: read_load(ledger))
-        ended = self._pool.observe(wall_ms, load, in_use)
+        ended = self._pool.observe(now_ms, load, in_use)
         if ended is not None:
             row = _LOAD_ROW.pack(ended.slot, ended.load_sum, ended.samples << 32 | ended.workers_in_use)
             written = [(ended.slot * SLOT_MS, LOAD, row)]
-            await asyncio.to_thread(self._store.write, written, before_ms=wall_ms - KEPT_MS)
+            before_ms = now_ms - KEPT_MS if self._cutoff_ms is None else self._cutoff_ms(KEPT_MS)
+            await asyncio.to_thread(self._store.write, written, before_ms=before_ms)
         rules = self._grid.ledger.scaling
         return self._pool.size(workers, in_use, own_milli=own, target_milli=rules.target_milli, limit=rules.max_workers)
 

@@ -86,7 +86,7 @@ def test_runs_of_more_than_90_days_ago_become_a_summary_of_their_type(tmp_path: 
     old = [a_run(i, ended_at_ms=NOW - KEPT_MS - 1 - i) for i in range(FOLD_ROWS + 10)]
     kept = [a_run(i + 10_000, ended_at_ms=NOW - KEPT_MS) for i in range(5)]
     history.record([*old, *kept])
-    assert [history.fold(NOW), history.fold(NOW), history.fold(NOW)] == [FOLD_ROWS, 10, 0]
+    assert [history.fold(NOW - KEPT_MS), history.fold(NOW - KEPT_MS), history.fold(NOW - KEPT_MS)] == [FOLD_ROWS, 10, 0]
     assert history.runs("ana", "sleep #", 9999) == kept
     assert history.summary("ana", "sleep #") == RunSummary().plus(old)
     assert history.summary("ana", "other") == RunSummary()
@@ -167,8 +167,8 @@ def test_the_oldest_types_are_forgotten_beyond_the_most(tmp_path: Path) -> None:
         rows = [("ana", f"k{i}", 0, NOW - 1) for i in range(task_history.MAX_TYPES - 1)]
         db.executemany("INSERT INTO types (user, key, samples, last_at_ms) VALUES (?, ?, ?, ?)", rows)
     db.close()
-    assert history.fold(NOW) == 1
+    assert history.fold(NOW - KEPT_MS) == 1
     assert history.runs("ana", "old", 9) == []
     assert history.runs("ana", "new", 9) == [a_run(2, key="new")]
-    assert history.fold(NOW) == 0
+    assert history.fold(NOW - KEPT_MS) == 0
     history.close()

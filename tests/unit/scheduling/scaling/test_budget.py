@@ -114,3 +114,61 @@ def test_what_ran_before_it_was_seen_to_have_left_the_queue_is_charged_up_to_its
     assert charge_unseen(spent, worker, NOON + 9 * HOUR_MS).core_ms == 2 * (HOUR_MS + END_GRACE_MS)
     began = charge_unseen(spent, worker, NOON + HOUR_MS, NOON + HOUR_MS // 2)
     assert (began.core_ms, began.spent_micro) == (HOUR_MS, DOLLAR // 2)
+
+
+def a_day_with_spending() -> Ledger:
+    ledger = a_ledger(rules=WorkerRules(budget_per_day_micro=3 * DOLLAR))
+    ledger.apply([Spending("slurm", DAY, 2 * DOLLAR, NOON)])
+    return ledger
+
+
+@pytest.mark.parametrize("days", [40, 365, -40, -365])
+def test_a_look_at_a_wrong_clock_refuses_no_worker_afterwards_and_forgets_no_spending(days: int) -> None:
+    ledger = a_day_with_spending()
+    wrong = NOON + 1_000 + days * DAY_MS
+    ledger.apply([settle(ledger, "slurm", NOON + 1_000, wrong)])
+    assert ledger.spending["slurm"].day == DAY + days
+    state = budget_state(ledger, NOON + 20_000, NOON + 20_000)
+    assert (state.day, state.spent_micro) == (DAY, 2 * DOLLAR)
+    assert state.until_midnight_ms == 12 * HOUR_MS - 20_000
+    assert state.refusal(a_worker(price_micro=DOLLAR // 20)) is None
+    assert state.refusal(a_worker(price_micro=DOLLAR)) is not None
+
+
+def test_turning_the_clock_to_and_fro_pays_for_no_second_day() -> None:
+    ledger, now = a_day_with_spending(), NOON
+    for days in (40, 0, 365, 366, 0, -40, -41, 0):
+        now += 10_000
+        ledger.apply([settle(ledger, "slurm", now, now + days * DAY_MS)])
+        if days == 0:
+            assert budget_state(ledger, now, now).spent_micro == 2 * DOLLAR
+
+
+def test_a_clock_a_day_ahead_begins_the_next_day_once() -> None:
+    ledger, now = a_day_with_spending(), NOON
+    for days in (1, 0, 1, 0):
+        now += 10_000
+        ledger.apply([settle(ledger, "slurm", now, now + days * DAY_MS)])
+        assert ledger.spending["slurm"].day == DAY + 1
+    ledger.apply([charge_unseen(ledger.spending["slurm"], a_worker(), NOON + HOUR_MS)])
+    tomorrow = (DAY + 1) * DAY_MS + HOUR_MS
+    assert settle(ledger, "slurm", tomorrow, tomorrow).spent_micro == DOLLAR
+
+
+def test_a_boot_under_a_wrong_clock_and_a_midnight_there_forget_nothing() -> None:
+    ledger, year = a_day_with_spending(), 365 * DAY_MS
+    booted = NOON + year  # the grid's time has followed the wall clock
+    ledger.apply([settle(ledger, "slurm", booted, booted)])
+    midnight = (DAY + 366) * DAY_MS + 60_000
+    ledger.apply([settle(ledger, "slurm", midnight, midnight)])
+    assert ledger.spending["slurm"].spent_micro == 0
+    right = settle(ledger, "slurm", midnight + 1_000, NOON + 60_000)
+    assert (right.day, right.spent_micro) == (DAY, 2 * DOLLAR)
+
+
+def test_a_day_that_an_earlier_version_left_a_year_ahead_comes_back() -> None:
+    ledger = a_ledger(rules=WorkerRules(budget_per_day_micro=3 * DOLLAR))
+    ledger.apply([Spending("slurm", DAY + 365, 2 * DOLLAR, NOON)])
+    state = budget_state(ledger, NOON + 1_000, NOON + 1_000)
+    assert (state.day, state.spent_micro) == (DAY, 2 * DOLLAR)
+    assert state.refusal(a_worker(price_micro=DOLLAR // 20)) is None

@@ -11,6 +11,7 @@ import pytest
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
 from distributed_grid.server.access.tokens import (
     HISTORY_MS,
+    MAX_EXPIRED,
     Forbidden,
     JoinGrant,
     TokenStore,
@@ -290,11 +291,32 @@ def test_of_many_who_use_one_token_at_once_one_gets_in(tokens: TokenStore) -> No
 
 
 def test_what_is_of_no_use_for_long_is_forgotten(tokens: TokenStore, wall: Wall) -> None:
-    a_grant(tokens, minutes=1)
-    a_token(tokens, expires_ms=wall.ms + 1)
+    tokens.revoke_grant(a_grant(tokens)[0])
+    tokens.revoke(split_token(a_token(tokens, "cy"))[0])
     kept = a_token(tokens)
     wall.ms += HISTORY_MS + 120_000
     a_token(tokens, "bo")
     assert tokens.grants() == []
     assert [token.user for token in tokens.tokens()] == ["ana", "bo"]
     assert tokens.user_of(kept) is not None
+
+
+@pytest.mark.parametrize("days", [40, 365])
+def test_a_wall_clock_that_was_ahead_has_cost_no_token(tokens: TokenStore, wall: Wall, days: int) -> None:
+    short = a_token(tokens, expires_ms=wall.ms + 3_600_000)
+    grant = a_grant(tokens)
+    wall.ms += days * 86_400_000
+    assert tokens.user_of(short) is None
+    a_token(tokens, "bo")  # written under that clock
+    wall.ms -= days * 86_400_000
+    assert tokens.user_of(short) is not None
+    assert join(tokens, grant).used_by == "gpu1"
+
+
+def test_of_many_expired_tokens_the_last_are_kept(tokens: TokenStore, wall: Wall) -> None:
+    for _ in range(MAX_EXPIRED + 5):
+        a_grant(tokens, minutes=1)
+        wall.ms += 1
+    wall.ms += 120_000
+    a_token(tokens)
+    assert len(tokens.grants()) == MAX_EXPIRED

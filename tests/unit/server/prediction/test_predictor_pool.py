@@ -45,41 +45,41 @@ def test_a_type_without_a_history_has_no_predictor(pool: PredictorPool) -> None:
 
 
 def test_a_predictor_is_read_from_the_history_and_learns_what_comes(pool: PredictorPool) -> None:
-    assert pool.take_in(runs(25), NOW) == runs(25)
+    assert pool.take_in(runs(25), NOW - KEPT_MS) == runs(25)
     assert pool.cached(TASK) is None
     predictor = pool.load(TASK)
     assert predictor is not None
     assert predictor.samples == 25
     assert pool.load(TASK) is predictor
-    assert pool.take_in(runs(30), NOW) == runs(5, first=25)
+    assert pool.take_in(runs(30), NOW - KEPT_MS) == runs(5, first=25)
     assert predictor.samples == 30
     assert predictor.tier()[0] is Tier.ML
 
 
 def test_of_many_runs_at_once_the_last_are_learned_and_all_are_counted(pool: PredictorPool) -> None:
-    pool.take_in(runs(5), NOW)
+    pool.take_in(runs(5), NOW - KEPT_MS)
     predictor = pool.load(TASK)
     assert predictor is not None
-    pool.take_in(runs(10 * MAX_LEARNED, first=5), NOW)
+    pool.take_in(runs(10 * MAX_LEARNED, first=5), NOW - KEPT_MS)
     assert predictor.samples == 5 + 10 * MAX_LEARNED
 
 
 def test_samples_beyond_those_that_are_read_count(pool: PredictorPool) -> None:
-    pool.take_in(runs(TRAINING_RUNS + 50), NOW)
+    pool.take_in(runs(TRAINING_RUNS + 50), NOW - KEPT_MS)
     predictor = pool.load(TASK)
     assert predictor is not None
     assert predictor.samples == TRAINING_RUNS + 50
 
 
 def test_runs_from_before_the_kept_time_are_left_out(pool: PredictorPool) -> None:
-    assert pool.take_in(runs(3, ended_at_ms=NOW - KEPT_MS - 1), NOW) == []
+    assert pool.take_in(runs(3, ended_at_ms=NOW - KEPT_MS - 1), NOW - KEPT_MS) == []
 
 
 def test_training_replaces_what_is_in_memory_and_reports_both(pool: PredictorPool) -> None:
-    pool.take_in(runs(40), NOW)
+    pool.take_in(runs(40), NOW - KEPT_MS)
     before = pool.load(TASK)
     assert pool.take_untrained() == []
-    pool.take_in(runs(1, first=40), NOW)
+    pool.take_in(runs(1, first=40), NOW - KEPT_MS)
     assert pool.take_untrained() == [TASK]
     assert pool.take_untrained() == []
     trained = pool.train(TASK, NOW + 1)
@@ -91,7 +91,7 @@ def test_training_replaces_what_is_in_memory_and_reports_both(pool: PredictorPoo
 
 
 def test_training_what_nobody_asks_for_fills_no_memory(pool: PredictorPool) -> None:
-    pool.take_in(runs(40), NOW)
+    pool.take_in(runs(40), NOW - KEPT_MS)
     trained = pool.train(TASK, NOW)
     assert trained is not None
     assert trained.tier_before is None
@@ -100,9 +100,9 @@ def test_training_what_nobody_asks_for_fills_no_memory(pool: PredictorPool) -> N
 
 def test_old_runs_count_by_their_summary(pool: PredictorPool) -> None:
     old = runs(20, ended_at_ms=NOW - KEPT_MS)
-    pool.take_in(old, NOW)
+    pool.take_in(old, NOW - KEPT_MS)
     later = NOW + DAY_MS
-    assert pool.fold(later) == 20
+    assert pool.fold(later - KEPT_MS) == 20
     predictor = pool.load(TASK)
     assert predictor is not None
     assert (predictor.samples, predictor.tier()[0]) == (20, Tier.STATISTICS)
@@ -110,7 +110,7 @@ def test_old_runs_count_by_their_summary(pool: PredictorPool) -> None:
 
 def test_the_predictors_that_were_asked_for_longest_ago_leave(pool: PredictorPool) -> None:
     for i in range(MAX_PREDICTORS + 2):
-        pool.take_in(runs(1, key=f"k{i}"), NOW)
+        pool.take_in(runs(1, key=f"k{i}"), NOW - KEPT_MS)
         pool.load(TypeKey("ana", f"k{i}"))
         pool.cached(TypeKey("ana", "k0"))
     assert pool.cached(TypeKey("ana", "k0")) is not None
@@ -119,12 +119,12 @@ def test_the_predictors_that_were_asked_for_longest_ago_leave(pool: PredictorPoo
 
 
 def test_a_predictor_may_be_asked_while_it_learns(pool: PredictorPool) -> None:
-    pool.take_in(runs(40), NOW)
+    pool.take_in(runs(40), NOW - KEPT_MS)
     predictor = pool.load(TASK)
     assert predictor is not None
     asked = 0
     with ThreadPoolExecutor(1) as thread:
-        learning = thread.submit(lambda: [pool.take_in(runs(10, first=100 * i), NOW) for i in range(1, 20)])
+        learning = thread.submit(lambda: [pool.take_in(runs(10, first=100 * i), NOW - KEPT_MS) for i in range(1, 20)])
         while not learning.done():
             found = predictor.predict(asked)
             assert found is not None

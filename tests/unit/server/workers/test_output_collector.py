@@ -217,9 +217,10 @@ def test_what_came_home_is_removed_after_a_month_like_everything_else(at_home: C
         attempt = await home.job("r1")
         home.agent.ran(attempt.lease_id, b"hello")
         await home.collector().collect(WORKER)
-        marked = (home.jobs / ".control" / attempt.lease_id / "exit.json").stat().st_mtime
-        assert remove_expired(home.jobs, now=marked + 29 * 86_400) == 0
-        assert remove_expired(home.jobs, now=marked + 31 * 86_400) == 1
+        day_ms = 86_400_000
+        assert remove_expired(home.jobs, age_ms=day_ms) == 0
+        assert remove_expired(home.jobs, age_ms=30 * day_ms) == 0
+        assert remove_expired(home.jobs, age_ms=32 * day_ms) == 1
         assert not (home.jobs / attempt.lease_id).exists()
 
     at_home(scenario)
