@@ -50,7 +50,14 @@ def a_job(number: int, state: str) -> dict[str, Any]:
 
 def a_node(number: int, state: str = "alive") -> dict[str, Any]:
     lent = {"cpu_lent": 2.0, "cpu_cores": 16.0, "memory_lent_gb": 10.0, "memory_gb": 125.6, "gpus_lent": 0, "gpus": 2}
-    flags = {"cooling": False, "degraded": None, "rejected": None, "simulated": True, "pressure": 0.5}
+    flags = {
+        "cooling": False,
+        "degraded": None,
+        "clock_jump": None,
+        "rejected": None,
+        "simulated": True,
+        "pressure": 0.5,
+    }
     return {"node_id": f"gpu{number}", "state": state, **flags, **lent}
 
 
