@@ -552,6 +552,8 @@ class ManageCluster(Message, frozen=True):
     nodes: Names = ()
     force: bool = False
     purge: bool = False
+    discard_results: bool = False
+    """With `purge`: also remove results of jobs that were never fetched."""
     ray: bool = False
     auth_sock: Text = ""
     environ: dict[Name, Text] = field(default_factory=dict)
@@ -572,6 +574,8 @@ class DetachRay(Message, frozen=True):
     """Detach from the Ray cluster, leaving nothing there; with `force` also from one that is gone."""
 
     force: bool = False
+    discard_results: bool = False
+    """Also remove results of jobs that were never fetched."""
 
 
 class DrainNode(Message, frozen=True):

@@ -219,7 +219,7 @@ def grid(ray: RayHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[She
         yield shell
     finally:
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
-            shell("cluster", "detach", "--force", timeout=100)
+            shell("cluster", "detach", "--force", "--discard-results", timeout=100)
         shell.close()
 
 

@@ -84,6 +84,43 @@ def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(grid: Cluste
     assert [remains(host) for host in lab] == [([], [])] * 3
 
 
+def test_a_purge_removes_no_result_that_was_never_fetched(grid: Cluster, lab: Lab) -> None:
+    gpu1, gpu2 = lab.host("gpu1"), lab.host("gpu2")
+    assert all(row["ok"] for row in grid.results("start", "gpu1", "gpu2").values())
+    (grid.cwd / "shipped.txt").write_text("shipped\n")
+    script = "mkdir __pycache__; echo x > __pycache__/y; echo 42 > model.bin; echo trained; echo careful >&2"
+    for node in ("gpu1", "gpu2"):
+        grid("run-shared", "-j", f"train-{node}", "-n", node, "-w", "60", "sh", "-c", script, check=0)
+    grid("run-shared", "-j", "plain", "-n", "gpu1", "-w", "60", "cat", "shipped.txt", check=0)
+    # The agent of gpu2 is down: SSH looks there.
+    assert grid.results("stop", "gpu2")["gpu2"]["ok"]
+    agent = agent_of(gpu1)
+    for options in ((), ("--force",)):
+        refused = grid.results("stop", "--purge", *options, "gpu1", "gpu2", check=1)
+        for node in ("gpu1", "gpu2"):
+            assert refused[node]["results"] == [{"job_id": f"train-{node}", "files": 1, "bytes": 3}]
+            assert refused[node]["detail"] == (
+                f"{node} has results that were never fetched: train-{node} (1 file, 3 bytes); "
+                "fetch them with: grid jobs fetch JOB, or remove them with --discard-results"
+            )
+    assert agent_of(gpu1) == agent
+    assert grid.is_alive("gpu1"), "not even drained"
+    for host in (gpu1, gpu2):
+        assert host.run(["find", host.home, "-name", "model.bin", "-size", "-4c"]).stdout.count("\n") == 1
+    # What was fetched may go, and what was printed is read here from now on.
+    grid("jobs", "fetch", "train-gpu1", "--to", "results", check=0)
+    assert (grid.cwd / "results/model.bin").read_text() == "42\n"
+    assert grid.results("stop", "--purge", "gpu1")["gpu1"]["detail"] == "stopped, removed"
+    assert "needs --purge" in grid("cluster", "stop", "--discard-results", "gpu2", check=2).stderr
+    insisted = grid.results("stop", "--purge", "--discard-results", "gpu2")
+    assert insisted["gpu2"]["detail"] == "nothing ran there, removed"
+    assert [remains(host) for host in (gpu1, gpu2)] == [([], [])] * 2
+    for node in ("gpu1", "gpu2"):
+        logs = grid("jobs", "logs", f"train-{node}", check=0)
+        assert (logs.stdout, logs.stderr) == ("trained\n", "careful\n")
+    assert grid("jobs", "logs", "plain", check=0).stdout == "shipped\n"
+
+
 def test_what_the_page_about_clusters_tells_to_type_works(grid: Cluster) -> None:
     page = (PROJECT / "docs/guide/cluster.md").read_text()
     typed = re.findall(r"^\$ grid (.*)$", page, re.MULTILINE)
