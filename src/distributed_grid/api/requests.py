@@ -622,6 +622,8 @@ class TerminateWorkers(Message, frozen=True):
     worker_ids: Annotated[Names, Meta(min_length=1)]
     force: bool = False
     provider: Name = ""
+    discard_results: bool = False
+    """With `force`: also where results of jobs were neither fetched nor brought here."""
 
 
 class ListWorkerOffers(Message, frozen=True):

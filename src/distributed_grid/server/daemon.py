@@ -263,7 +263,7 @@ class Daemon:
         self._workers = WorkerReconciler(
             grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id, on_alarm=self._alarm
         )
-        workers = WorkerService(grid, viewer, catalog, tokens)
+        workers = WorkerService(grid, viewer, catalog, tokens, self._guard)
         predictive = config.resource_sharing.policy == PREDICTIVE
         load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=LOAD_ROW_BYTES)
         self._autoscaler = Autoscaler(

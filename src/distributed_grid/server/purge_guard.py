@@ -73,7 +73,17 @@ class PurgeRefused(Refused):
 class PurgeGuard:
     """Checks a node before its files are removed."""
 
-    def __init__(self, grid: Grid, files: AttemptFiles, remote: RemoteFiles, jobs: Path) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        files: AttemptFiles,
+        remote: RemoteFiles,
+        jobs: Path,
+        *,
+        max_jobs: int = MAX_JOBS,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> None:
+        self._max_jobs, self._max_output_bytes = max_jobs, max_output_bytes
         self._grid = grid
         self._files = files
         self._remote = remote
@@ -106,26 +116,27 @@ class PurgeGuard:
     # ------------------------------------------------------------------ results
 
     async def _check_results(self, node: str, examined: set[str], stopped: StoppedNodeFiles | None) -> None:
-        jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node))
+        jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node, self._max_jobs))
         by_attempt = {job.attempts[-1].lease_id: job for job in jobs if job.attempts[-1].lease_id not in examined}
         for lease_id in [one for one, job in by_attempt.items() if self._files.is_here(job.attempts[-1])]:
             del by_attempt[lease_id]
         try:
             counted = await self._count(by_attempt, stopped)
         except GridError as failure:
-            first = next(iter(by_attempt.values())).id
+            last = next(iter(by_attempt.values())).id
+            jobs_text = "1 job" if len(by_attempt) == 1 else f"{len(by_attempt)} jobs"
             raise PurgeRefused(
-                f"{node} cannot be asked for the results of {len(by_attempt)} jobs that were not fetched, the last is "
-                f"{first}: {failure}; remove them with {INSIST}"
+                f"{node} cannot be asked for the results of {jobs_text} that were not fetched, the last is {last}: "
+                f"{failure}; remove them with {INSIST}"
             ) from failure
         if counted:
             raise _not_fetched(node, [_result(by_attempt[one], found) for one, found in counted.items()])
         if not is_all:
             raise PurgeRefused(
-                f"more than {MAX_JOBS:,} jobs have ended on {node}, and only the results of the last ones can be "
+                f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones can be "
                 f"looked for; remove them all with {INSIST}"
             )
-        examined |= by_attempt.keys()
+        examined.update(by_attempt)
 
     async def _count(self, by_attempt: dict[str, Job], stopped: StoppedNodeFiles | None) -> dict[str, Counted]:
         """The attempts that have left results, newest first."""
@@ -164,7 +175,8 @@ class PurgeGuard:
         attempts = await self._grid.query(lambda store: ended_attempts(store, node))
         lost = "there are too many attempts" if len(attempts) > MAX_ATTEMPTS else ""
         missing = await asyncio.to_thread(self._without_output, attempts[:MAX_ATTEMPTS])
-        haul = Haul(MAX_OUTPUT_BYTES, limit_text=f"it is larger than {_size(MAX_OUTPUT_BYTES)} with that of the others")
+        limit = self._max_output_bytes
+        haul = Haul(limit, limit_text=f"it is larger than {_size(limit)} with that of the others")
         try:
             try:
                 await self._copy(self._remote, node, missing, haul)
@@ -193,13 +205,13 @@ class PurgeGuard:
                 await asyncio.to_thread(mark_home, str(self._jobs), lease_id, only_output=True)
 
 
-def unfetched_jobs(store: Store, node: str) -> tuple[list[Job], bool]:
+def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], bool]:
     """The jobs that ended on a node and of which nothing was fetched, newest first; False where there are more jobs
     than were looked at."""
-    rows = store.ended(Job.kind, node=node, limit=MAX_JOBS + 1)
-    jobs = [ended_job(row) for row in rows[:MAX_JOBS]]
+    rows = store.ended(Job.kind, node=node, limit=max_jobs + 1)
+    jobs = [ended_job(row) for row in rows[:max_jobs]]
     ran = [job for job in jobs if job.attempts and job.attempts[-1].started_at_ms]
-    return [job for job in ran if not is_fetched(store, job)], len(rows) <= MAX_JOBS
+    return [job for job in ran if not is_fetched(store, job)], len(rows) <= max_jobs
 
 
 def is_fetched(store: Store, job: Job) -> bool:

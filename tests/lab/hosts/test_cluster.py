@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_a_purge_removes_no_result_that_was_never_fetched(grid: Cluster, lab: La
     # What was fetched may go, and what was printed is read here from now on.
     grid("jobs", "fetch", "train-gpu1", "--to", "results", check=0)
     assert (grid.cwd / "results/model.bin").read_text() == "42\n"
+    # A job that ends while its node is drained has results, too: the node is stopped and keeps them.
+    go_on = f"{gpu1.home}/go-on"
+    last_words = f"until test -e {go_on}; do sleep 0.05; done; echo 7 > late.bin; echo late; exit 0"
+    code = f"trap '{last_words}' TERM; echo ready; while :; do sleep 0.05; done"
+    grid.detach("-j", "late", "-n", "gpu1", "-w", "60", "--grace", "60", "sh", "-c", code)
+    wait_until(lambda: grid("jobs", "logs", "late").stdout == "ready\n")
+    grid("jobs", "cancel", "late", check=0)
+    with ThreadPoolExecutor() as threads:
+        purge = threads.submit(grid.results, "stop", "--purge", "gpu1", check=1)
+        wait_until(lambda: grid.node("gpu1")["state"] == "draining")
+        gpu1.run(["touch", go_on])
+        late = purge.result()["gpu1"]
+    assert late["detail"].startswith(
+        "stopped, but nothing was removed: gpu1 has results that were never fetched: late "
+    )
+    assert late["results"] == [{"job_id": "late", "files": 1, "bytes": 2}]
+    assert not agent_of(gpu1)
+    assert grid.results("start", "gpu1")["gpu1"]["ok"]
+    grid("jobs", "fetch", "late", "--to", "results", check=0)
     assert grid.results("stop", "--purge", "gpu1")["gpu1"]["detail"] == "stopped, removed"
     assert "needs --purge" in grid("cluster", "stop", "--discard-results", "gpu2", check=2).stderr
     insisted = grid.results("stop", "--purge", "--discard-results", "gpu2")
@@ -119,6 +139,7 @@ def test_a_purge_removes_no_result_that_was_never_fetched(grid: Cluster, lab: La
         logs = grid("jobs", "logs", f"train-{node}", check=0)
         assert (logs.stdout, logs.stderr) == ("trained\n", "careful\n")
     assert grid("jobs", "logs", "plain", check=0).stdout == "shipped\n"
+    assert grid("jobs", "logs", "late", check=0).stdout == "ready\nlate\n"
 
 
 def test_what_the_page_about_clusters_tells_to_type_works(grid: Cluster) -> None:
