@@ -241,12 +241,12 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
 
 def test_what_jobs_have_left_is_counted_and_read_without_an_agent(node, installed):
     jobs = node.agent_dir / "jobs"
-    for attempt, files in {
+    for attempt, contents in {
         "a.1": {"work/model": "weights", "stdout": "hello"},
         "b.1": {"stderr": "x" * 600_000},
     }.items():
         (jobs / attempt / "work").mkdir(parents=True)
-        for name, content in files.items():
+        for name, content in contents.items():
             (jobs / attempt / name).write_text(content)
     (jobs / "b.1" / "stdout").symlink_to("/etc/passwd")
     asked = {"a.1": "0" * 64, "b.1": "", "gone.1": ""}
