@@ -114,15 +114,14 @@ def monday_edits_while_a_job_runs(desk: Desk) -> None:
 
 
 def tuesday_a_wrapped_command(desk: Desk) -> None:
-    wait, go = desk.gate("tuesday", "gpu1")
-    for host in ("gpu-master", "gpu2"):
-        desk.lab.host(host).outside("/tmp/tuesday").touch()
+    wait, _ = desk.gate("tuesday", "gpu1")
     wait_until(lambda: desk.query("advise_command", argv=["sh"])["elsewhere"], 30)
     work = f"{wait}; echo $GRID_NODE; echo wrapped > wrapped.txt; echo by tuesday > train.py; {HOSTILE}"
     wrapped = desk.start("offload", "wrap", "sh", "-c", work)
-    jobs = wait_until(lambda: [job for job in desk.observe("jobs", "list") if job["state"] != "ended"], 30)
+    jobs = wait_until(lambda: [job for job in desk.observe("jobs", "list") if job["state"] == "running"], 30)
     desk.edit("train.py", "edited on tuesday\n")
-    go.touch()
+    for host in desk.lab:
+        host.outside("/tmp/tuesday").touch()
     out, err = wrapped.communicate(timeout=60)
     assert wrapped.returncode == 0, err.decode()
     assert out.decode().strip() in ("gpu-master", "gpu1", "gpu2")
