@@ -60,7 +60,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         shell("workers", "list", "--all")
         living = [one["worker_id"] for one in shell.json("workers", "list")["workers"]]
         if living:
-            shell("workers", "terminate", "--force", "--wait", "30", *living)
+            shell("workers", "terminate", "--force", "--discard-results", "--wait", "30", *living)
         cloud.close()
         shell.close()
 

@@ -48,7 +48,7 @@ class Cluster(Shell):
         self.lab.mend()
         used = [host.name for host in self.lab if remains(host) != ([], [])]
         if used:
-            done = self("cluster", "stop", "--force", "--purge", *used, timeout=120)
+            done = self("cluster", "stop", "--force", "--purge", "--discard-results", *used, timeout=120)
             print(done.stdout, done.stderr, sep="\n")  # shown where something has remained
 
     def close(self) -> None:

@@ -583,6 +583,8 @@ class ManageCluster(Message, frozen=True):
     nodes: Names = ()
     force: bool = False
     purge: bool = False
+    discard_results: bool = False
+    """With `purge`: also remove results of jobs that were never fetched."""
     ray: bool = False
     auth_sock: Text = ""
     environ: dict[Name, Text] = field(default_factory=dict)
@@ -603,6 +605,8 @@ class DetachRay(Message, frozen=True):
     """Detach from the Ray cluster, leaving nothing there; with `force` also from one that is gone."""
 
     force: bool = False
+    discard_results: bool = False
+    """Also remove results of jobs that were never fetched."""
 
 
 class DrainNode(Message, frozen=True):
@@ -649,6 +653,8 @@ class TerminateWorkers(Message, frozen=True):
     worker_ids: Annotated[Names, Meta(min_length=1)]
     force: bool = False
     provider: Name = ""
+    discard_results: bool = False
+    """With `force`: also where results of jobs were neither fetched nor brought here."""
 
 
 class ListWorkerOffers(Message, frozen=True):

@@ -26,8 +26,8 @@ from distributed_grid.adapters.workdir.manifest import (
 )
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.adapters.workdir.tree_digests import TreeDigests
-from distributed_grid.agent.files.attempt_files import list_checkpoint, open_file, work_dir
-from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home
+from distributed_grid.agent.files.attempt_files import DIRECTORY_GONE, OUTPUT, list_checkpoint, open_file, work_dir
+from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home, is_output_home
 from distributed_grid.control.agent_questions import AnswerStreams
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError
@@ -128,6 +128,10 @@ class AttemptOutputFile(Struct, frozen=True):
     unchanged: int = 0
 
 
+class FilesGone(NotFound):
+    """An attempt has left no directory on its node, or none any more."""
+
+
 class RemoteFiles:
     """The streams on which the control plane reads."""
 
@@ -209,6 +213,8 @@ class RemoteFiles:
                 answer = await self._streams.next_part(answers, node)
                 if not isinstance(answer, FileListing):
                     raise ProtocolError(f"{node} sent something else than what was asked for")
+                if answer.problem == DIRECTORY_GONE:
+                    raise FilesGone(f"{node}: {answer.problem}")
                 if answer.problem:
                     raise NotFound(f"{node}: {answer.problem}")
                 if answer.files:
@@ -256,8 +262,7 @@ class AttemptFiles:
 
         Unreachable while nobody answers.
         """
-        is_checkpoint = name.startswith(CHECKPOINT_PREFIX)  # which is never brought home
-        if not (self._is_local(attempt.node) if is_checkpoint else self.is_here(attempt)):
+        if not self._is_file_here(attempt, name):
             where = (attempt.node, attempt.lease_id, name)
             return await self._remote.read(*where, offset, most, from_end=from_end)
         try:
@@ -272,6 +277,14 @@ class AttemptFiles:
             os.close(fd)
             return start, b""
         return start, await asyncio.to_thread(_read_and_close, fd, most, start)
+
+    def _is_file_here(self, attempt: Attempt, name: bytes) -> bool:
+        """Whether a file is on this machine: checkpoints are never brought home, and output may be without files."""
+        if self._is_local(attempt.node):
+            return True
+        if name in OUTPUT:
+            return is_output_home(self._jobs, attempt.lease_id)
+        return not name.startswith(CHECKPOINT_PREFIX) and self.was_brought_home(attempt)
 
     async def find_tree(self, attempt: Attempt) -> AttemptOutputFile:
         """Everything in the directory the attempt ran in, files with their digests."""

@@ -84,9 +84,13 @@ class CloudProviderManager:
         row: WorkerRow = made["workers"][0]
         return row
 
-    def terminate_worker(self, provider: str, worker_id: str, *, force: bool = False) -> WorkerRow:
-        """End a worker; one that is gone is left so. Refused while it has leases, unless forced."""
-        ended = self._call("terminate_workers", worker_ids=[worker_id], provider=provider, force=force)
+    def terminate_worker(
+        self, provider: str, worker_id: str, *, force: bool = False, discard_results: bool = False
+    ) -> WorkerRow:
+        """End a worker; one that is gone is left so. Refused while it has leases, unless forced; then refused while it
+        has results that were never fetched, unless these are discarded."""
+        options = {"force": force, "discard_results": discard_results}
+        ended = self._call("terminate_workers", worker_ids=[worker_id], provider=provider, **options)
         row: WorkerRow = ended["workers"][0]
         return row
 

@@ -46,6 +46,8 @@ class WorkerResult:
     node_id: str
     ok: bool
     detail: str
+    results: tuple[dict[str, Any], ...] = ()
+    """Results that keep a node from being purged: `job_id`, `files`, `bytes`."""
 
 
 class ResourceSharingProtocol:
@@ -89,10 +91,17 @@ class ResourceSharingProtocol:
         return _results(await self._manage("start", nodes, progress))
 
     async def stop(
-        self, *nodes: str, force: bool = False, purge: bool = False, progress: Callable[[str, str], None] | None = None
+        self,
+        *nodes: str,
+        force: bool = False,
+        purge: bool = False,
+        discard_results: bool = False,
+        progress: Callable[[str, str], None] | None = None,
     ) -> list[WorkerResult]:
-        """Stop the agents; jobs get notice and wait for another place."""
-        return _results(await self._manage("stop", nodes, progress, force=force, purge=purge))
+        """Stop the agents; jobs get notice and wait for another place. With `purge` their files are removed, but not
+        those of a node with results that were never fetched, unless `discard_results`."""
+        options = {"force": force, "purge": purge, "discard_results": discard_results}
+        return _results(await self._manage("stop", nodes, progress, **options))
 
     async def _manage(
         self, verb: str, nodes: Sequence[str], progress: Callable[[str, str], None] | None = None, **options: bool
@@ -110,4 +119,6 @@ class ResourceSharingProtocol:
 
 
 def _results(done: dict[str, Any]) -> list[WorkerResult]:
-    return [WorkerResult(row["node_id"], row["ok"], row["detail"]) for row in done["results"]]
+    return [
+        WorkerResult(row["node_id"], row["ok"], row["detail"], tuple(row.get("results", ()))) for row in done["results"]
+    ]

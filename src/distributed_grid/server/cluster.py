@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, NotFound, Refused
+from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
 from distributed_grid.server.started_agents import StartedAgents
+from distributed_grid.server.stopped_node_files import StoppedNodeFiles
 from distributed_grid.state_dir import StateDir, machine_id
 from distributed_grid.supervision import start_restarted
 
@@ -48,8 +50,10 @@ class ClusterService:
         *,
         engine: RayEngine,
         reconciler: EngineReconciler,
+        guard: PurgeGuard,
     ) -> None:
         self._grid = grid
+        self._guard = guard
         self._nodes = {node.name: node for node in config.nodes}
         self._state_dir = state_dir
         self._ssh = SshProcess(state_dir.root / "wheels")
@@ -102,11 +106,44 @@ class ClusterService:
             where = op.nodes[0] if op.nodes else None
             return {"environ": await self.ray.endpoints.environ(where), "ray": await self.ray.endpoints.view()}
         if op.verb == "stop":
-            await self._stop_ray(names, op, report)
+            return {"results": await self._stop_all(names, op, report)}
         if op.verb == "start" and op.ray:
             return {"results": await self._start_with_ray(names, op, report)}
-        operations = {"install": self._install, "start": self._start, "stop": self._stop}
-        return {"results": await asyncio.gather(*(self._run(name, operations[op.verb], op, report) for name in names))}
+        operation = self._install if op.verb == "install" else self._start
+        return {"results": await asyncio.gather(*(self._run(name, operation, op, report) for name in names))}
+
+    async def _stop_all(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> list[View]:
+        """Stop nodes, with their Ray; those that may not be purged are left as they are."""
+        examined: defaultdict[str, set[str]] = defaultdict(set)
+        rows: dict[str, View] = {}
+        if op.purge:
+            check = partial(self._check_purge, examined)
+            remote = [name for name in names if not self._nodes[name].is_local]
+            checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
+            rows = {row["node_id"]: row for row in checks if not row["ok"]}
+        rest = tuple(name for name in names if name not in rows)
+        await self._stop_ray(rest, op, report)
+        stop = partial(self._stop, examined)
+        stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
+        rows |= {row["node_id"]: row for row in stopped}
+        return [rows[name] for name in names]
+
+    async def _check_purge(
+        self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say
+    ) -> str:
+        """Refuse to purge a node with results that were never fetched; nothing is changed on any node."""
+        try:
+            await self._ssh.run("inspect", self.target(name), say)
+        except GridError:
+            return ""  # reported when the node is stopped, which fails in the same way
+        await self._guard_purge(examined, name, op, say)
+        return ""
+
+    async def _guard_purge(
+        self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say
+    ) -> None:
+        stopped = StoppedNodeFiles(lambda operation, data: self._ssh.ask(operation, self.target(name), data, say))
+        await self._guard.check(name, examined[name], discard=op.discard_results, stopped=stopped, say=say)
 
     async def _run(
         self,
@@ -127,6 +164,8 @@ class ClusterService:
                 say("waiting for another command to finish with it")
             async with self._locks[name]:
                 return {"node_id": name, "ok": True, "detail": await operation(name, op, say)}
+        except PurgeRefused as refusal:
+            return {"node_id": name, "ok": False, "detail": str(refusal), "results": refusal.view}
         except GridError as failure:
             return {"node_id": name, "ok": False, "detail": str(failure)}
 
@@ -197,7 +236,7 @@ class ClusterService:
         await wait_until_alive(self._grid, name, self._ssh.links, seconds=ALIVE_SECONDS, since_ms=now)
         return f"running, {summary}"
 
-    async def _stop(self, name: str, op: requests.ManageCluster, say: Say) -> str:
+    async def _stop(self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say) -> str:
         target = self.target(name)
         say("inspecting the node")
         try:
@@ -208,17 +247,26 @@ class ClusterService:
                 raise Refused(f"dropped, but its agent may still run there: {failure}") from failure
             raise
         await self._drain(name, say, wait=not op.force)
+        kept: PurgeRefused | None = None
+        if op.purge:
+            try:
+                await self._guard_purge(examined, name, op, say)  # again: jobs may have ended meanwhile
+            except PurgeRefused as refusal:
+                kept = refusal
         self._ssh.drop_link(name)
-        if op.purge:  # its files may be there though nobody wants it any more
+        is_purge = op.purge and kept is None
+        if is_purge:  # its files may be there though nobody wants it any more
             await self._ssh.ask("ray-stop", target, {"purge": True}, say)
         try:
-            summary = await self._ssh.run("purge" if op.purge else "stop", target, say)
+            summary = await self._ssh.run("purge" if is_purge else "stop", target, say)
         except GridError:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
                 self._ssh.keep_link(target)  # what could not be ended is kept as before
             raise
         self._started.remove(name)
         await self._grid.handle(NodeStopped(name))
+        if kept is not None:
+            raise PurgeRefused(f"{summary}, but nothing was removed: {kept}", kept.results)
         return summary
 
     async def _drop(self, name: str) -> None:

@@ -85,6 +85,7 @@ from distributed_grid.server.offloading.move_reconciler import MoveReconciler
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
+from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
@@ -188,7 +189,13 @@ class Daemon:
             retention_ms=round(1000 * config.scaling.history_retention_seconds),
             cutoff_ms=self._cutoff_ms,
         )
-        self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
+        self._files = AttemptFiles(
+            state_dir.jobs, self._agents.files, self._is_local, partial(stored_manifest, self._content)
+        )
+        self._guard = PurgeGuard(self._grid, self._files, self._agents.files, state_dir.jobs)
+        self._cluster = ClusterService(
+            self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler, guard=self._guard
+        )
         grid_id = self._cluster.grid_id
         self._attachment = RayAttachment(
             self._grid,
@@ -198,6 +205,7 @@ class Daemon:
             reconciler=self._reconciler,
             nodes=AttachedNodeSync(self._grid, config, engine=self._ray, sockets=self._agent_sockets, grid_id=grid_id),
             grid_id=grid_id,
+            guard=self._guard,
         )
         self._boost_file = BoostFileSync(
             self._grid,
@@ -220,9 +228,7 @@ class Daemon:
         sharing_enabled = config.resource_sharing.enabled
         custom = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
         converter = RequestConverter(grid, sharing_enabled=sharing_enabled, custom_resources=custom)
-        files = AttemptFiles(
-            self._state_dir.jobs, self._agents.files, self._is_local, partial(stored_manifest, self._content)
-        )
+        files = self._files
         nodes = NodeService(grid, viewer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)
@@ -267,7 +273,7 @@ class Daemon:
         self._workers = WorkerReconciler(
             grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id, on_alarm=self._alarm
         )
-        workers = WorkerService(grid, viewer, catalog, tokens)
+        workers = WorkerService(grid, viewer, catalog, tokens, self._guard)
         predictive = config.resource_sharing.policy == PREDICTIVE
         load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=LOAD_ROW_BYTES)
         self._autoscaler = Autoscaler(

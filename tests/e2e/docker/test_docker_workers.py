@@ -54,7 +54,7 @@ def _cleared(grid: Shell) -> Iterator[None]:
     yield
     living = [one["worker_id"] for one in grid.json("workers", "list")["workers"]]
     if living:
-        grid("workers", "terminate", "--force", "--wait", "40", *living, check=0)
+        grid("workers", "terminate", "--force", "--discard-results", "--wait", "40", *living, check=0)
 
 
 def create(grid: Shell, *words: str) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def grid(ray: RayHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[She
         yield shell
     finally:
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
-            shell("cluster", "detach", "--force", timeout=100)
+            shell("cluster", "detach", "--force", "--discard-results", timeout=100)
         shell.close()
 
 
@@ -393,6 +393,19 @@ def test_a_node_that_left_is_forgotten_when_its_hold_is_over(grid: Shell, ray: R
     wait_until(lambda: "w3" not in states(grid), 90)
 
 
+def test_detaching_removes_no_result_that_was_never_fetched(grid: Shell, ray: RayHost) -> None:
+    grid("run-shared", "-j", "train", *ONLY, "w2", "-a", "0.1", "sh", "-c", "echo 42 > model; echo trained", check=0)
+    for options in ((), ("--force",)):
+        refused = grid("cluster", "detach", *options, "--json", check=1, timeout=100)
+        rows = {row["node_id"]: row for row in json.loads(refused.stdout)}
+        assert rows["w2"]["results"] == [{"job_id": "train", "files": 1, "bytes": 3}]
+        assert rows["w2"]["detail"].startswith("w2 has results that were never fetched: train (1 file, 3 bytes); ")
+        assert rows["w1"]["detail"] == "as it was: the cluster stays attached"
+    assert is_linked(grid, "w2"), "not even drained"
+    grid("jobs", "fetch", "train", check=0)
+    assert (grid.cwd / "model").read_text() == "42\n"
+
+
 def test_detaching_leaves_nothing_behind(grid: Shell, ray: RayHost) -> None:
     job = grid.detach(*ONLY, "w1", "-a", "0.1", "sleep", "1000")
     wait_until(lambda: grid.job(job)["state"] == "running")
@@ -404,6 +417,7 @@ def test_detaching_leaves_nothing_behind(grid: Shell, ray: RayHost) -> None:
     assert not list(grid.state_dir.rglob("ray-attached.token"))
     wait_until(lambda: not [pid for pid in ray.agents() if is_running(pid)], 60)
     assert not [path for name in (HEAD, "w1", "w2") for path in ray.home_of(name).iterdir()]
+    assert grid("jobs", "logs", "train", check=0).stdout == "trained\n"
 
 
 class Connection:

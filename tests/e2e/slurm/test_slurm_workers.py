@@ -73,7 +73,7 @@ class PilotedGrid(Shell):
         return str(made["worker_id"])
 
     def end(self, *workers: str) -> None:
-        self("workers", "terminate", *workers, "--force", "--wait", "60", check=0, timeout=90)
+        self("workers", "terminate", *workers, "--force", "--discard-results", "--wait", "60", check=0, timeout=90)
 
     def job_of(self, worker: str) -> str:
         """The Slurm job of a worker."""

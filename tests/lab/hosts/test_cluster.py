@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,63 @@ def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(grid: Cluste
         assert host.run(["find", host.home, "-type", "s"]).stdout == ""
     assert {row["detail"] for row in grid.results("stop", "--purge").values()} == {"nothing ran there, removed"}
     assert [remains(host) for host in lab] == [([], [])] * 3
+
+
+def test_a_purge_removes_no_result_that_was_never_fetched(grid: Cluster, lab: Lab) -> None:
+    gpu1, gpu2 = lab.host("gpu1"), lab.host("gpu2")
+    assert all(row["ok"] for row in grid.results("start", "gpu1", "gpu2").values())
+    (grid.cwd / "shipped.txt").write_text("shipped\n")
+    script = "mkdir __pycache__; echo x > __pycache__/y; echo 42 > model.bin; echo trained; echo careful >&2"
+    for node in ("gpu1", "gpu2"):
+        grid("run-shared", "-j", f"train-{node}", "-n", node, "-w", "60", "sh", "-c", script, check=0)
+    grid("run-shared", "-j", "plain", "-n", "gpu1", "-w", "60", "cat", "shipped.txt", check=0)
+    # The agent of gpu2 is down: SSH looks there.
+    assert grid.results("stop", "gpu2")["gpu2"]["ok"]
+    agent = agent_of(gpu1)
+    for options in ((), ("--force",)):
+        refused = grid.results("stop", "--purge", *options, "gpu1", "gpu2", check=1)
+        for node in ("gpu1", "gpu2"):
+            assert refused[node]["results"] == [{"job_id": f"train-{node}", "files": 1, "bytes": 3}]
+            assert refused[node]["detail"] == (
+                f"{node} has results that were never fetched: train-{node} (1 file, 3 bytes); "
+                "fetch them with: grid jobs fetch JOB, or remove them with --discard-results"
+            )
+    assert agent_of(gpu1) == agent
+    assert grid.is_alive("gpu1"), "not even drained"
+    for host in (gpu1, gpu2):
+        assert host.run(["find", host.home, "-name", "model.bin", "-size", "-4c"]).stdout.count("\n") == 1
+    # What was fetched may go, and what was printed is read here from now on.
+    grid("jobs", "fetch", "train-gpu1", "--to", "results", check=0)
+    assert (grid.cwd / "results/model.bin").read_text() == "42\n"
+    # A job that ends while its node is drained has results, too: the node is stopped and keeps them.
+    go_on = f"{gpu1.home}/go-on"
+    last_words = f"until test -e {go_on}; do sleep 0.05; done; echo 7 > late.bin; echo late; exit 0"
+    code = f"trap '{last_words}' TERM; echo ready; while :; do sleep 0.05; done"
+    grid.detach("-j", "late", "-n", "gpu1", "-w", "60", "--grace", "60", "sh", "-c", code)
+    wait_until(lambda: grid("jobs", "logs", "late").stdout == "ready\n")
+    grid("jobs", "cancel", "late", check=0)
+    with ThreadPoolExecutor() as threads:
+        purge = threads.submit(grid.results, "stop", "--purge", "gpu1", check=1)
+        wait_until(lambda: grid.node("gpu1")["state"] == "draining")
+        gpu1.run(["touch", go_on])
+        late = purge.result()["gpu1"]
+    assert late["detail"].startswith(
+        "stopped, but nothing was removed: gpu1 has results that were never fetched: late "
+    )
+    assert late["results"] == [{"job_id": "late", "files": 1, "bytes": 2}]
+    assert not agent_of(gpu1)
+    assert grid.results("start", "gpu1")["gpu1"]["ok"]
+    grid("jobs", "fetch", "late", "--to", "results", check=0)
+    assert grid.results("stop", "--purge", "gpu1")["gpu1"]["detail"] == "stopped, removed"
+    assert "needs --purge" in grid("cluster", "stop", "--discard-results", "gpu2", check=2).stderr
+    insisted = grid.results("stop", "--purge", "--discard-results", "gpu2")
+    assert insisted["gpu2"]["detail"] == "nothing ran there, removed"
+    assert [remains(host) for host in (gpu1, gpu2)] == [([], [])] * 2
+    for node in ("gpu1", "gpu2"):
+        logs = grid("jobs", "logs", f"train-{node}", check=0)
+        assert (logs.stdout, logs.stderr) == ("trained\n", "careful\n")
+    assert grid("jobs", "logs", "plain", check=0).stdout == "shipped\n"
+    assert grid("jobs", "logs", "late", check=0).stdout == "ready\nlate\n"
 
 
 def test_what_the_page_about_clusters_tells_to_type_works(grid: Cluster) -> None:

@@ -16,6 +16,7 @@ import yaml
 from tests.lab.clusters import AGENT, Cluster
 from tests.lab.lab import Lab
 from tests.support.shell import wait_until
+from tests.support.small_disks import SmallDisk
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 HERE = {
@@ -113,15 +114,14 @@ def monday_edits_while_a_job_runs(desk: Desk) -> None:
 
 
 def tuesday_a_wrapped_command(desk: Desk) -> None:
-    wait, go = desk.gate("tuesday", "gpu1")
-    for host in ("gpu-master", "gpu2"):
-        desk.lab.host(host).outside("/tmp/tuesday").touch()
+    wait, _ = desk.gate("tuesday", "gpu1")
     wait_until(lambda: desk.query("advise_command", argv=["sh"])["elsewhere"], 30)
     work = f"{wait}; echo $GRID_NODE; echo wrapped > wrapped.txt; echo by tuesday > train.py; {HOSTILE}"
     wrapped = desk.start("offload", "wrap", "sh", "-c", work)
-    jobs = wait_until(lambda: [job for job in desk.observe("jobs", "list") if job["state"] != "ended"], 30)
+    jobs = wait_until(lambda: [job for job in desk.observe("jobs", "list") if job["state"] == "running"], 30)
     desk.edit("train.py", "edited on tuesday\n")
-    go.touch()
+    for host in desk.lab:
+        host.outside("/tmp/tuesday").touch()
     out, err = wrapped.communicate(timeout=60)
     assert wrapped.returncode == 0, err.decode()
     assert out.decode().strip() in ("gpu-master", "gpu1", "gpu2")
@@ -149,19 +149,23 @@ def wednesday_a_changed_config_and_a_restart(desk: Desk) -> None:
 
 
 def thursday_a_full_disk_on_both_sides(desk: Desk, lab: Lab) -> None:
-    host = lab.host("gpu1")
-    wait, go = desk.gate("thursday", "gpu1")
-    work = f"{wait}; head -c 300000 /dev/zero > big || echo no room > small; echo 4 > thursday.txt"
-    words = ("-j", "thursday", "--strategy", "node_specific", "-n", "gpu1", "--workdir", "none")
-    desk.detach(*words, "--fetch", "thursday.txt", "sh", "-c", work)
-    desk.until_running("thursday")
-    go.touch()
-    delivery = desk.delivery("thursday")
-    assert delivery["state"] == "delivered"
-    (desk.cwd / "thursday.txt").replace(desk.cwd / "kept.txt")
-    desk.expected["kept.txt"] = "4\n"
+    host, disk = lab.host("gpu1"), SmallDisk(desk.cwd.parent / "small", 1 << 20)
+    on_gpu1 = ("--strategy", "node_specific", "-n", "gpu1")
+    try:
+        words = ("-j", "thursday", *on_gpu1, "--workdir", str(disk.place), "--fetch", "big")
+        wait, go = desk.gate("thursday", "gpu1")
+        desk.detach(*words, "sh", "-c", f"{wait}; head -c 300000 /dev/zero > big")
+        disk.fill()
+        go.touch()
+        problem = wait_until(lambda: desk.query("get_job", job_id="thursday")["delivery"]["problem"], 30)
+        assert "No space left" in problem
+        disk.free()
+        assert desk.delivery("thursday")["state"] == "delivered"
+        assert (disk.place / "big").stat().st_size == 300_000
+    finally:
+        disk.unmount()
     host.disk.fill()
-    full = desk("run-shared", *words[2:], "sh", "-c", "echo x > y", timeout=120)
+    full = desk("run-shared", *on_gpu1, "--workdir", "none", "sh", "-c", "echo x > y", timeout=120)
     host.disk.free()
     assert full.returncode != 0
 

@@ -98,7 +98,7 @@ def grid(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         yield shell
     finally:
-        shell("cluster", "detach", "--force", timeout=120)
+        shell("cluster", "detach", "--force", "--discard-results", timeout=120)
         shell.close()
 
 

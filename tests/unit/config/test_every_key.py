@@ -38,6 +38,7 @@ from distributed_grid.config_mapping import (
     tier_settings,
     worker_rules,
 )
+from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
@@ -71,6 +72,7 @@ from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.server.active_config import ConfigRegistry
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.log_output import apply_log_settings
+from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import head_ports, security_risk, start_options
@@ -392,6 +394,14 @@ def alerted(config: ClusterConfig) -> Observed:
     return [alert for at in range(60) for alert in rules.observe("a", usage, MACHINE, 1_000 + 2_000 * at)]
 
 
+def a_cluster_service(
+    grid: Grid, config: ClusterConfig, engine: RayEngine, reconciler: EngineReconciler
+) -> ClusterService:
+    files, jobs = RemoteFiles({}), Path("unused")
+    guard = PurgeGuard(grid, AttemptFiles(jobs, files, lambda name: True), files, jobs)
+    return ClusterService(grid, config, StateDir("unused"), engine=engine, reconciler=reconciler, guard=guard)
+
+
 def reached_by(config: ClusterConfig) -> Observed:
     """How SSH reaches the first node."""
 
@@ -399,7 +409,7 @@ def reached_by(config: ClusterConfig) -> Observed:
         engine = RayEngine()
         grid = Grid(InMemoryStore(), Clock())
         reconciler = EngineReconciler(engine, hold_seconds=60)
-        cluster = ClusterService(grid, config, StateDir("unused"), engine=engine, reconciler=reconciler)
+        cluster = a_cluster_service(grid, config, engine, reconciler)
         cluster._id = "grid"
         found = cluster.target(config.nodes[0].name)
         return (found.hop, found.via, found.python, cluster.ray.nodes.python(config.nodes[0].name))
@@ -414,7 +424,7 @@ def ray_address(config: ClusterConfig) -> Observed:
         engine = RayEngine()
         grid = Grid(InMemoryStore(), Clock())
         reconciler = EngineReconciler(engine, hold_seconds=60)
-        cluster = ClusterService(grid, config, StateDir("unused"), engine=engine, reconciler=reconciler)
+        cluster = a_cluster_service(grid, config, engine, reconciler)
         return await cluster.ray.nodes.addresses([node.name for node in config.nodes])
 
     return asyncio.run(address())

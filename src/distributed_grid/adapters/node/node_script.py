@@ -30,6 +30,8 @@ VERSION_FILES = ("version", "launched", "building", "ray-version", "ray-building
 STALE_SECONDS = 3600
 MAX_LOG_BYTES = 10 * 1024 * 1024
 START_SECONDS, TERM_SECONDS, KILL_SECONDS, END_SECONDS = 15.0, 10.0, 5.0, 45.0
+LIST_SECONDS = 100.0
+MAX_OUTPUT_BYTES = 512 * 1024
 SESSION_VARIABLES = ("SSH_", "XDG_SESSION", "DBUS_", "LC_GRID")
 HOME = os.path.join(os.path.expanduser("~"), ".distributed_grid")
 VERSIONS, WHEELS, AGENTS = (os.path.join(HOME, name) for name in ("versions", "wheels", "agents"))
@@ -519,6 +521,83 @@ def stop_jobs(folder: str, version: str) -> None:
         raise ScriptError("jobs could not be stopped: %s" % (said[-1][:300] if said else "exit %d" % done.returncode))
 
 
+# ---------------------------------------------------------------- what jobs have left
+
+
+def list_results(request: Map, source: BinaryIO) -> Map:
+    """The results that attempts have left, each with its number of files and their bytes, or with the reason why they
+    cannot be counted; the agent's own code knows how. `attempts` has the manifest of each."""
+    import subprocess
+
+    folder = agent_dir_of(request)
+    asked = {check_name(name): str(digest) for name, digest in request["attempts"].items()}
+    there = {name: digest for name, digest in asked.items() if os.path.isdir(os.path.join(folder, "jobs", name))}
+    if not there:
+        return {"results": {}}
+    version = read_text(folder, "version").strip()
+    again = "; type: grid cluster install %s" % request["node"]
+    if not version or not is_complete(version):
+        raise ScriptError("the environment that knows how to list results is gone" + again)
+    python = agent_command(folder, version)[0]
+    try:
+        done = subprocess.run(
+            [python, "-I", "-m", "distributed_grid.agent.files.result_listing", folder],
+            input=json.dumps(there).encode(),
+            capture_output=True,
+            cwd="/",
+            env=agent_environment(),
+            timeout=LIST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ScriptError("the results could not be listed within %d s" % LIST_SECONDS) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = said[-1][:300] if said else "exit %d" % done.returncode
+        raise ScriptError("the results could not be listed: %s%s" % (reason, again))
+    return {"results": json.loads(done.stdout.decode())}
+
+
+def read_output(request: Map, source: BinaryIO) -> Map:
+    """Parts of the output of attempts, each from an offset on, in base64; `more` where one answer does not hold all.
+    `files` are attempts with the name and the offset of a file of each."""
+    import base64
+
+    jobs, room, parts = os.path.join(agent_dir_of(request), "jobs"), MAX_OUTPUT_BYTES, []
+    for attempt, name, offset in request["files"]:
+        if name not in ("stdout", "stderr"):
+            raise ScriptError("%r is no output" % name)
+        data = read_part(os.path.join(jobs, check_name(attempt)), name, int(offset), room)
+        if data:
+            parts.append((attempt, name, base64.b64encode(data).decode()))
+            room -= len(data)
+        if not room:
+            return {"parts": parts, "more": True}
+    return {"parts": parts, "more": False}
+
+
+def read_part(folder: str, name: str, offset: int, room: int) -> bytes:
+    """What a job has written to a file of its directory; nothing where something else is in the place of either."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        directory = os.open(folder, flags | os.O_DIRECTORY)
+    except OSError:
+        return b""
+    try:
+        file = os.open(name, flags, dir_fd=directory)
+        try:
+            return os.pread(file, room, offset) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+        finally:
+            os.close(file)
+    except OSError:
+        return b""
+    finally:
+        os.close(directory)
+
+
+# ---------------------------------------------------------------- removing
+
+
 def purge(request: Map, source: BinaryIO) -> Map:
     """Remove what was installed for this grid's node, and what no other grid needs."""
     folder = agent_dir_of(request)
@@ -541,6 +620,8 @@ OPERATIONS = {
     "launch": launch,
     "retire": retire,
     "stop": stop,
+    "list-results": list_results,
+    "read-output": read_output,
     "purge": purge,
 }
 

@@ -82,7 +82,8 @@ class KeepAgentLink(ChildCommand, frozen=True):
 
 
 class RunOnNode(ChildCommand, frozen=True):
-    """One operation on one node: `install`, `inspect`, `stop`, `purge`, or one of Ray's with arguments as `data`."""
+    """One operation on one node: `install`, `inspect`, `stop`, `purge`, or with arguments as `data` `list-results`,
+    `read-output` or one of Ray's."""
 
     number: Number
     operation: Name

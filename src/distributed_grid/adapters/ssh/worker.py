@@ -145,6 +145,9 @@ class SshWorker:
                 facts, summary = await installation.stop(session, say)
             case "purge":
                 facts, summary = await installation.purge(session, say)
+            case "list-results" | "read-output":
+                answer = await session.ask(command.operation, say=say, **command.data)
+                return RunFinished(command.number, data=pack_answer(answer))
             case _:
                 raise NodeOperationFailed(f"there is no operation {command.operation!r}")
         return RunFinished(command.number, summary=summary, facts=facts)

@@ -56,6 +56,8 @@ MAX_DIGESTED = 16
 MANIFEST_SECONDS = 20.0
 """Time to get the list of the files that were shipped, before all files are listed without it."""
 KEEP_MS = 30 * 86_400_000
+DIRECTORY_GONE = "its directory is not there any more"
+"""Problem of a listing whose attempt has left no directory, or none any more."""
 OUTPUT = (STDOUT.encode(), STDERR.encode())
 DIRECTORIES = (WORK.encode(), CHECKPOINT_DIR.encode())
 
@@ -215,7 +217,7 @@ class AttemptFileReader:
                     found = file_selection.select_files(work, order.patterns)
                     changed = file_selection.changed_files(work, found.entries, shipped)
         except FileNotFoundError:
-            return [FileListing(order.stream, problem="its directory is not there any more")]
+            return [FileListing(order.stream, problem=DIRECTORY_GONE)]
         except (GridError, OSError, ValueError, RecursionError) as failure:
             return [FileListing(order.stream, problem=clipped(str(failure)))]
         skipped = [f"{display_path(one.path)}: {one.reason}"[:MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]

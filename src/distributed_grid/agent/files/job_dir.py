@@ -22,6 +22,7 @@ Below the root, mode 0700 (files 0600):
             stop.json         the request to stop it: kind, detail, when to kill
             home              it ran on another machine, and its files were brought here
             age               the age of this machine when its end was first seen; it is removed a month later
+            output_home       it ran on another machine, and its output was brought here, but not its files
     <attempt id>/             the job's: whatever is found here is not believed
         notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
@@ -66,7 +67,7 @@ SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
 MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, STOP, EXIT, HOME, AGE = "started", "stop.json", "exit.json", "home", "age"
+STARTED, STOP, EXIT, HOME, OUTPUT_HOME, AGE = "started", "stop.json", "exit.json", "home", "output_home", "age"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
 CHECKPOINT_DIR = "checkpoints"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
@@ -288,15 +289,16 @@ def has_checkpoint(root: str, attempt_id: str) -> bool:
         os.close(folder)
 
 
-def mark_home(root: str, attempt_id: str) -> None:
-    """Note that the files of an attempt of another machine are all here; they are kept as long as those of an own."""
+def mark_home(root: str, attempt_id: str, *, only_output: bool = False) -> None:
+    """Note that the files of an attempt of another machine are all here, or only its output; they are kept as long as
+    those of an own."""
     if not is_safe_name(attempt_id):
         raise ValueError(f"not a safe attempt id: {attempt_id!r}")
     path = f"{root}/{CONTROL}/{attempt_id}"
     _make_directory(path)
     folder = os.open(path, _DIRECTORY)
     try:
-        for name in (EXIT, HOME):  # in this order: what has the second is complete
+        for name in (EXIT, OUTPUT_HOME if only_output else HOME):  # in this order: what has the second is complete
             replace_file(name, b"{}", folder, durable=True)
     finally:
         os.close(folder)
@@ -305,6 +307,12 @@ def mark_home(root: str, attempt_id: str) -> None:
 def is_home(root: str, attempt_id: str) -> bool:
     """Whether the files of an attempt of another machine were brought here."""
     return is_safe_name(attempt_id) and os.path.exists(f"{root}/{CONTROL}/{attempt_id}/{HOME}")
+
+
+def is_output_home(root: str, attempt_id: str) -> bool:
+    """Whether the output of an attempt of another machine was brought here, with its files or without them."""
+    folder = f"{root}/{CONTROL}/{attempt_id}"
+    return is_safe_name(attempt_id) and (os.path.exists(f"{folder}/{OUTPUT_HOME}") or is_home(root, attempt_id))
 
 
 def machine_name(root: str, machine: str) -> str:

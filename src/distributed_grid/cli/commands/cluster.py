@@ -35,6 +35,7 @@ USE_FAR_RAY = 'for Ray programs, type: eval "$(grid cluster env)"; then also: ra
 USE_LATER = 'for Ray programs, type: eval "$(grid cluster env)" once the ports of its head are forwarded'
 Show = Callable[[str, str], None]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
+_discard_results = Option("--discard-results", is_flag=True, help="Also remove results that were never fetched.")
 
 
 @group()
@@ -64,11 +65,15 @@ def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 @cluster.command(
     _names,
     Option("--force", is_flag=True, help="Do not wait until everything lent has been given back."),
-    Option("--purge", is_flag=True, help="Remove what was installed, too."),
+    Option("--purge", is_flag=True, help="Remove what was installed, too; refused while results were not fetched."),
+    _discard_results,
 )
-def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) -> int:
+def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool, discard_results: bool) -> int:
     """Stop the agents; jobs get notice and go back into the queue. No process is left behind."""
-    return _run(session, "manage_cluster", **_selection("stop", nodes), force=force, purge=purge)
+    if discard_results and not purge:
+        raise BadInput("--discard-results needs --purge: without it no file is removed")
+    options = {"force": force, "purge": purge, "discard_results": discard_results}
+    return _run(session, "manage_cluster", **_selection("stop", nodes), **options)
 
 
 @cluster.command(_names)
@@ -133,10 +138,16 @@ def attach(session: CliSession, address: str) -> int:
     return _run(session, "attach_ray", **options)
 
 
-@cluster.command(Option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good."))
-def detach(session: CliSession, force: bool) -> int:
-    """Leave the attached Ray cluster: jobs go back into the queue, nothing of the grid stays there."""
-    return _run(session, "detach_ray", force=force)
+@cluster.command(
+    Option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good."),
+    _discard_results,
+)
+def detach(session: CliSession, force: bool, discard_results: bool) -> int:
+    """Leave the attached Ray cluster: jobs go back into the queue, nothing of the grid stays there.
+
+    Refused while results of jobs on its nodes were not fetched.
+    """
+    return _run(session, "detach_ray", force=force, discard_results=discard_results)
 
 
 def _run(session: CliSession, op: str, **options: Any) -> int:

@@ -202,11 +202,15 @@ def age_text(seconds: float) -> str:
 @workers.command(
     Argument("worker_ids", metavar="ID", nargs=-1, required=True),
     Option("--force", is_flag=True, help="Also those with leases; what runs there ends."),
+    Option("--discard-results", is_flag=True, help="With --force: also with results that were never fetched."),
     Option("--wait", default=0.0, type=FloatRange(0), metavar="SECONDS", help="Until they are proven gone."),
 )
-def terminate(session: CliSession, worker_ids: tuple[str, ...], force: bool, wait: float) -> None:
+def terminate(
+    session: CliSession, worker_ids: tuple[str, ...], force: bool, discard_results: bool, wait: float
+) -> None:
     """End workers. Each is listed, and costs, until its provider has proven it gone."""
-    found = session.call("terminate_workers", worker_ids=list(worker_ids), force=force)
+    options = {"force": force, "discard_results": discard_results}
+    found = session.call("terminate_workers", worker_ids=list(worker_ids), **options)
     deadline = time.monotonic() + wait
     while wait and any(one["state"] != "gone" for one in found["workers"]):
         if time.monotonic() > deadline:

@@ -27,6 +27,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
 from distributed_grid.server.ray.attached_nodes import RAY_HOST, AttachedNodeSync
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
@@ -55,12 +56,14 @@ class RayAttachment:
         reconciler: EngineReconciler,
         nodes: AttachedNodeSync,
         grid_id: Callable[[], str],
+        guard: PurgeGuard,
     ) -> None:
         self._grid = grid
         self._config = config
         self._engine = engine
         self._reconciler = reconciler
         self._grid_id = grid_id
+        self._guard = guard
         self._wheels = str(state_dir.root / "wheels")
         self._token = state_dir.host_dir / "ray-attached.token"
         self._lock = asyncio.Lock()
@@ -200,10 +203,15 @@ class RayAttachment:
 
     async def _leave(self, op: requests.DetachRay, report: Report) -> View:
         names = await self._grid.read(lambda ledger, now: attached_names(ledger, self.nodes.kept))
+        if self._engine.connected is not None:  # else nothing can be removed
+            checks = await asyncio.gather(*(self._check_purge(name, op, report) for name in names))
+            if not all(row["ok"] for row in checks):
+                return {"results": checks}
         for name in names:
             await self._grid.handle(NodeDrained(name, "the Ray cluster is being detached"))
         results = await asyncio.gather(*(self._remove_agent(name, op, report) for name in names))
-        if not op.force and not all(result["ok"] for result in results):
+        is_kept = any("results" in result for result in results)
+        if is_kept or (not op.force and not all(result["ok"] for result in results)):
             return {"results": results}
         report({"node_id": NAME, "step": "removing what is left in Ray"})
         try:
@@ -220,6 +228,19 @@ class RayAttachment:
         self.nodes.kept, self.nodes.links = {}, {}
         return {"results": results}
 
+    async def _check_purge(self, name: str, op: requests.DetachRay, report: Report) -> View:
+        """Whether the files of a node may be removed; nothing is changed."""
+
+        def say(step: str) -> None:
+            report({"node_id": name, "step": step})
+
+        try:
+            if name in self.nodes.kept:
+                await self._guard.check(name, set(), discard=op.discard_results, say=say)
+        except PurgeRefused as refusal:
+            return {"node_id": name, "ok": False, "detail": str(refusal), "results": refusal.view}
+        return {"node_id": name, "ok": True, "detail": "as it was: the cluster stays attached"}
+
     async def _remove_agent(self, name: str, op: requests.DetachRay, report: Report) -> View:
         """End and remove the agent of one node, when everything lent there has been given back."""
 
@@ -235,7 +256,10 @@ class RayAttachment:
                 await wait_until_drained(self._grid, name, say, meanwhile=stopping_message(DETACH))
             if self._engine.connected is None:
                 raise Unreachable("Ray is away")
+            await self._guard.check(name, set(), discard=op.discard_results, say=say)  # again: jobs may have ended
             words = await self.nodes.run("purge", target, say)
+        except PurgeRefused as refusal:
+            return {"node_id": name, "ok": False, "detail": str(refusal), "results": refusal.view}
         except GridError as failure:
             if op.force:
                 await self.nodes.forget(name)

@@ -25,6 +25,7 @@ from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation, evaluate
 from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, worker_of
@@ -42,12 +43,18 @@ class WorkerService:
     """Answers the requests about workers."""
 
     def __init__(
-        self, grid: Grid, viewer: Callable[[], Viewer], catalog: OfferCatalog, tokens: WorkerJoinTokens
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        catalog: OfferCatalog,
+        tokens: WorkerJoinTokens,
+        guard: PurgeGuard,
     ) -> None:
         self._grid = grid
         self._viewer = viewer
         self._catalog = catalog
         self._tokens = tokens
+        self._guard = guard
 
     # ------------------------------------------------------------------ starting
 
@@ -152,7 +159,8 @@ class WorkerService:
     async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> View:
         """End workers; one that is gone already is left so. Nothing is done where one of them is not known.
 
-        One that has joined drains first, and is terminated when the files of its jobs are home; not with `force`.
+        One that has joined drains first, and is terminated when the files of its jobs are home. With `force` it is
+        terminated at once; that is refused while it has results that were never fetched, unless `discard_results`.
         """
         must_be_admin(caller)
         workers = [await self.find(name, op.provider) for name in op.worker_ids]
@@ -162,9 +170,12 @@ class WorkerService:
                 continue
             why = f"{caller.user} asked for it"
             event: Event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
-            if worker.state in (WorkerState.JOINED, WorkerState.DRAINING) and not op.force:
+            has_joined = worker.state in (WorkerState.JOINED, WorkerState.DRAINING)
+            if has_joined and not op.force:
                 event = WorkerDrainRequested(worker.id, caller.user, why)
             try:
+                if has_joined and op.force:
+                    await self._guard.check(worker.node, set(), discard=op.discard_results)
                 await self._grid.handle(event)
             except GridError as refusal:
                 problems.append(str(refusal))

@@ -13,8 +13,6 @@ import logging
 import os
 from pathlib import Path
 
-from msgspec import Struct, field
-
 from distributed_grid.adapters.workdir.manifest import ManifestEntry
 from distributed_grid.adapters.workdir.tree_writer import FileReceiver
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
@@ -27,42 +25,20 @@ from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
 from distributed_grid.reactor.effects import is_still_needed, pending_homecomings
+from distributed_grid.server.output_copy import CHUNK_BYTES, Haul, copy_output
 from distributed_grid.server.workers.worker_reconciler import wall_ms
 from distributed_grid.supervision import start_logged
 
 MAX_HOME_BYTES = 10 * 1024**3
 MAX_ATTEMPTS = 20_000
 ATTEMPTS_AT_ONCE = 4
-CHUNK_BYTES = 1024 * 1024
 POLL_SECONDS = 0.5
 LEAVING_SECONDS = 5.0
 """How often what has ended meanwhile is brought home from a worker that is taken away while something still runs."""
 GIVE_UP_SECONDS = 600.0
 """How long a worker that answers nothing, or a full disk, keeps a worker from being terminated."""
 EVERYTHING = ("**",)
-KEPT_LIMIT_TEXT = "too much was brought home of this worker already"
 log = logging.getLogger(__name__)
-
-
-class Haul(Struct):
-    """What was brought home so far, and what is lost; `room_bytes` is how much more may come."""
-
-    room_bytes: int
-    files: int = 0
-    bytes: int = 0
-    lost: list[str] = field(default_factory=list)
-
-    def admits(self, name: str, size: int) -> bool:
-        """Whether a file may still come; one that may not is lost."""
-        if size <= self.room_bytes:
-            return True
-        self.lost.append(f"{name}: {KEPT_LIMIT_TEXT}")
-        return False
-
-    def add(self, size: int) -> None:
-        self.files += 1
-        self.bytes += size
-        self.room_bytes -= size
 
 
 class OutputCollector:
@@ -160,7 +136,7 @@ class OutputCollector:
         folder = self._jobs / lease_id
         await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
         for name in (STDOUT, STDERR):
-            await self._bring_output(node, lease_id, folder / name, haul)
+            await copy_output(self._remote, node, lease_id, folder / name, haul)
         try:
             found = await self._remote.find(node, lease_id, EVERYTHING)
         except NotFound:  # it never began
@@ -170,30 +146,6 @@ class OutputCollector:
             for entry in found.entries:
                 await self._bring_file(node, lease_id, folder, entry, haul)
         await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
-
-    async def _bring_output(self, node: str, lease_id: str, path: Path, haul: Haul) -> None:
-        """Append what is missing of the output; its end is where the worker has no more."""
-        name = path.name
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            size = os.fstat(fd).st_size
-            while True:
-                if not haul.admits(f"{lease_id}: {name}", CHUNK_BYTES):
-                    return
-                try:
-                    _, data = await self._remote.read(node, lease_id, name.encode(), size, CHUNK_BYTES)
-                except NotFound as missing:
-                    haul.lost.append(f"{lease_id}: {missing}")
-                    return
-                if not data:
-                    break
-                await asyncio.to_thread(os.write, fd, data)
-                size += len(data)
-                haul.bytes += len(data)
-                haul.room_bytes -= len(data)
-            haul.files += size > 0
-        finally:
-            os.close(fd)
 
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
         """Copy one file whole; one that is here already is kept."""

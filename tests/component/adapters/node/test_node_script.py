@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from base64 import b64decode, b64encode
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -236,6 +237,44 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
     assert node.ask("stop")["done"] == {"stopped": False}
     node.ask("purge")
     assert node.files() == []
+
+
+def test_what_jobs_have_left_is_counted_and_read_without_an_agent(node, installed):
+    jobs = node.agent_dir / "jobs"
+    for attempt, contents in {
+        "a.1": {"work/model": "weights", "stdout": "hello"},
+        "b.1": {"stderr": "x" * 600_000},
+    }.items():
+        (jobs / attempt / "work").mkdir(parents=True)
+        for name, content in contents.items():
+            (jobs / attempt / name).write_text(content)
+    (jobs / "b.1" / "stdout").symlink_to("/etc/passwd")
+    asked = {"a.1": "0" * 64, "b.1": "", "gone.1": ""}
+    assert node.ask("list-results", attempts=asked)["done"] == {"results": {"a.1": [1, 7]}}
+    assert "is no name for a file" in node.ask("list-results", attempts={"../../x": ""})["failed"]
+    files = [
+        ["a.1", "stdout", 1],
+        ["b.1", "stdout", 0],
+        ["gone.1", "stdout", 0],
+        ["b.1", "stderr", 0],
+        ["a.1", "stderr", 0],
+    ]
+    answer = node.ask("read-output", files=files)["done"]
+    (first, second), more = answer["parts"], answer["more"]
+    assert (first, more) == (["a.1", "stdout", b64encode(b"ello").decode()], True)
+    assert second[:2] == ["b.1", "stderr"]
+    assert len(b64decode(second[2])) == 512 * 1024 - 4
+    assert "is no output" in node.ask("read-output", files=[["a.1", "../a.1/stdout", 0]])["failed"]
+
+
+def test_results_that_cannot_be_counted_are_a_failure_and_not_none(node):
+    (node.agent_dir / "jobs" / "a.1" / "work").mkdir(parents=True)
+    failed = node.ask("list-results", attempts={"a.1": ""})["failed"]
+    assert failed == "the environment that knows how to list results is gone; type: grid cluster install n1"
+    build(node, "1-a", a_wheel(**{"distributed_grid/agent/files/__init__.py": ""}))  # of a version without the command
+    failed = node.ask("list-results", attempts={"a.1": ""})["failed"]
+    assert "No module named distributed_grid.agent.files.result_listing" in failed
+    assert failed.endswith("; type: grid cluster install n1")
 
 
 @contextlib.contextmanager

@@ -8,25 +8,37 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
+from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
-from distributed_grid.domain.events import WorkerRulesSet
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    HeartbeatReceived,
+    NodeDeclared,
+    WorkerRulesSet,
+)
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
+from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.services.daemon import is_unused
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
+from tests.support.builders import a_node, a_request, a_submission
 from tests.support.scripted_provider import CloudFile, plug_in
 
 OWNER = Caller("ada", admin=True)
@@ -71,7 +83,9 @@ class Parts:
             grid_id=lambda: "grid-1",
             on_alarm=lambda about, why: self.alarms.append(why),
         )
-        self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens)
+        files = RemoteFiles({})
+        guard = PurgeGuard(self.grid, AttemptFiles(folder, files, lambda name: False), files, folder)
+        self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens, guard)
 
     async def state(self, worker_id: str) -> str:
         return str((await self.service.get(requests.GetWorker(worker_id)))["worker"]["state"])
@@ -202,6 +216,30 @@ def test_more_than_the_budget_allows_raises_an_alarm_once(run: Callable[..., Non
             while not parts.alarms:
                 await asyncio.sleep(0.01)
         assert parts.alarms == ["workers cost $0.10 an hour, and scaling.budget_per_hour is $0.01"]
+
+    run(story)
+
+
+def test_force_ends_no_worker_whose_results_nobody_has_fetched_unless_they_are_discarded(
+    run: Callable[..., None],
+) -> None:
+    async def story(parts: Parts) -> None:
+        worker = "worker-1111"
+        await parts.service.create(requests.CreateWorkers((worker,)), OWNER)
+        await parts.until(worker, "booting")
+        await parts.grid.handle(NodeDeclared(a_node(worker)))
+        await parts.grid.handle(HeartbeatReceived(worker, Usage()))
+        await parts.until(worker, "joined")
+        await parts.grid.handle(a_submission(a_request("r1", cores=1)))
+        attempt = parts.grid.ledger.jobs["r1"].attempts[-1]
+        await parts.grid.handle(AttemptStarted("r1", attempt.number, attempt.fence, 4242))
+        await parts.grid.handle(AttemptEnded("r1", attempt.number, attempt.fence, Outcome(Ending.EXITED, 0)))
+        forced = requests.TerminateWorkers((worker,), force=True)
+        with pytest.raises(Refused, match=f"{worker} cannot be asked for the results of 1 job .* --discard-results"):
+            await parts.service.terminate(forced, OWNER)
+        assert await parts.state(worker) == "joined"
+        await parts.service.terminate(replace(forced, discard_results=True), OWNER)
+        await parts.until(worker, "gone")
 
     run(story)
 

@@ -1,0 +1,75 @@
+"""Results of attempts on this machine, counted without an agent: `python -m distributed_grid.agent.files.result_listing
+DIR`, which the script of a node runs before the agent's directory DIR is removed.
+
+On standard input is a JSON object that maps each attempt to the digest of the manifest that was shipped for it; on
+standard output one that maps each attempt that left results to their number and bytes, or to the reason why they
+cannot be counted. A manifest that is not here any more makes every file count: nothing is taken for unchanged unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from distributed_grid.adapters.workdir.content_store import ContentStore
+from distributed_grid.adapters.workdir.file_selection import changed_files, select_files
+from distributed_grid.adapters.workdir.manifest import Manifest, ManifestEntry, decode
+from distributed_grid.adapters.workdir.paths import to_bytes
+from distributed_grid.adapters.workdir.protected_paths import is_unremarkable
+from distributed_grid.agent.files.attempt_files import work_dir
+from distributed_grid.errors import GridError
+
+EVERYTHING = ("**",)
+MAX_REASON_CHARS = 200
+
+
+def count_results(entries: Iterable[ManifestEntry]) -> tuple[int, int]:
+    """Number and bytes of the files that are results: caches that programs make by themselves are none."""
+    sizes = [entry.size for entry in entries if not is_unremarkable(tuple(to_bytes(entry.path).split(b"/")))]
+    return len(sizes), sum(sizes)
+
+
+def list_results(directory: Path, attempts: dict[str, str]) -> dict[str, tuple[int, int] | str]:
+    """Results of the attempts that have any."""
+    found: dict[str, tuple[int, int] | str] = {}
+    for attempt, digest in attempts.items():
+        try:
+            work = work_dir(str(directory / "jobs"), attempt)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as failure:
+            found[attempt] = str(failure)[:MAX_REASON_CHARS]
+            continue
+        try:
+            selected = select_files(work, EVERYTHING)
+            counted = count_results(changed_files(work, selected.entries, _shipped(directory, digest)).entries)
+        except (GridError, OSError, RecursionError) as failure:
+            found[attempt] = str(failure)[:MAX_REASON_CHARS]
+            continue
+        if counted[0]:
+            found[attempt] = counted
+    return found
+
+
+def _shipped(directory: Path, digest: str) -> Manifest:
+    """The files that an attempt began with; none where the list is gone."""
+    content = directory / "content"
+    if not digest or not content.is_dir():
+        return Manifest()
+    try:
+        with ContentStore(content).open(digest) as file:
+            return decode(file.read())
+    except (GridError, OSError):
+        return Manifest()
+
+
+def main() -> int:
+    attempts = json.load(sys.stdin)
+    print(json.dumps(list_results(Path(sys.argv[1]), attempts)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

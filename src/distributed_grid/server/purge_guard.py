@@ -1,0 +1,262 @@
+"""Guard of a purge: the files of a node are removed only when nobody loses by it.
+
+Results are files that an ended job has made or changed and that nobody has fetched: with any of them the purge is
+refused. The output of ended attempts is copied here first, so that it can be read afterwards. Whatever cannot be looked
+at counts as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT, is_output_home, mark_home
+from distributed_grid.agent.files.result_listing import EVERYTHING, count_results
+from distributed_grid.control.agent_files import AttemptFiles, FilesGone, RemoteFiles
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.deliveries import Delivery, DeliveryEnd
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.moves import MOVE_PREFIX, Move
+from distributed_grid.domain.rows import decode_row
+from distributed_grid.errors import GridError, Refused, Unreachable
+from distributed_grid.ports import Store
+from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
+from distributed_grid.server.output_copy import Haul, OutputReader, copy_output
+from distributed_grid.server.services.records import ended_job
+from distributed_grid.server.stopped_node_files import Counted, StoppedNodeFiles
+
+MAX_JOBS, MAX_ATTEMPTS = 10_000, 20_000
+"""Ended jobs of a node whose results are looked at, and attempts whose output is kept; the newest of each."""
+MAX_OUTPUT_BYTES = 1024**3
+MAX_LISTED, MAX_NAMED = 1_000, 10
+MAX_DELIVERIES = 100
+AT_ONCE = 4
+INSIST = "--discard-results"
+
+
+class UnfetchedResult(Struct, frozen=True, omit_defaults=True):
+    """Files of an ended job that nobody has fetched."""
+
+    job_id: str
+    files: int
+    bytes: int
+    problem: str = ""
+    """Reason why they could not be counted."""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.job_id} ({self.problem})"
+        return f"{self.job_id} ({self.files} file{'' if self.files == 1 else 's'}, {_size(self.bytes)})"
+
+
+class PurgeRefused(Refused):
+    """The files of a node may not be removed; `results` are those that were never fetched, if that is the reason."""
+
+    def __init__(self, message: str, results: Sequence[UnfetchedResult] = ()) -> None:
+        super().__init__(message)
+        self.results = tuple(results[:MAX_LISTED])
+
+    @property
+    def view(self) -> list[dict[str, Any]]:
+        """The results as they are shown."""
+        return [msgspec.to_builtins(result) for result in self.results]
+
+
+class PurgeGuard:
+    """Checks a node before its files are removed."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        files: AttemptFiles,
+        remote: RemoteFiles,
+        jobs: Path,
+        *,
+        max_jobs: int = MAX_JOBS,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> None:
+        self._max_jobs, self._max_output_bytes = max_jobs, max_output_bytes
+        self._grid = grid
+        self._files = files
+        self._remote = remote
+        self._jobs = jobs
+
+    async def check(
+        self,
+        node: str,
+        examined: set[str],
+        *,
+        discard: bool = False,
+        stopped: StoppedNodeFiles | None = None,
+        say: Say = lambda step: None,
+    ) -> None:
+        """Return when the files of a node may be removed; raises PurgeRefused, also where that cannot be known. A later
+        check of the same node looks only at attempts that are not in `examined`.
+
+        With `discard` results do not matter, and output that cannot be had is given up. `stopped` reads the files of a
+        node whose agent is not connected.
+        """
+        if not discard:
+            say("looking for results that were not fetched")
+            await self._check_results(node, examined, stopped)
+        problem = await self._keep_output(node, stopped)
+        if problem and discard:
+            say(f"output is lost: {problem}")
+        elif problem:
+            raise PurgeRefused(f"the output of jobs on {node} cannot be kept: {problem}; remove it with {INSIST}")
+
+    # ------------------------------------------------------------------ results
+
+    async def _check_results(self, node: str, examined: set[str], stopped: StoppedNodeFiles | None) -> None:
+        jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node, self._max_jobs))
+        by_attempt = {job.attempts[-1].lease_id: job for job in jobs if job.attempts[-1].lease_id not in examined}
+        for lease_id in [one for one, job in by_attempt.items() if self._files.is_here(job.attempts[-1])]:
+            del by_attempt[lease_id]
+        try:
+            counted = await self._count(by_attempt, stopped)
+        except GridError as failure:
+            last = next(iter(by_attempt.values())).id
+            jobs_text = "1 job" if len(by_attempt) == 1 else f"{len(by_attempt)} jobs"
+            raise PurgeRefused(
+                f"{node} cannot be asked for the results of {jobs_text} that were not fetched, the last is {last}: "
+                f"{failure}; remove them with {INSIST}"
+            ) from failure
+        if counted:
+            raise _not_fetched(node, [_result(by_attempt[one], found) for one, found in counted.items()])
+        if not is_all:
+            raise PurgeRefused(
+                f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones can be "
+                f"looked for; remove them all with {INSIST}"
+            )
+        examined.update(by_attempt)
+
+    async def _count(self, by_attempt: dict[str, Job], stopped: StoppedNodeFiles | None) -> dict[str, Counted]:
+        """The attempts that have left results, newest first."""
+        slots = asyncio.Semaphore(AT_ONCE)
+        found: dict[str, Counted] = {}
+
+        async def count(lease_id: str, job: Job) -> None:
+            async with slots:
+                try:
+                    listed = await self._files.find(job.attempts[-1], EVERYTHING, job.command.workdir)
+                except FilesGone:
+                    return
+                except Unreachable:
+                    raise
+                except GridError as failure:
+                    found[lease_id] = str(failure)
+                    return
+            counted = count_results(listed.entries)
+            if counted[0]:
+                found[lease_id] = counted
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lease_id, job in by_attempt.items():
+                    group.create_task(count(lease_id, job))
+        except ExceptionGroup as failed:
+            if stopped is None or not isinstance(failed.exceptions[0], Unreachable):
+                raise failed.exceptions[0] from None
+            found = await stopped.list_results({one: job.command.workdir for one, job in by_attempt.items()})
+        return {lease_id: found[lease_id] for lease_id in by_attempt if lease_id in found}
+
+    # ------------------------------------------------------------------ output
+
+    async def _keep_output(self, node: str, stopped: StoppedNodeFiles | None) -> str:
+        """Copy the output of the ended attempts of a node; the problem of one that could not be copied, else empty."""
+        attempts = await self._grid.query(lambda store: ended_attempts(store, node))
+        lost = "there are too many attempts" if len(attempts) > MAX_ATTEMPTS else ""
+        missing = await asyncio.to_thread(self._without_output, attempts[:MAX_ATTEMPTS])
+        limit = self._max_output_bytes
+        haul = Haul(limit, limit_text=f"it is larger than {_size(limit)} with that of the others")
+        try:
+            try:
+                await self._copy(self._remote, node, missing, haul)
+            except Unreachable:
+                if stopped is None:
+                    raise
+                missing = await asyncio.to_thread(self._without_output, missing)
+                stopped.expect((lease_id, name) for lease_id in missing for name in (STDOUT, STDERR))
+                await self._copy(stopped, node, missing, haul)
+        except OSError as failure:
+            return f"{failure.strerror or failure}"
+        except GridError as failure:
+            return str(failure)
+        return lost or (haul.lost[0] if haul.lost else "")
+
+    def _without_output(self, attempts: Sequence[str]) -> list[str]:
+        return [lease_id for lease_id in attempts if not is_output_home(str(self._jobs), lease_id)]
+
+    async def _copy(self, reader: OutputReader, node: str, attempts: Sequence[str], haul: Haul) -> None:
+        for lease_id in attempts:
+            folder, lost = self._jobs / lease_id, len(haul.lost)
+            await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
+            for name in (STDOUT, STDERR):
+                await copy_output(reader, node, lease_id, folder / name, haul)
+            if len(haul.lost) == lost:
+                await asyncio.to_thread(mark_home, str(self._jobs), lease_id, only_output=True)
+
+
+def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], bool]:
+    """The jobs that ended on a node and of which nothing was fetched, newest first; False where there are more jobs
+    than were looked at."""
+    rows = store.ended(Job.kind, node=node, limit=max_jobs + 1)
+    jobs = [ended_job(row) for row in rows[:max_jobs]]
+    ran = [job for job in jobs if job.attempts and job.attempts[-1].started_at_ms]
+    return [job for job in ran if not is_fetched(store, job)], len(rows) <= max_jobs
+
+
+def is_fetched(store: Store, job: Job) -> bool:
+    """Whether files of an ended job were delivered or fetched, or returned by the move that it ran for. A pattern that
+    nothing matched has fetched nothing."""
+    rows = store.ended(Delivery.kind, key=job.uid, limit=MAX_DELIVERIES)
+    for delivery in (decode_row(Delivery.kind, row.blob) for row in rows):
+        assert isinstance(delivery, Delivery)
+        is_whole = not set(EVERYTHING).isdisjoint(delivery.order.patterns)
+        if delivery.end is DeliveryEnd.DELIVERED and (delivery.delivered.files or is_whole):
+            return True
+    if not job.uid.startswith(JOB_PREFIX):
+        return False
+    moves = store.ended(Move.kind, key=MOVE_PREFIX + job.uid.removeprefix(JOB_PREFIX), limit=1)
+    return any(isinstance(move := decode_row(Move.kind, row.blob), Move) and move.is_returned for row in moves)
+
+
+def ended_attempts(store: Store, node: str) -> list[str]:
+    """The ids of the attempts that ended on a node, the newest first, and one more than are kept."""
+    rows = store.ended(Lease.kind, node=node, limit=MAX_ATTEMPTS + 1)
+    leases = (decode_row(Lease.kind, row.blob) for row in rows)
+    return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
+
+
+def _not_fetched(node: str, results: Sequence[UnfetchedResult]) -> PurgeRefused:
+    named = ", ".join(map(str, results[:MAX_NAMED]))
+    rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
+    return PurgeRefused(
+        f"{node} has results that were never fetched: {named}{rest}; "
+        f"fetch them with: grid jobs fetch JOB, or remove them with {INSIST}",
+        results,
+    )
+
+
+def _result(job: Job, counted: Counted) -> UnfetchedResult:
+    if isinstance(counted, str):
+        return UnfetchedResult(job.id, 0, 0, counted)
+    return UnfetchedResult(job.id, *counted)
+
+
+def _size(size: int) -> str:
+    """A size in the largest unit of which there is one: `1.2 GB`."""
+    if size < 1024:
+        return f"{size} byte{'' if size == 1 else 's'}"
+    amount, units = size / 1024, ["KB", "MB", "GB", "TB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.4g} {units[0]}"
