@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.control_plane import temporary_grid
 from bench.memory_peer import SIZE
 from bench.sizes import VARIABLE, Unavailable, is_smoke, sized
 from bench.table import Line
@@ -193,22 +194,17 @@ block_directory().call("free_block", block_id=sys.argv[1])
 
 def _allocating() -> list[Line]:
     """Ten thousand blocks allocated and freed, by one program with several threads, on this machine's own grid."""
-    with tempfile.TemporaryDirectory() as state:
-        directory = block_directory(None, state)
+    with temporary_grid() as (state_dir, _), contextlib.closing(block_directory(None, state_dir.root)) as directory:
         names = [uuid.uuid4().hex for _ in range(BLOCKS)]
-        try:
-            directory.call("allocate_block", request_id="warm", size=65536)
-            with ThreadPoolExecutor(AT_ONCE) as threads:
-                began = time.perf_counter()
-                list(threads.map(lambda name: directory.call("allocate_block", request_id=name, size=65536), names))
-                allocated = time.perf_counter() - began
-                began = time.perf_counter()
-                list(threads.map(lambda name: directory.call("free_block", block_id=name), names))
-                freed = time.perf_counter() - began
-            directory.call("free_block", block_id="warm")
-        finally:
-            directory.call("stop_daemon")
-            directory.close()
+        directory.call("allocate_block", request_id="warm", size=65536)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            began = time.perf_counter()
+            list(threads.map(lambda name: directory.call("allocate_block", request_id=name, size=65536), names))
+            allocated = time.perf_counter() - began
+            began = time.perf_counter()
+            list(threads.map(lambda name: directory.call("free_block", block_id=name), names))
+            freed = time.perf_counter() - began
+        directory.call("free_block", block_id="warm")
     both = BLOCKS / (allocated + freed) * 2
     return [
         Line(f"{BLOCKS:,} blocks allocated, {AT_ONCE} threads", BLOCKS / allocated, 1000, "/s"),

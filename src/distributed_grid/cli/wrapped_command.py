@@ -73,7 +73,7 @@ class WrappedRun:
         patterns: Sequence[str],
         ship: Sequence[str] = (),
         *,
-        overwrite: bool,
+        overwrite: bool = False,
     ) -> None:
         self._session = session
         self._command = command

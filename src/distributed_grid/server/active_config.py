@@ -39,6 +39,7 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
+from distributed_grid.server.workers.credential_mask import CredentialMask
 from distributed_grid.state_dir import NO_CONFIG, StateDir
 from distributed_grid.wire import OwnerRules
 
@@ -103,12 +104,12 @@ def select_config(path: str | None, explicit: bool, store: Store, state_dir: Sta
     if explicit and not problem:
         named.add(path, digest, meaning)
     if named.has(path, digest, meaning):
-        _save_content(state_dir, content)
+        _save_content(state_dir, config, content)
         return SelectedConfig(config, path, digest, problem=problem)
     reason = None if problem else distrust_of(path)
     if reason is not None:
         raise Refused(f"{path} is not used, because {reason}; to use it all the same: grid --config {path} …")
-    _save_content(state_dir, content)
+    _save_content(state_dir, config, content)
     config, inert = config.without_acts()
     return SelectedConfig(config, path, digest, tuple(inert), problem)
 
@@ -238,10 +239,15 @@ def _last_path(state_dir: StateDir) -> str | None:
     return str(found) if found else None
 
 
-def _save_content(state_dir: StateDir, content: bytes) -> None:
-    """Keep a copy of the config in use, for the case that its file cannot be used later."""
+def _save_content(state_dir: StateDir, config: ClusterConfig, content: bytes) -> None:
+    """Keep a copy of the config in use, for the case that its file cannot be used later; none of a config that has
+    credentials written into it."""
+    copy, text = state_dir.host_dir / LAST_CONFIG, content.decode(errors="replace")
     with contextlib.suppress(OSError):
-        write_private(state_dir.host_dir / LAST_CONFIG, content)
+        if CredentialMask.of_providers(config).text(text) == text:
+            write_private(copy, content)
+        else:
+            copy.unlink(missing_ok=True)
 
 
 def save_content(state_dir: StateDir, path: str, digest: str) -> None:
@@ -249,7 +255,7 @@ def save_content(state_dir: StateDir, path: str, digest: str) -> None:
     with contextlib.suppress(BadInput):
         content = read_content(path)
         if digest_of(content) == digest:
-            _save_content(state_dir, content)
+            _save_content(state_dir, ClusterConfig.from_content(path, content), content)
 
 
 def _last_content(state_dir: StateDir) -> bytes | None:

@@ -47,8 +47,10 @@ def test_it_runs_there_and_what_it_changed_comes_back(far_grid: Callable[..., Fa
         finally:
             process.kill()
     assert process.returncode == 7
-    assert errors.decode().splitlines() == ["oh", "grid: not replaced, because it was changed here meanwhile: edited"]
+    (beside,) = grid.cwd.glob("edited.from-*")
+    assert errors.decode().splitlines() == ["oh", f"grid: kept your edited; the job's version is {beside.name}"]
     assert {path.name: path.read_text() for path in grid.cwd.iterdir() if path.is_file()} == {
+        beside.name: "there\n",
         "given": "given\n",
         "changed": "changed\ngiven\n",
         "removed": "removed\n",

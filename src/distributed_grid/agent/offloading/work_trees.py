@@ -179,8 +179,8 @@ class NeededFiles:
         cwd = first.cwd
         found: dict[str, int] = {}
         if first.exe and not is_below(first.exe, cwd):
-            size = self._size(first.exe)
-            found[first.exe] = size if size is not None and not _is_system(first.exe) else 0
+            size = 0 if _is_system(first.exe) else self._size(first.exe)
+            found[first.exe] = max(size or 0, 0)  # a directory: the program is in another mount namespace
         for word in first.argv:
             for path in _named_paths(word, cwd):
                 self._add(found, path, cwd)
