@@ -11,7 +11,17 @@ from typing import TypeGuard
 
 from msgspec import Struct
 
-from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
+from distributed_grid.domain.deliveries import Delivery
+from distributed_grid.domain.events import (
+    Event,
+    FilesDelivered,
+    FilesUndeliverable,
+    HeartbeatReceived,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    TimePassed,
+)
 from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
 from distributed_grid.domain.leases import Lease, epoch_of
 from distributed_grid.domain.ledger import Ledger
@@ -424,7 +434,18 @@ def the_indexes_say_what_the_rows_say(watch: LedgerWatch, moment: ObservedStep) 
     watch.ledger.check()
 
 
+def wanted_files_are_on_their_way_until_they_are_reported(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """A job that ends and wants files back leaves a delivery, which only a report about these files ends."""
+    ended = [row for row in moment.changes if isinstance(row, Job) and row.is_over and row.fetch is not None]
+    for job in ended:
+        assert job.uid in watch.ledger.deliveries, f"the files of {job.id} are forgotten"
+    for row in moment.rows_before:
+        if isinstance(row, Delivery) and row.job not in watch.ledger.deliveries:
+            assert isinstance(moment.event, FilesDelivered | FilesUndeliverable), f"{row.job_id} lost its delivery"
+
+
 INVARIANTS: tuple[Invariant, ...] = (
+    wanted_files_are_on_their_way_until_they_are_reported,
     the_indexes_say_what_the_rows_say,
     a_node_is_never_lent_more_than_capacity_and_caps_allow,
     a_gpu_is_never_lent_twice,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request, WorkerKind
@@ -148,7 +149,21 @@ class World(LedgerWatch):
         self.handle(events.LeaseAsked(self._named(request)))
 
     def submit(self, request: Request, retries: int) -> None:
-        self.handle(a_submission(self._named(request), retries=retries))
+        """Every other job wants files back."""
+        submission = a_submission(self._named(request), retries=retries)
+        self.handle(replace(submission, fetch=FetchOrder(("out/**",))) if self.asked % 2 else submission)
+
+    def deliver(self, which: int, how: str) -> None:
+        """The files of an ended job are delivered, delayed or gone; also those of one that wants none."""
+        wanted = [*self.ledger.deliveries, *self.ledger.jobs, "r1"]
+        uid = wanted[which % len(wanted)]
+        if how == "delivered":
+            self.handle(events.FilesDelivered(uid, DeliveredFiles("/data", 1, 2)))
+        elif how == "fetched":
+            self.handle(events.FilesFetched(uid, "job", "ada", "n1", ("**",), DeliveredFiles("/data", 1, 2)))
+        else:
+            kind = events.FilesDelayed if how == "delayed" else events.FilesUndeliverable
+            self.handle(kind(uid, "it cannot be reached"))
 
     def submit_sized(self, request: Request, first_gb: int, retries: int) -> None:
         """A job that states no memory, and is given some by the grid: twice as much after each overrun."""
