@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 
 MAX_CONTENDERS = 256
 """Weight of the groups that compete in one scan; a group that names less than 16 nodes, labels or jobs weighs 1."""
+MAX_PREEMPTORS = 64
+"""Groups of a long queue for which a preemption is looked for in one scan."""
 _PART = MAX_CONTENDERS // 4
 _MULTIPLIER = 2_654_435_761
 """Spreads moments that follow each other over the whole queue (Knuth's multiplicative hash)."""
@@ -44,6 +47,18 @@ def contending_groups(ledger: Ledger, now: int) -> list[Members]:
     for heads in orders:
         _choose(chosen, heads, index.weights)
     return [index.members[head] for head in chosen]
+
+
+def preemption_candidates(ledger: Ledger, now: int) -> Iterator[Lease]:
+    """The oldest request of each group for which others may be preempted, by priority, then age. Of many groups some:
+    the first contenders, and a part of the others, chosen by the clock."""
+    if all_compete(ledger):
+        return ledger.oldest_waiting()
+    heads = (ledger.leases[members[0][1]] for members in contending_groups(ledger, now))
+    ordered = sorted(heads, key=lambda lease: lease.queue_key)
+    half = MAX_PREEMPTORS // 2
+    begin = half + (now * _MULTIPLIER >> 8) % max(len(ordered) - MAX_PREEMPTORS, 1)
+    return iter(ordered[:half] + ordered[begin : begin + half])
 
 
 def _choose(chosen: dict[str, None], heads: Iterable[str], weights: dict[str, int]) -> None:

@@ -114,21 +114,29 @@ class QueueOrder:
         self._shares = shares
         self._policy = ledger.policy
         self._now = now
-        contending = contending_groups(ledger, now) if contending is None else contending
-        groups = [self._group(ledger.leases, members) for members in contending]
         self._newcomer = newcomer if newcomer is not None and newcomer.id not in ledger.leases else None
+        self._contending = contending
+        self._is_complete = all_compete(ledger)
+
+    @cached_property
+    def _groups(self) -> list[WaitingGroup]:
+        contending = contending_groups(self._ledger, self._now) if self._contending is None else self._contending
+        groups = [self._group(self._ledger.leases, members) for members in contending]
         if self._newcomer is not None:
             groups.append(self._group({self._newcomer.id: self._newcomer}, [self._newcomer.age_key]))
-        self._is_complete = all_compete(ledger)
-        self._promoted = self._find_promoted(groups)
-        self.heads: list[QueueEntry] = []
-        for group in groups:
+        return groups
+
+    @cached_property
+    def heads(self) -> list[QueueEntry]:
+        heads: list[QueueEntry] = []
+        for group in self._groups:
             first = 0
             if self._promoted and (head := group.lease(0)).id in self._promoted:
-                self.heads.append((_promoted_key(head), group, 0))
+                heads.append((_promoted_key(head), group, 0))
                 first = 1
             if first < len(group):
-                self.heads.append((group.key(first), group, first))
+                heads.append((group.key(first), group, first))
+        return heads
 
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
@@ -139,10 +147,11 @@ class QueueOrder:
         latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
         return -request.priority, latest, self._shares.excess(request.user, request.team)
 
-    def _find_promoted(self, groups: list[WaitingGroup]) -> frozenset[str]:
+    @cached_property
+    def _promoted(self) -> frozenset[str]:
         overdue, oldest_of = self._now - self._policy.starvation_ms, self._ledger.waiting_index.oldest_of
         oldest: dict[str, tuple[int, str]] = {}
-        for group in groups:
+        for group in self._groups:
             lease = group.lease(0)
             if lease.asked_at_ms <= overdue:
                 user = lease.request.user
@@ -195,9 +204,14 @@ class QueueOrder:
 
     def is_tight(self, request: Request) -> bool:
         """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
-        if not request.deadline_ms:
-            return False
-        return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.reserve_after_ms)
+        return is_tight(self._ledger, request, self._now)
+
+
+def is_tight(ledger: Ledger, request: Request, now: int) -> bool:
+    """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
+    if not request.deadline_ms:
+        return False
+    return request.latest_start_ms - now <= max(request.expects_ms, ledger.policy.reserve_after_ms)
 
 
 def _promoted_key(lease: Lease) -> QueueKey:
