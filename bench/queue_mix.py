@@ -1,7 +1,7 @@
 """Cost of one event in queues of every mix: requests that are all equal, and requests that all differ in one field.
 
 For each mix a queue is filled by submissions on ten full nodes, each with the estimate of its start as in the answer
-to the submission; then jobs end, and ticks pass. Only decide, apply and estimate are measured, in CPU time.
+to the submission; then jobs end. Only decide, apply and estimate are measured, in CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from bench.sizes import sized
 from bench.table import Line
-from distributed_grid.domain.events import AttemptEnded, Event, HeartbeatReceived, JobSubmitted, TimePassed
+from distributed_grid.domain.events import AttemptEnded, Event, HeartbeatReceived, JobSubmitted
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_NAMES, Request
 from distributed_grid.domain.ledger import Ledger
@@ -40,31 +40,38 @@ Vary = Callable[[Request, int], Request]
 def measure() -> list[Line]:
     """Filling and ends of each mix, relative to the mix of equal requests in the same run."""
     equal = MixedQueue(MIXES["nothing"])
-    times = {name: MixedQueue(vary) for name, vary in MIXES.items() if name != "nothing"}
-    deadlines = times["deadline"]
-    slowest = max(times, key=lambda name: times[name].filling_s)
-    longest = max(times, key=lambda name: times[name].end_s)
+    equal_end = _end_of(equal)
+    filling, ends = {}, {}
+    for name, vary in MIXES.items():
+        if name != "nothing":
+            queue = MixedQueue(vary)
+            filling[name], ends[name] = queue.filling_s, _end_of(queue)
+    slowest, longest = (max(times, key=times.__getitem__) for times in (filling, ends))
     return [
         Line(f"{WAITING:,} equal submissions, for orientation", equal.filling_s, 0, "s"),
         Line(
             f"{WAITING:,} submissions with different deadlines, relative to that",
-            deadlines.filling_s / equal.filling_s,
+            filling["deadline"] / equal.filling_s,
             1.5,
             "×",
             lower_is_better=True,
         ),
         Line(
-            f"slowest of {len(times)} mixes ({slowest}), relative to that",
-            times[slowest].filling_s / equal.filling_s,
+            f"slowest of {len(filling)} mixes ({slowest}), relative to that",
+            filling[slowest] / equal.filling_s,
             5,
             "×",
             lower_is_better=True,
         ),
-        Line(f"a job's end among {WAITING:,} equal requests", 1000 * equal.end_s, 0, "ms"),
-        Line(
-            f"a job's end in the slowest mix ({longest})", 1000 * times[longest].end_s, 20, "ms", lower_is_better=True
-        ),
+        Line(f"a job's end among {WAITING:,} equal requests", 1000 * equal_end, 0, "ms"),
+        Line(f"a job's end in the slowest mix ({longest})", 1000 * ends[longest], 20, "ms", lower_is_better=True),
     ]
+
+
+def _end_of(queue: MixedQueue) -> float:
+    """The median of the ends of some jobs."""
+    gc.collect()
+    return statistics.median(queue.end_one() for _ in range(SAMPLES))
 
 
 def _subset(names: list[str], number: int) -> tuple[str, ...]:
@@ -86,6 +93,15 @@ def _names(number: int) -> tuple[str, ...]:
     return tuple(f"job-{number}-{at}" for at in range(MAX_NAMES))
 
 
+def _anything(one: Request, number: int) -> Request:
+    """Several fields at once, by a dice of its own for each number."""
+    dice = random.Random(number)
+    fields = [name for name in MIXES if name not in ("nothing", "everything", "affinity", "tight deadline")]
+    for name in dice.sample(fields, 4):
+        one = MIXES[name](one, number)
+    return replace(one, priority=dice.choice(list(Priority)), strategy=dice.choice([None, Strategy.BEST_FIT]))
+
+
 MIXES: dict[str, Vary] = {
     "nothing": lambda one, _: one,
     "deadline": lambda one, at: replace(one, deadline_ms=DAY_MS * 10 + at),
@@ -104,23 +120,14 @@ MIXES: dict[str, Vary] = {
     "anti_affinity of as many names as may be": lambda one, at: replace(one, anti_affinity=_names(at)),
     "low priority and expects": lambda one, at: replace(one, priority=Priority.LOW, expects_ms=60_000 + at),
     "high priority and expects": lambda one, at: replace(one, priority=Priority.HIGH, expects_ms=60_000 + at),
-    "everything": lambda one, at: _anything(one, at),
+    "everything": _anything,
 }
-
-
-def _anything(one: Request, number: int) -> Request:
-    """Several fields at once, by a dice of its own for each number."""
-    dice = random.Random(number)
-    fields = [name for name in MIXES if name not in ("nothing", "everything", "affinity", "tight deadline")]
-    for name in dice.sample(fields, 4):
-        one = MIXES[name](one, number)
-    return replace(one, priority=dice.choice(list(Priority)), strategy=dice.choice([None, Strategy.BEST_FIT]))
 
 
 class MixedQueue:
     """Ten full nodes, and a queue of requests that one function makes different from each other."""
 
-    def __init__(self, vary: Vary) -> None:
+    def __init__(self, vary: Vary, waiting: int = WAITING) -> None:
         self.now = 0
         self.numbers = count()
         self._vary = vary
@@ -134,13 +141,9 @@ class MixedQueue:
         for number in range(NODES * 16):
             self._submit(Request(f"s{number}", f"user{number % 5}", Amounts(1000, 2**30)))
         gc.collect()
-        self.filling_s = sum(self._submit_next() for _ in range(WAITING))
-        gc.collect()
-        self.submission_s = statistics.median(self._submit_next() for _ in range(SAMPLES))
-        self.end_s = statistics.median(self._end_one() for _ in range(SAMPLES))
-        self.tick_s = statistics.median(self._step(TimePassed()) for _ in range(SAMPLES))
+        self.filling_s = sum(self.submit_next() for _ in range(waiting))
 
-    def _submit_next(self) -> float:
+    def submit_next(self) -> float:
         number = next(self.numbers)
         request = Request(f"r{number:06}", f"user{number % 5}", Amounts(1000, 2**30), wait_ms=DAY_MS)
         return self._submit(self._vary(request, number))
@@ -154,7 +157,7 @@ class MixedQueue:
         estimate_newcomer_start(self.ledger, lease, self.now)
         return time.thread_time() - began
 
-    def _end_one(self) -> float:
+    def end_one(self) -> float:
         """End the oldest job that holds something."""
         job = next(job for job in self.ledger.jobs.values() if job.attempt is not None)
         attempt = job.attempt

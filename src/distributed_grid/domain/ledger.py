@@ -203,7 +203,8 @@ class Ledger:
         """The nodes that a name stands for: the node itself, or where the job or group of that name holds something."""
         if name in self.nodes:
             return {name}
-        found = {self.leases[lease_id].node for lease_id in self.groups.get(name, ())}
+        group = self.groups.get(name)
+        found = {self.leases[lease_id].node for lease_id in group} if group else set()
         job = self.jobs.get(self.job_uids.get(name, name))
         lease = self.leases.get(job.lease_id) if job is not None else self.leases.get(name)
         return found | {lease.node} if lease is not None and lease.holds else found

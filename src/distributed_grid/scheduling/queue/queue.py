@@ -5,8 +5,8 @@ length; age. A request that has waited for `starvation_ms` is promoted before al
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
 Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
-first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`), so
-that its cost does not grow with the queue, whatever waits there.
+first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`):
+its cost does not grow with the queue, whatever waits there.
 
 The first request that fits is granted. The first that does not fit gets a reservation (`backfill`), and so do those
 behind it that have waited for `reserve_after_ms`, on nodes of their own; where the start is unknown, only after that
@@ -312,9 +312,7 @@ class QueueScan:
 
     @cached_property
     def order(self) -> QueueOrder:
-        return QueueOrder(
-            self._ledger, self._shares, self._now, newcomer=self._newcomer, contending=self._contending
-        )
+        return QueueOrder(self._ledger, self._shares, self._now, newcomer=self._newcomer, contending=self._contending)
 
     @cached_property
     def _contending(self) -> list[Members]:

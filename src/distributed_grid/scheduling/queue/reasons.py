@@ -108,6 +108,13 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *lines, *hint)
 
 
+def reason_key(ledger: Ledger, request: Request) -> object:
+    """The fields that decide over `why_not_now`: two requests of one key have the same reasons."""
+    where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on, request.task)
+    machine = (request.limits_memory, request.block, machine_limits.stated_ms(request) if ledger.workers else 0)
+    return (request.ask, request.gang, request.user, request.team, request.target, where, machine)
+
+
 def _waits_for_owner(node: Node, reason: str) -> bool:
     """Whether a node of the cluster file keeps something for its owner by the limits of the cluster."""
     return OWNER in reason and node.thresholds is not None and node.host != "local" and not node.joined
