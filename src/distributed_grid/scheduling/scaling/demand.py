@@ -24,7 +24,7 @@ from distributed_grid.scheduling.scaling.worker_availability import closed_text,
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
-MAX_GROUPS = 1024
+MAX_GROUPS = 4096
 """Groups of equal requests that are read in one evaluation."""
 
 PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
