@@ -16,6 +16,7 @@ from bench.table import Line, render
 NAMES = (
     "reactor_steps",
     "queue_growth",
+    "queue_mix",
     "placement",
     "preemption",
     "process_scan",

@@ -23,6 +23,8 @@ MAX_DURATION_MS = 200 * 365 * 86_400_000
 FOREVER_MS = MAX_DURATION_MS // 2
 """Wait of a request that stays queued until it is granted or withdrawn; a longer wait means the same."""
 MAX_GANG_SIZE = 1_000
+MAX_NAMES = 256
+"""Nodes, labels or jobs that each list of a new request may name."""
 FENCE_NUMBER_BITS = 32
 MAX_EPOCH = 2**29 - 1
 MAX_FENCE = (MAX_EPOCH + 1 << FENCE_NUMBER_BITS) - 1
@@ -92,6 +94,23 @@ class Request(Struct, frozen=True, omit_defaults=True):
         if self.within:
             return None if self.ask == Amounts() else "what is used already need not be asked for"
         return self.ask.problem()
+
+    def naming_problem(self) -> str | None:
+        """The list of this request that names too much, or None. It holds for new requests: those that were accepted
+        earlier, and those that the grid makes itself, may name more."""
+        lists = {
+            "prefer": self.prefer,
+            "require": self.require,
+            "labels": self.labels,
+            "affinity": self.affinity,
+            "anti_affinity": self.anti_affinity,
+            "gpu_models": self.ask.gpu_models,
+            "resources": self.ask.custom,
+        }
+        for field, names in lists.items():
+            if len(names) > MAX_NAMES:
+                return f"{field} may have at most {MAX_NAMES} names, and has {len(names):,}"
+        return None
 
     @property
     def waits_forever(self) -> bool:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from distributed_grid.domain.indexes.columns import (
     RunningColumns,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
+from distributed_grid.domain.indexes.waiting import WaitingIndex, remove_sorted
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request, first_fence
 from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch
@@ -39,7 +40,6 @@ from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending
 _NO_CLAIMS = NodeClaims()
 _DEFAULTS = (SchedulingPolicy(), RequestShapes(), ScalingRules(), WorkerRules(), AutoOffloadState())
 """What holds while no row says otherwise."""
-T = TypeVar("T", tuple[int, str], tuple[int, int, str])
 L = TypeVar("L", str, tuple[str, str])
 C = TypeVar("C")
 
@@ -91,6 +91,7 @@ class Ledger:
         self.awaiting: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
         self.queue_groups: dict[tuple[Request, bool], list[tuple[int, str]]] = {}
+        self.waiting_index = WaitingIndex()
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
         self.jobs_on: dict[str, dict[str, None]] = {}
@@ -182,10 +183,9 @@ class Ledger:
         """The leases that count against a node."""
         return (self.leases[lease_id] for lease_id in self.leases_on.get(node, ()))
 
-    def oldest_waiting(self) -> list[Lease]:
+    def oldest_waiting(self) -> Iterator[Lease]:
         """The oldest request of each group of equal ones, by priority, then age."""
-        oldest = (self.leases[members[0][1]] for members in self.queue_groups.values())
-        return sorted(oldest, key=lambda lease: lease.queue_key)
+        return (self.leases[lease_id] for *_, lease_id in self.waiting_index.heads)
 
     def jobs_of(self, node: str) -> Iterator[Job]:
         """The jobs with a running attempt on a node."""
@@ -203,7 +203,8 @@ class Ledger:
         """The nodes that a name stands for: the node itself, or where the job or group of that name holds something."""
         if name in self.nodes:
             return {name}
-        found = {self.leases[lease_id].node for lease_id in self.groups.get(name, ())}
+        group = self.groups.get(name)
+        found = {self.leases[lease_id].node for lease_id in group} if group else set()
         job = self.jobs.get(self.job_uids.get(name, name))
         lease = self.leases.get(job.lease_id) if job is not None else self.leases.get(name)
         return found | {lease.node} if lease is not None and lease.holds else found
@@ -248,7 +249,9 @@ class Ledger:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
             insort(self.waiting, lease.queue_key)
-            insort(self.queue_groups.setdefault(lease.queue_group, []), lease.age_key)
+            members = self.queue_groups.setdefault(lease.queue_group, [])
+            insort(members, lease.age_key)
+            self.waiting_index.add(lease, members)
         if lease.deadline_ms:
             insort(self.due, (lease.deadline_ms, lease.id))
         if lease.holds:
@@ -258,13 +261,15 @@ class Ledger:
         for awaited in old.awaits:
             _index(self.awaiting, awaited, old.id, holds=False)
         if old.state is LeaseState.ASKED:
-            _remove_sorted(self.waiting, old.queue_key)
-            members = self.queue_groups[old.queue_group]
-            _remove_sorted(members, old.age_key)
+            remove_sorted(self.waiting, old.queue_key)
+            group = old.queue_group
+            members = self.queue_groups[group]
+            remove_sorted(members, old.age_key)
+            self.waiting_index.remove(old, members)
             if not members:
-                del self.queue_groups[old.queue_group]
+                del self.queue_groups[group]
         if old.deadline_ms:
-            _remove_sorted(self.due, (old.deadline_ms, old.id))
+            remove_sorted(self.due, (old.deadline_ms, old.id))
 
     def _count_lease(self, old: Lease | None, new: Lease) -> None:
         """Move the sums from the old claim to the new one; most transitions change neither."""
@@ -542,6 +547,7 @@ class Ledger:
         for name in (
             "waiting",
             "queue_groups",
+            "waiting_index",
             "due",
             "by_request",
             "job_uids",
@@ -689,10 +695,3 @@ def _index(table: dict[L, dict[str, None]], key: L, name: str, *, holds: bool) -
         table[key].pop(name, None)
         if not table[key]:
             del table[key]
-
-
-def _remove_sorted(ordered: list[T], item: T) -> None:
-    """Remove an item from a sorted list."""
-    place = bisect_left(ordered, item)
-    if place < len(ordered) and ordered[place] == item:
-        del ordered[place]

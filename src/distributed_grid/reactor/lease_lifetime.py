@@ -152,6 +152,9 @@ def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
 
 MAX_EXPIRED_PER_STEP = 256
 """Leases that expire in one step, so that it does not take long; the next step follows at once."""
+MAX_REASONS_PER_STEP = 32
+"""Different requests that expire in one step with the reason of each node; the others name no nodes."""
+NO_ROOM = "no node had room for it"
 
 
 def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
@@ -193,10 +196,10 @@ def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
     decision = Decision()
     why: dict[object, str] = {}
     for lease in waits:
-        group = lease.queue_group
-        if group not in why:
-            why[group] = "; ".join(reasons.why_not_now(ledger, lease.request, now))
-        detail, job = reasons.timeout_reason(lease, why[group], now), ledger.jobs.get(lease.job)
+        key = reasons.reason_key(ledger, lease.request)
+        if key not in why and len(why) < MAX_REASONS_PER_STEP:
+            why[key] = "; ".join(reasons.why_not_now(ledger, lease.request, now))
+        detail, job = reasons.timeout_reason(lease, why.get(key, NO_ROOM), now), ledger.jobs.get(lease.job)
         if job is not None:
             ended = give_up_waiting(ledger, job, detail, now)
         else:

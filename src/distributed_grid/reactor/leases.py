@@ -24,6 +24,7 @@ from distributed_grid.scheduling.placement.machine_limits import crowded_nodes, 
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
 from distributed_grid.scheduling.queue import reasons
+from distributed_grid.scheduling.queue.contenders import preemption_candidates
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
 from distributed_grid.scheduling.queue.queue import (
     fit_key,
@@ -107,7 +108,7 @@ def _with_answer(decision: Decision, asked: Record, lease: Lease, job: Job | Non
 
 
 def _check_request(ledger: Ledger, request: Request) -> None:
-    problem = request.problem()
+    problem = request.problem() or request.naming_problem()
     if problem is not None:
         raise BadInput(problem)
     named = (*request.require, *request.prefer, *((request.target,) if request.target else ()))
@@ -176,7 +177,7 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
         decision.follow = [QueueScanned(known, event.granted + 1)]
         return decision
     tried: set[object] = set()
-    for lease in ledger.oldest_waiting():
+    for lease in preemption_candidates(ledger, now):
         if not is_urgent(lease) and (GRID_USER not in ledger.held or len(tried) >= MAX_PREEMPTION_TRIES):
             break
         key = (fit_key(lease.request), lease.request.user, lease.request.team)

@@ -26,14 +26,14 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.leases import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Claim, GpuShare
+from distributed_grid.domain.resources import Amounts, Claim, GpuShare
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import step
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
-from distributed_grid.reactor.lease_lifetime import CLAIMS_READ, MAX_EXPIRED_PER_STEP
+from distributed_grid.reactor.lease_lifetime import CLAIMS_READ, MAX_EXPIRED_PER_STEP, MAX_REASONS_PER_STEP, NO_ROOM
 from distributed_grid.reactor.leases import MAX_GRANTS_PER_STEP
-from tests.support.builders import NOW, Scenario, a_node, a_request
+from tests.support.builders import GB, NOW, Scenario, a_node, a_request
 
 FENCE = (7 << 32) + 5
 HOUR_MS = 3_600_000
@@ -306,3 +306,18 @@ def test_a_forgotten_node_reclaims_nothing_though_it_was_drained_before(new_scen
     scenario.handle(NodeForgotten("n1"))
     scenario.advance(1)
     assert list(scenario.ledger.leases) == ["again"]
+
+
+def test_waits_of_very_different_requests_that_are_over_at_once_share_their_reasons(new_scenario):
+    scenario = new_scenario(a_node("gpu1", cores=4))
+    scenario.ask(a_request("full", cores=4))
+    scenario.ask(replace(a_request("alike", cores=1, wait_s=10), expects_ms=1))
+    for number in range(MAX_REASONS_PER_STEP + 1):
+        ask = Amounts(1000, GB + number)
+        scenario.ask(replace(a_request(f"r{number:02}", cores=1, wait_s=10), ask=ask))
+    scenario.now += 10_000
+    records = step(scenario.ledger, TimePassed(), scenario.now).records
+    details = [record.reason for record in records if record.type == "withdrawn"]
+    assert len(details) == MAX_REASONS_PER_STEP + 2
+    assert sum("gpu1: " in detail for detail in details) == MAX_REASONS_PER_STEP
+    assert sum(detail.endswith(NO_ROOM) for detail in details) == 2

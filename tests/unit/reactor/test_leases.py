@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import MAX_NAMES, Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import LeaseEnd, LeaseState
@@ -269,3 +269,20 @@ def test_a_node_is_not_lent_beyond_its_caps(new_scenario):
 )
 def test_a_request_that_makes_no_sense_changes_nothing(ledger, changes):
     assert isinstance(refusal(ledger, replace(a_request("r1", cores=1), **changes)), BadInput)
+
+
+@pytest.mark.parametrize("field", ["prefer", "require", "labels", "affinity", "anti_affinity"])
+def test_a_request_that_names_too_much_is_refused_in_one_line(field):
+    ledger = Ledger([a_node("gpu1")])
+    names = [(f"n{number}", "") if field == "labels" else f"n{number}" for number in range(MAX_NAMES + 1)]
+    request = replace(a_request("r1", cores=1), **{field: tuple(names)})
+    with pytest.raises(BadInput, match=f"^{field} may have at most 256 names, and has 257$"):
+        decide(ledger, LeaseAsked(request), NOW)
+
+
+def test_a_request_may_name_as_much_as_the_limit_says(new_scenario):
+    scenario = new_scenario(a_node("gpu1"))
+    names = tuple(f"job{number}" for number in range(MAX_NAMES))
+    lease = scenario.ask(replace(a_request("r1", cores=1), anti_affinity=names))
+    assert lease is not None
+    assert lease.holds

@@ -7,7 +7,8 @@ that hold nothing are nowhere. A gang gets as many different nodes as it has mem
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -50,10 +51,12 @@ def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
         if names or names is not request.require:
             mask = _intersect(mask, ledger.columns.mask_of(names))
     for name in request.affinity:
-        mask = _intersect(mask, ledger.columns.mask_of(ledger.nodes_of(name)))
-    for name in request.anti_affinity:
-        mask = _intersect(mask, ~ledger.columns.mask_of(ledger.nodes_of(name)))
-    return mask
+        nodes = ledger.nodes_of(name)
+        mask = _intersect(mask, ledger.columns.mask_of(nodes))
+        if not nodes:
+            return mask
+    apart_from = {node for name in request.anti_affinity for node in ledger.nodes_of(name)}
+    return _intersect(mask, ~ledger.columns.mask_of(apart_from)) if apart_from or mask is None else mask
 
 
 def _rows_of_kind(ledger: Ledger, request: Request) -> Mask | None:
@@ -86,28 +89,65 @@ def _intersect(one: Mask | None, other: Mask) -> Mask:
 
 def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     """The constraint that a node does not meet, as text, or None."""
-    unmet = _unmet_kind(ledger, request, node)
-    if unmet is not None:
-        return unmet
-    if request.require and node not in request.require:
-        return f"not one of the required nodes ({', '.join(request.require)})"
-    for key, value in request.labels:
-        if node not in ledger.labelled(key, value):
-            return f"has no label {key}={value}" if value else f"has no label or tag {key}"
-    for name in request.affinity:
-        nodes = ledger.nodes_of(name)
-        if not nodes:
-            return f"nothing of {name} is running that it could be near to"
-        if node not in nodes:
-            return f"{name} is on {', '.join(sorted(nodes))}"
-    for name in request.anti_affinity:
-        if node in ledger.nodes_of(name):
-            if name == node == request.target:
+    return Constraints(ledger, request).unmet(node)
+
+
+MAX_NODES_NAMED = 10
+"""Nodes that one reason names."""
+
+
+class Constraints:
+    """The constraints of a request at one moment; each name that it has is looked up once, for however many nodes."""
+
+    def __init__(self, ledger: Ledger, request: Request) -> None:
+        self._ledger = ledger
+        self._request = request
+        self._required = frozenset(request.require)
+
+    @cached_property
+    def _near_to(self) -> list[tuple[str, set[str]]]:
+        """The names that the request has to be near to, each with its nodes."""
+        return [(name, self._ledger.nodes_of(name)) for name in self._request.affinity]
+
+    @cached_property
+    def _apart_from(self) -> dict[str, str]:
+        """The nodes that are excluded, each with the first name that excludes it."""
+        excluded: dict[str, str] = {}
+        for name in self._request.anti_affinity:
+            for node in self._ledger.nodes_of(name):
+                excluded.setdefault(node, name)
+        return excluded
+
+    def unmet(self, node: str) -> str | None:
+        """The constraint that a node does not meet, as text, or None."""
+        ledger, request = self._ledger, self._request
+        unmet = _unmet_kind(ledger, request, node)
+        if unmet is not None:
+            return unmet
+        if request.require and node not in self._required:
+            return f"not one of the required nodes ({_listed(request.require)})"
+        for key, value in request.labels:
+            if node not in ledger.labelled(key, value):
+                return f"has no label {key}={value}" if value else f"has no label or tag {key}"
+        for name, nodes in self._near_to:
+            if not nodes:
+                return f"nothing of {name} is running that it could be near to"
+            if node not in nodes:
+                return f"{name} is on {_listed(sorted(nodes))}"
+        here = self._apart_from.get(node)
+        if here is not None:
+            if here == node == request.target:
                 return "it is the borrower"
-            return "it must not be here" if name == node else f"{name} is here, and it must not be near to that"
-    if node in ledger.pull_nodes and node not in ledger.asking_nodes and not request.task:
-        return "does not ask for a task now"
-    return None
+            return "it must not be here" if here == node else f"{here} is here, and it must not be near to that"
+        if node in ledger.pull_nodes and node not in ledger.asking_nodes and not request.task:
+            return "does not ask for a task now"
+        return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MAX_NODES_NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:MAX_NODES_NAMED])} and {more} more"
 
 
 RUNNERS_UP = 2

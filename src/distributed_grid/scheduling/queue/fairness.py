@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
@@ -32,6 +33,8 @@ RUNS_KEPT = 2
 
 EXACT_SHARE_USERS = 3
 """Up to so many users share exactly."""
+MAX_WAITING_USERS = 256
+"""Users that only wait, and count in the entitlements."""
 MIN_SHARE = 0.4
 """Least entitlement of a user, where there are more."""
 EXCESS_STEPS = 10
@@ -98,8 +101,8 @@ def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
     """Whether a lease has waited for `starvation_ms`, and no other of its user for longer."""
     if now - lease.asked_at_ms < ledger.policy.starvation_ms:
         return False
-    oldest = (members[0] for (request, _), members in ledger.queue_groups.items() if request.user == lease.request.user)
-    return not any(asked_at < lease.asked_at_ms for asked_at, _ in oldest)
+    oldest = ledger.waiting_index.oldest_of(lease.request.user)
+    return oldest is None or oldest[0] >= lease.asked_at_ms
 
 
 def overran_estimate(lease: Lease, now: int) -> bool:
@@ -182,14 +185,11 @@ class Shares:
 
 
 def _teams_of_waiting(ledger: Ledger) -> dict[str, str]:
-    """All who wait, by priority and age of their first request, each with the team that its last one names."""
-    first: dict[str, tuple[int, int, str]] = {}
-    last: dict[str, tuple[tuple[int, int, str], str]] = {}
-    for (request, _), members in ledger.queue_groups.items():
-        user, rank = request.user, -int(request.priority)
-        first[user] = min(first.get(user, (rank, *members[0])), (rank, *members[0]))
-        last[user] = max(last.get(user, ((rank, *members[-1]), request.team)), ((rank, *members[-1]), request.team))
-    return {user: last[user][1] for user in sorted(first, key=first.__getitem__)}
+    """The users who wait, by priority and age of their first request, each with the team that its last one names; at
+    most so many, for the mean weight of more is about the same."""
+    users = list(islice(ledger.waiting_index.by_user.items(), MAX_WAITING_USERS))
+    users.sort(key=lambda entry: entry[1][0])
+    return {user: ledger.leases[keys[-1][-1]].request.team for user, keys in users}
 
 
 Excess = tuple[str, str, str]

@@ -5,7 +5,8 @@ length; age. A request that has waited for `starvation_ms` is promoted before al
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
 Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
-first; so only the oldest of each group competes, and a scan costs as much as there are groups, however many wait.
+first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`):
+its cost does not grow with the queue, whatever waits there.
 
 The first request that fits is granted. The first that does not fit gets a reservation (`backfill`), and so do those
 behind it that have waited for `reserve_after_ms`, on nodes of their own; where the start is unknown, only after that
@@ -46,6 +47,7 @@ from distributed_grid.scheduling.queue.backfill import (
     expected_ms,
     resource_kinds,
 )
+from distributed_grid.scheduling.queue.contenders import Members, all_compete, contending_groups
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
 from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
@@ -95,26 +97,46 @@ QueueEntry = tuple[QueueKey, WaitingGroup, int]
 class QueueOrder:
     """The waiting requests at one moment, in groups of equal ones, and the sort key of each.
 
-    Only the `heads` compete: the oldest of each group, and beside it the one that was promoted.
+    Only the `heads` compete: the oldest of each group, and beside it the one that was promoted. Where there are too
+    many groups to compare, positions are by priority and age.
     """
 
-    def __init__(self, ledger: Ledger, shares: Shares, now: int, *, newcomer: Lease | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        shares: Shares,
+        now: int,
+        *,
+        newcomer: Lease | None = None,
+        contending: Sequence[Members] | None = None,
+    ) -> None:
         self._ledger = ledger
         self._shares = shares
         self._policy = ledger.policy
         self._now = now
-        groups = [self._group(ledger.leases, members) for members in ledger.queue_groups.values()]
-        if newcomer is not None and newcomer.id not in ledger.leases:
-            groups.append(self._group({newcomer.id: newcomer}, [newcomer.age_key]))
-        self._promoted = self._find_promoted(groups)
-        self.heads: list[QueueEntry] = []
-        for group in groups:
+        self._newcomer = newcomer if newcomer is not None and newcomer.id not in ledger.leases else None
+        self._contending = contending
+        self._is_complete = all_compete(ledger)
+
+    @cached_property
+    def _groups(self) -> list[WaitingGroup]:
+        contending = contending_groups(self._ledger, self._now) if self._contending is None else self._contending
+        groups = [self._group(self._ledger.leases, members) for members in contending]
+        if self._newcomer is not None:
+            groups.append(self._group({self._newcomer.id: self._newcomer}, [self._newcomer.age_key]))
+        return groups
+
+    @cached_property
+    def heads(self) -> list[QueueEntry]:
+        heads: list[QueueEntry] = []
+        for group in self._groups:
             first = 0
             if self._promoted and (head := group.lease(0)).id in self._promoted:
-                self.heads.append((_promoted_key(head), group, 0))
+                heads.append((_promoted_key(head), group, 0))
                 first = 1
             if first < len(group):
-                self.heads.append((group.key(first), group, first))
+                heads.append((group.key(first), group, first))
+        return heads
 
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
@@ -125,14 +147,15 @@ class QueueOrder:
         latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
         return -request.priority, latest, self._shares.excess(request.user, request.team)
 
-    def _find_promoted(self, groups: list[WaitingGroup]) -> frozenset[str]:
-        overdue = self._now - self._policy.starvation_ms
+    @cached_property
+    def _promoted(self) -> frozenset[str]:
+        overdue, oldest_of = self._now - self._policy.starvation_ms, self._ledger.waiting_index.oldest_of
         oldest: dict[str, tuple[int, str]] = {}
-        for group in groups:
+        for group in self._groups:
             lease = group.lease(0)
             if lease.asked_at_ms <= overdue:
                 user = lease.request.user
-                oldest[user] = min(oldest.get(user, lease.age_key), lease.age_key)
+                oldest[user] = min(oldest.get(user) or oldest_of(user) or lease.age_key, lease.age_key)
         return frozenset(lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue))
 
     def _may_be_promoted(self, user: str, overdue: int) -> bool:
@@ -155,10 +178,14 @@ class QueueOrder:
 
     def in_order(self) -> Iterator[Lease]:
         """All waiting requests from the first on, found one after the other."""
-        return (group.lease(at) for _, group, at in walk_in_order(self.heads))
+        if self._is_complete:
+            return (group.lease(at) for _, group, at in walk_in_order(self.heads))
+        return (self._ledger.leases[lease_id] for *_, lease_id in self._ledger.waiting)
 
     def position(self, lease: Lease) -> int:
         """How many requests come before this one."""
+        if not self._is_complete:
+            return bisect_left(self._ledger.waiting, lease.queue_key)
         key = self.key_of(lease)
         before = 0
         for first, group, at in self.heads:
@@ -169,7 +196,7 @@ class QueueOrder:
         return before
 
     def __len__(self) -> int:
-        return sum(1 if key[0] == PROMOTED else len(group) - at for key, group, at in self.heads)
+        return len(self._ledger.waiting) + (self._newcomer is not None)
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
@@ -177,9 +204,14 @@ class QueueOrder:
 
     def is_tight(self, request: Request) -> bool:
         """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
-        if not request.deadline_ms:
-            return False
-        return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.reserve_after_ms)
+        return is_tight(self._ledger, request, self._now)
+
+
+def is_tight(ledger: Ledger, request: Request, now: int) -> bool:
+    """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
+    if not request.deadline_ms:
+        return False
+    return request.latest_start_ms - now <= max(request.expects_ms, ledger.policy.reserve_after_ms)
 
 
 def _promoted_key(lease: Lease) -> QueueKey:
@@ -280,7 +312,11 @@ class QueueScan:
 
     @cached_property
     def order(self) -> QueueOrder:
-        return QueueOrder(self._ledger, self._shares, self._now, newcomer=self._newcomer)
+        return QueueOrder(self._ledger, self._shares, self._now, newcomer=self._newcomer, contending=self._contending)
+
+    @cached_property
+    def _contending(self) -> list[Members]:
+        return contending_groups(self._ledger, self._now)
 
     @cached_property
     def _shares(self) -> Shares:
@@ -291,7 +327,8 @@ class QueueScan:
 
     def next_grant(self) -> QueueGrant | None:
         """The first request that fits, or one that may pass those that do not."""
-        if all(self._place_alone(request) is None for request, _ in self._ledger.queue_groups):
+        leases = self._ledger.leases
+        if all(self._place_alone(leases[members[0][1]].request) is None for members in self._contending):
             return None  # the usual case after a grant: in which order they wait does not matter
         _, group, at = min(self.order.heads)
         first = group.lease(at)

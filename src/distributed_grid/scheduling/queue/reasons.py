@@ -15,7 +15,7 @@ from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.offers.pause import OWNER, rest_left_ms
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
-from distributed_grid.scheduling.placement.placement import unmet_constraint
+from distributed_grid.scheduling.placement.placement import Constraints
 from distributed_grid.scheduling.queue.fairness import Quotas
 
 MAX_NODES_LISTED = 100
@@ -49,8 +49,9 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
         return None
     ask = request.ask
     refusals, possible = [], 0
+    lasting = _lasting_constraints(ledger, request)
     for node in _candidates(ledger, request):
-        must = _lasting_constraint(ledger, request, node.name)
+        must = lasting.unmet(node.name)
         unheard = node.caps.can_share and node.capacity == Capacity()
         must = must or machine_limits.never_has(ledger, request, node)
         if must is not None:
@@ -72,18 +73,19 @@ def most_memory_bytes(ledger: Ledger, request: Request) -> int:
     """The most memory that a node which could ever serve the rest of a request could lend with it."""
     rest = replace(request.ask, memory_bytes=0)
     nodes = (node for node in _candidates(ledger, request) if NodeClaims().claim_for(rest, node.lendable) is not None)
-    allowed = (node for node in nodes if _lasting_constraint(ledger, request, node.name) is None)
+    lasting = _lasting_constraints(ledger, request)
+    allowed = (node for node in nodes if lasting.unmet(node.name) is None)
     return max((machine_limits.most_bytes(ledger, node) for node in allowed), default=0)
 
 
-def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
-    """The constraint that a node can never meet; where the jobs of an affinity run may still change."""
+def _lasting_constraints(ledger: Ledger, request: Request) -> Constraints:
+    """The constraints that time does not change; where the jobs of an affinity run may still change."""
     lasting = replace(
         request,
         affinity=tuple(name for name in request.affinity if name in ledger.nodes),
         anti_affinity=tuple(name for name in request.anti_affinity if name in ledger.nodes),
     )
-    return unmet_constraint(ledger, lasting, node)
+    return Constraints(ledger, lasting)
 
 
 def timeout_reason(lease: Lease, why: str, now: int) -> str:
@@ -99,10 +101,18 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     if exceeded is not None:
         return (exceeded,)
     nodes = _candidates(ledger, request)
-    listed = [(node, why_not_there(ledger, request, node, now)) for node in nodes[:MAX_NODES_LISTED]]
+    constraints = Constraints(ledger, request)
+    listed = [(node, _why_not_there(ledger, request, constraints, node, now)) for node in nodes[:MAX_NODES_LISTED]]
     lines = _truncated([f"{node.name}: {reason}" for node, reason in listed], len(nodes))
     hint = (DEDICATED_HINT,) if any(_waits_for_owner(node, reason) for node, reason in listed) else ()
     return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *lines, *hint)
+
+
+def reason_key(ledger: Ledger, request: Request) -> object:
+    """The fields that decide over `why_not_now`: two requests of one key have the same reasons."""
+    where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on, request.task)
+    machine = (request.limits_memory, request.block, machine_limits.stated_ms(request) if ledger.workers else 0)
+    return (request.ask, request.gang, request.user, request.team, request.target, where, machine)
 
 
 def _waits_for_owner(node: Node, reason: str) -> bool:
@@ -127,7 +137,11 @@ def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     """What keeps one node from serving the request at this moment."""
-    shortage = unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)
+    return _why_not_there(ledger, request, Constraints(ledger, request), node, now)
+
+
+def _why_not_there(ledger: Ledger, request: Request, constraints: Constraints, node: Node, now: int) -> str:
+    shortage = constraints.unmet(node.name) or _shortage(ledger, request, node, now)
     outlived = why_outlived(ledger, request, node.name, now) if node.state is NodeState.ALIVE else None
     return outlived or shortage
 

@@ -209,8 +209,7 @@ def _used_at_ms(scan: PressureScan, node: str, resource: ResourceType, old: Pres
 
 def _work_waits(scan: PressureScan, node: str, resource: ResourceType) -> bool:
     """Whether work of a node waits for a resource."""
-    waiting = (request for request, _ in scan.ledger.queue_groups)
-    return any(node in belongs_to(request) and asked_amount(request.ask, resource) for request in waiting)
+    return any(node in belongs_to(request) and asked_amount(request.ask, resource) for request in scan.waiting())
 
 
 def _two_least(scan: PressureScan) -> list[tuple[int, str]]:
@@ -263,7 +262,7 @@ def _is_tracked_above(state: RebalanceState) -> bool:
 def _contested_resources(scan: PressureScan) -> frozenset[str]:
     """The resources that users wait for: the grid does not get in their way."""
     kinds: set[str] = set()
-    for request, _ in scan.ledger.queue_groups:
+    for request in scan.waiting():
         kinds.update(kind for kind in WATCHED_RESOURCES if asked_amount(request.ask, kind))
         if len(kinds) == len(WATCHED_RESOURCES):
             break

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from msgspec import Struct
 
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, first_node
 from distributed_grid.domain.rebalancing import (
@@ -71,6 +72,10 @@ def scan_pressure(
     return PressureScan(ledger, known, rules, now, leases, held, schedule or RebalanceSchedule(()), {})
 
 
+MAX_WAITING_GROUPS = 256
+"""Groups of equal waiting requests that are compared with the nodes."""
+
+
 class PressureScan(Struct, frozen=True):
     """All nodes at one moment: readings, rules, schedule, and the automatic leases with what they hold for whom.
 
@@ -89,6 +94,10 @@ class PressureScan(Struct, frozen=True):
 
     def reading(self, node: str) -> PressureReading:
         return self.readings.get(node, _UNKNOWN)
+
+    def waiting(self) -> Iterator[Request]:
+        """The first waiting requests, one of each group of equal ones."""
+        return (lease.request for lease in islice(self.ledger.oldest_waiting(), MAX_WAITING_GROUPS))
 
     def state(self, node: str) -> RebalanceState:
         return self.ledger.rebalance_states.get(node) or RebalanceState(node)

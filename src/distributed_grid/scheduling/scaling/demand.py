@@ -4,13 +4,12 @@ machine that is taken away.
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
 that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large or takes too long
 for every type of worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that
-differ a little are, too. So many shapes are looked at, the first of the queue first.
+differ a little are, too. So many groups and shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,6 +24,8 @@ from distributed_grid.scheduling.scaling.worker_availability import closed_text,
 
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
+MAX_GROUPS = 4096
+"""Groups of equal requests that are read in one evaluation."""
 
 PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "pinned to nodes or labels",
@@ -43,7 +44,6 @@ Size = tuple[int, int, int, int]
 """Millicores, bytes of memory, thousandths of GPUs, whole GPUs."""
 ShapeKey = tuple[int, int, int, int, tuple[str, ...], bool]
 """Amounts, gang, what it must not be near to, and whether each needs a machine of its own."""
-_QUEUE_POSITION = itemgetter(0, 1)
 
 
 class WaitingShape(Struct, frozen=True):
@@ -79,14 +79,15 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     counts: dict[ShapeKey, int] = {}
     examples: dict[ShapeKey, Request] = {}
     not_counted: dict[str, int] = {}
-    ordered = [
-        (-request.priority, members[0], request, members) for (request, _), members in ledger.queue_groups.items()
-    ]
-    ordered.sort(key=_QUEUE_POSITION)
-    is_wide = len(ordered) > MAX_SHAPES
+    index = ledger.waiting_index
+    read = [lease_id for *_, lease_id in index.heads[:MAX_GROUPS]]
+    is_wide = len(index.heads) > MAX_SHAPES
+    if len(read) < len(index.heads):
+        not_counted[LATER] = len(ledger.waiting) - sum(len(index.members[lease_id]) for lease_id in read)
     longest_ms = longest_lifetime_ms(ledger)
-    for _, _, request, members in ordered:
-        count, ask = len(members), request.ask
+    for lease_id in read:
+        request = ledger.leases[lease_id].request
+        count, ask = len(index.members[lease_id]), request.ask
         why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
         if longest_ms and not why and stated_ms(request) > longest_ms:
             why = TOO_LONG

@@ -10,6 +10,7 @@ from distributed_grid.scheduling.scaling.demand import (
     HELD,
     INSIDE,
     LATER,
+    MAX_GROUPS,
     MAX_SHAPES,
     NEAR,
     PINNED,
@@ -97,3 +98,11 @@ def test_in_a_queue_of_many_shapes_those_that_differ_a_little_are_one() -> None:
 def test_without_a_queue_there_is_no_demand() -> None:
     demand = read_demand(a_ledger(a_node()), TYPES)
     assert (demand.shapes, demand.not_counted, demand.requests) == ((), {}, 0)
+
+
+def test_only_so_many_groups_are_read_at_once() -> None:
+    scenario = a_full_grid()
+    for number in range(MAX_GROUPS + 3):
+        scenario.ask(replace(a_request(f"r{number}", cores=1), expects_ms=60_000 + number))
+    demand = read_demand(scenario.ledger, TYPES)
+    assert (demand.requests, demand.not_counted) == (MAX_GROUPS, {LATER: 3})
