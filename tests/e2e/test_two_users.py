@@ -89,6 +89,7 @@ WRITES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 class World(NamedTuple):
     """A grid in which ann has work of every kind; `names` are the ids of that work."""
 
+    grid: Shell
     ann: httpx.Client
     bob: httpx.Client
     admin: httpx.Client
@@ -105,7 +106,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     grid("daemon", "start", "--config", "pair.yaml", check=0)
     tokens = [grid.json("daemon", "token", "create", "--user", user)["token"] for user in ("ann", "bob")]
     with rest(grid, tokens[0]) as ann, rest(grid, tokens[1]) as bob, rest(grid) as admin:
-        yield World(ann, bob, admin, _ann_works(ann, cwd))
+        yield World(grid, ann, bob, admin, _ann_works(ann, cwd))
     grid.close()
 
 
@@ -189,7 +190,12 @@ def test_owner_and_admin_see_all_of_it(world: World) -> None:
             assert MARKER in part
         assert MARKER in str(job["delivery"])
         assert MARKER in reader.get(f"/v1/jobs/{names['failed']}").json()["job"]["detail"]
-        for path in ("jobs/{ended}/logs", "jobs/{failed}/explain", "moves/{move}", "events?limit=10000&subject={failed}"):
+        for path in (
+            "jobs/{ended}/logs",
+            "jobs/{failed}/explain",
+            "moves/{move}",
+            "events?limit=10000&subject={failed}",
+        ):
             assert MARKER in reader.get(f"/v1/{path.format_map(names)}").text, path
 
 
@@ -201,3 +207,10 @@ def test_others_see_that_the_work_is_there_whose_it_is_and_what_it_takes(world: 
     assert (job["cwd"], job["environment_names"], job["result"], job["detail"]) == (None, [], None, None)
     for name in ("job_id", "user", "state", "node_id", "resources", "submitted_at", "priority"):
         assert job[name] == mine[name]
+
+
+def test_new_token_comes_with_a_line_about_the_account_that_its_jobs_run_under(world: World) -> None:
+    made = world.grid("daemon", "token", "create", "--user", "eve", check=0)
+    assert made.stdout.startswith("grid_")
+    assert len(made.stdout.split()) == 1
+    assert "run under the account of each node's agent" in made.stderr
