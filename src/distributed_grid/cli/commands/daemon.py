@@ -14,8 +14,8 @@ from distributed_grid.cli.output import echo, format_time, note, print_answer, p
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
 
-TOKEN_NOTE = (
-    "jobs of this token run under the account of each node's agent, and can read the files and logs of every job there; "
+ACCOUNT_NOTE = (
+    "jobs of this token run under the account of each node's agent and can read the files and logs of every job there; "
     "over REST it reads its own only"
 )
 TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -59,7 +59,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     text = bearer_text(token_id, secret)
     print_answer(session, {**made, "token": text}, text)
     if not session.json:
-        note(TOKEN_NOTE)
+        note(ACCOUNT_NOTE)
 
 
 @token.command(name="list")
