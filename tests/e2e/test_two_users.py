@@ -111,11 +111,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def _ann_works(ann: httpx.Client, cwd: Path) -> dict[str, str]:
-    common = {"cwd": str(cwd), "env": {f"VARIABLE_{MARKER}": MARKER}, "fetch": [f"{MARKER}.txt"]}
+    common: dict[str, Any] = {"cwd": str(cwd), "env": {f"VARIABLE_{MARKER}": MARKER}, "fetch": [f"{MARKER}.txt"]}
     writes = f"echo output-{MARKER}; echo output-{MARKER} >&2; echo {MARKER} > {MARKER}.txt"
     ended = submit(ann, "sh", "-c", writes, **common)
     failed = submit(ann, f"/nowhere/{MARKER}", **common)
-    on_right = {"require": ["right"], "restartable": True}
+    on_right: dict[str, Any] = {"require": ["right"], "restartable": True}
     running = submit(ann, "sh", "-c", f"echo {MARKER}; exec sleep 600", key="ann-runs", **common, **on_right)
     for job in (ended, failed):
         wait_until(lambda job=job: ann.get(f"/v1/jobs/{job['job_id']}").json()["job"]["state"] == "ended")
