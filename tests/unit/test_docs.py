@@ -127,3 +127,14 @@ def test_the_fields_that_are_shown_are_written_down() -> None:
 def test_every_type_of_event_is_in_the_docs() -> None:
     row = next(line for line in (PROJECT / "docs/reference/api.md").read_text().splitlines() if "`late-report`" in line)
     assert re.findall(r"`([a-z-]+)`", row)[1:] == list(RECORD_TYPES)
+
+
+def test_every_promise_names_a_test_or_a_decision_and_every_named_path_exists() -> None:
+    page = (PROJECT / "docs/reference/guarantees.md").read_text()
+    named = set(re.findall(r"`((?:tests|bench|scripts|src)/[^`\s]+)`", page))
+    assert {path for path in named if not (PROJECT / path).exists()} == set()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if row[0] not in ("promise", "---")]
+    assert len(promises) > 30
+    for promise, proof in promises:
+        assert re.search(r"`(tests|bench)/|\(see ADR \d", proof), f"no test of: {promise}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from distributed_grid.control.views import Viewer
+from distributed_grid.control.views import HIDDEN, Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
 from distributed_grid.domain.states import MoveState
@@ -28,6 +28,7 @@ NOT_SHARED = "resource_sharing.enabled is false: nothing is lent, so nothing can
 def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
     """A move, over or not."""
     has_frozen = move.frozen_at_ms > 0 or move.frozen_for_ms > 0
+    is_shown = viewer.shows(move.user)
     return {
         "move_id": move.id,
         "user": move.user,
@@ -36,23 +37,27 @@ def move_view(viewer: Viewer, move: Move, is_connected: IsConnected) -> MoveRow:
         "way": str(move.way),
         "state": str(move.state),
         "waits_for": waits_for(move, is_connected),
-        "reason": move.reason,
+        "reason": move.reason if is_shown else HIDDEN,
         "automatic": move.automatic,
         "pid": move.process.identity.pid if move.process is not None else None,
         "job_id": move.job_id or None,
-        "command": shown_command(move.command.argv, MAX_COMMAND_CHARS) if move.command is not None else "",
+        "command": HIDDEN
+        if not is_shown
+        else shown_command(move.command.argv, MAX_COMMAND_CHARS)
+        if move.command is not None
+        else "",
         "requested_at": viewer.time(move.requested_at_ms),
         "state_since": viewer.time(move.state_at_ms),
         "shipped_bytes": move.shipped_bytes + move.final_bytes,
-        "left_out_files": [*move.left_out],
+        "left_out_files": [*move.left_out] if is_shown else [],
         "frozen_seconds": move.frozen_for_ms / 1000 if has_frozen else None,
-        "problem": move.problem or None,
+        "problem": move.problem or None if is_shown else None,
         "end": str(move.end) if move.end is not None else None,
         "ended_at": viewer.time(move.ended_at_ms),
-        "result": move.result or None,
+        "result": move.result or None if is_shown else None,
         "returned_files": move.returned,
-        "kept_files": [*move.kept],
-        "notes": [*move.notes],
+        "kept_files": [*move.kept] if is_shown else [],
+        "notes": [*move.notes] if is_shown else [],
     }
 
 
@@ -96,15 +101,15 @@ def _process_step(move: Move) -> tuple[str, str]:
     return f"the return of the results to {source}", source
 
 
-def proposal_view(one: Proposal) -> ProposalRow:
+def proposal_view(viewer: Viewer, one: Proposal) -> ProposalRow:
     """A piece of work on a node, and what could be done with it."""
-    process = one.process
+    process, is_shown = one.process, viewer.shows(one.user)
     gpu_bytes = process.gpu_memory_bytes if process is not None else one.ask.gpu_memory_bytes
     return {
         "node_id": one.node,
         "pid": process.pid if process is not None else None,
         "job_id": one.job_id or None,
-        "command": one.command,
+        "command": one.command if is_shown else HIDDEN,
         "process_type": str(one.process_type),
         "user": one.user,
         "cpu_cores": (process.cpu_milli if process is not None else one.ask.cpu_milli) / 1000,
@@ -116,11 +121,11 @@ def proposal_view(one: Proposal) -> ProposalRow:
         "way": str(one.way) if one.way is not None else None,
         "target_node": one.target or None,
         "confidence": one.confidence / 1000,
-        "reasons": [*one.reasons],
-        "obstacles": [obstacle.text for obstacle in one.obstacles],
+        "reasons": [*one.reasons] if is_shown else [],
+        "obstacles": [obstacle.text for obstacle in one.obstacles] if is_shown else [],
         "needs_consent": one.needs_consent,
-        "shape": one.shape or None,
-        "process": to_builtins(process) if process is not None else None,
+        "shape": one.shape or None if is_shown else None,
+        "process": to_builtins(process) if process is not None and is_shown else None,
     }
 
 
@@ -169,5 +174,9 @@ def offload_node_view(viewer: Viewer, ledger: Ledger, watch: OffloadWatch) -> Au
         "node_id": watch.node,
         "at": viewer.time(watch.looked_at_ms),
         "reason": watch.reason or "below its thresholds",
-        "jobs": [{"job_id": job.id, "reason": one.reason} for one, job in jobs if job is not None],
+        "jobs": [
+            {"job_id": job.id, "reason": one.reason if viewer.shows(job.request.user) else HIDDEN}
+            for one, job in jobs
+            if job is not None
+        ],
     }

@@ -1,7 +1,8 @@
 """Views: the ledger's rows as JSON, with the documented field names (`view_types`).
 
 Field names, once shipped, do not change. Amounts are in cores, GPUs and GB; times are ISO 8601 in UTC, by the wall
-clock. Environment values are never shown, only their names.
+clock. Environment values are never shown, only their names. A reader who is not an admin sees of another user's work
+its id, owner, state, resources, node and times, and no text that the work or its owner wrote (`Viewer.for_reader`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50
 """Of one job in a list."""
 MAX_CORRECTION_MS = 60_000
 """A time keeps the way it is displayed where a clock was only corrected by so much."""
+HIDDEN = "(of another user)"
+"""Stands for a command that the reader may not see."""
 View = dict[str, Any]
 
 
@@ -41,15 +44,29 @@ class Viewer:
     """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time.
 
     `earlier` are pairs of a time of the grid and how far the wall clock was ahead until then, oldest first: the grid's
-    time steps forward at a reboot, and under a wrong clock by anything.
+    time steps forward at a reboot, and under a wrong clock by anything. `reader` None is an admin.
     """
 
     def __init__(
-        self, offset_ms: int, max_offers_per_node: int = 5, *, earlier: Sequence[tuple[int, int]] = ()
+        self,
+        offset_ms: int,
+        max_offers_per_node: int = 5,
+        *,
+        earlier: Sequence[tuple[int, int]] = (),
+        reader: str | None = None,
     ) -> None:
         self._offset_ms = offset_ms
         self._max_offers_per_node = max_offers_per_node
         self._earlier = earlier
+        self.reader = reader
+
+    def for_reader(self, reader: str | None) -> Viewer:
+        """The same for this user, or for an admin where it is None."""
+        return Viewer(self._offset_ms, self._max_offers_per_node, earlier=self._earlier, reader=reader)
+
+    def shows(self, owner: str) -> bool:
+        """Whether the reader may see what this user's work says and does."""
+        return self.reader is None or self.reader == owner
 
     def time(self, at_ms: int) -> str | None:
         """A moment of grid time in ISO 8601; None for "never"."""
@@ -85,7 +102,7 @@ class Viewer:
             "source_node": node,
             "target_node": advice.to,
             "cause": advice.cause,
-            "reason": advice.reason,
+            "reason": advice.reason if job is None or self.shows(job.request.user) else HIDDEN,
             "since": self.time(advice.since_ms),
         }
 
@@ -206,7 +223,7 @@ class Viewer:
             "expires_at": self.time(lease.ends_at_ms),
             "carved_from": list(lease.carved_from),
             "reason": str(lease.end) if lease.end is not None else None,
-            "detail": lease.detail or None,
+            "detail": lease.detail or None if self.shows(lease.request.user) else None,
         }
 
     def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
@@ -235,16 +252,20 @@ class Viewer:
             "automatic": is_automatic(lease.request),
             "used_amount": _used(ledger, lease),
             "reason": str(lease.end) if lease.end is not None else None,
-            "detail": lease.detail or None,
+            "detail": lease.detail or None if self.shows(lease.request.user) else None,
         }
 
     def job(self, job: Job) -> View:
+        if not self.shows(job.request.user):
+            job = _without_texts(job)
         kind, amount = headline(job.request.ask)
         last = job.attempts[-1] if job.attempts else None
         return {
             "job_id": job.id,
             "uid": job.uid,
-            "command": shown_command(job.command.argv) or f"task {mask_text(job.command.payload)}",
+            "command": (shown_command(job.command.argv) or f"task {mask_text(job.command.payload)}")
+            if self.shows(job.request.user)
+            else HIDDEN,
             "cwd": job.command.cwd or None,
             "environment_names": sorted(name for name, _ in job.command.env),
             "user": job.request.user,
@@ -271,8 +292,8 @@ class Viewer:
         }
 
     def delivery(self, job: Job, delivery: Delivery | None) -> View | None:
-        """The files of a job that are brought back; None where nobody wants any."""
-        if delivery is None and job.fetch is None:
+        """The files of a job that are brought back; None where nobody wants any, or the reader may not see them."""
+        if (delivery is None and job.fetch is None) or not self.shows(job.request.user):
             return None
         order = delivery.order if delivery is not None else job.fetch
         assert order is not None
@@ -316,6 +337,24 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _without_texts(job: Job) -> Job:
+    """A job without anything that its owner or its command wrote."""
+    attempts = tuple(replace(attempt, outcome=_without_detail(attempt.outcome)) for attempt in job.attempts)
+    return replace(
+        job,
+        command=replace(job.command, argv=(), env=(), cwd="", payload=""),
+        attempts=attempts,
+        outcome=_without_detail(job.outcome),
+        result="",
+        detached_reason="",
+        checkpoint_problem="",
+    )
+
+
+def _without_detail(outcome: Outcome | None) -> Outcome | None:
+    return None if outcome is None else replace(outcome, detail="")
 
 
 def _delivery_state(delivery: Delivery | None) -> str:

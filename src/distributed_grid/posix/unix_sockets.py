@@ -1,7 +1,8 @@
-"""Unix sockets: paths that fit the kernel's 108 bytes, and peer credentials."""
+"""Unix sockets: paths that fit the kernel's 108 bytes, descriptors in messages, and peer credentials."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import socket
@@ -25,6 +26,17 @@ def short_path(path: str | os.PathLike[str]) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{os.path.basename(name)}"
     finally:
         os.close(folder)
+
+
+def receive_descriptors(sock: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
+    """The next message and its descriptors, which no child process inherits (`socket.recv_fds` ignores its flags)."""
+    descriptors = array.array("i")
+    room = socket.CMSG_LEN(max_descriptors * descriptors.itemsize)
+    packed, ancillary, _, _ = sock.recvmsg(max_bytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return packed, list(descriptors)
 
 
 def peer_uid(connection: socket.socket) -> int:

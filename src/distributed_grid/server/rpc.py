@@ -200,26 +200,26 @@ def answer_table(
         requests.StopDaemon: lambda op, caller: daemon.stop(op),
         requests.ConfirmClocks: lambda op, caller: daemon.confirm_clocks(caller),
         requests.GetClocks: lambda op, caller: daemon.clocks(),
-        requests.GetStatus: lambda op, caller: nodes.status(),
+        requests.GetStatus: lambda op, caller: nodes.status(caller),
         requests.RequestLease: leases.request_and_wait,
         requests.ReleaseLease: leases.release,
         requests.ExtendLease: leases.extend,
         requests.RequestBoost: boosts.request_and_wait,
-        requests.ListBoosts: lambda op, caller: boosts.list(op),
-        requests.GetBoost: lambda op, caller: boosts.get(op.boost_id),
+        requests.ListBoosts: boosts.list,
+        requests.GetBoost: lambda op, caller: boosts.get(op.boost_id, caller),
         requests.ReleaseBoost: boosts.release,
         requests.ExtendBoost: boosts.extend,
         requests.RunInBoost: boosts.run,
         requests.SubmitJob: jobs.submit,
-        requests.ListJobs: lambda op, caller: jobs.list(op),
+        requests.ListJobs: jobs.list,
         requests.ListLiveJobs: lambda op, caller: jobs.list_live(caller),
-        requests.GetJob: lambda op, caller: jobs.get(op.job_id),
+        requests.GetJob: lambda op, caller: jobs.get(op.job_id, caller),
         requests.CancelJob: jobs.cancel,
         requests.DetachJob: jobs.detach,
-        requests.WaitForJob: lambda op, caller: jobs.wait(op),
+        requests.WaitForJob: jobs.wait,
         requests.RecordFetch: jobs.record_fetch,
-        requests.WaitForDelivery: lambda op, caller: jobs.wait_for_delivery(op),
-        requests.Explain: lambda op, caller: reports.explain(op),
+        requests.WaitForDelivery: jobs.wait_for_delivery,
+        requests.Explain: reports.explain,
         requests.GetLendingReport: lambda op, caller: reports.lending(op),
         requests.GetMetrics: lambda op, caller: reports.metrics(op),
         **_memory_table(memory),
@@ -227,7 +227,7 @@ def answer_table(
         **_worker_table(workers),
         **_offloading_table(offloading),
         requests.SetAutoOffload: auto_offload.set,
-        requests.GetAutoOffload: lambda op, caller: auto_offload.status(),
+        requests.GetAutoOffload: lambda op, caller: auto_offload.status(caller),
         requests.GetScaling: lambda op, caller: scaling.status(),
         requests.PlanScaling: lambda op, caller: scaling.plan(),
         requests.RunScaling: lambda op, caller: scaling.run(caller),
@@ -257,10 +257,10 @@ def _worker_table(workers: WorkerService) -> AnswerTable:
 
 def _offloading_table(offloading: OffloadingService) -> AnswerTable:
     return {
-        requests.ScanOffload: lambda op, caller: offloading.scan(op),
+        requests.ScanOffload: offloading.scan,
         requests.ExecuteOffload: offloading.execute,
-        requests.ListMoves: lambda op, caller: offloading.list(op),
-        requests.GetMove: lambda op, caller: offloading.get(op),
+        requests.ListMoves: offloading.list,
+        requests.GetMove: offloading.get,
         requests.CancelMove: offloading.cancel,
         requests.ListConsents: lambda op, caller: offloading.consents(),
         requests.WithdrawConsent: offloading.withdraw,
@@ -361,7 +361,7 @@ class Dispatcher:
             client.send_frame(kind, chunk)
             await client.drain()
 
-        client.send({**await self._jobs.read_logs(op, send), "done": True})
+        client.send({**await self._jobs.read_logs(op, self._owner, send), "done": True})
 
     async def _fetch_files(self, op: requests.FetchFiles, client: Connection) -> None:
         async def header(fields: dict[str, Any]) -> None:
@@ -372,10 +372,10 @@ class Dispatcher:
             client.send_frame(STDOUT, chunk)
             await client.drain()
 
-        client.send({**await self._jobs.fetch_files(op, FileSink(header, data)), "done": True})
+        client.send({**await self._jobs.fetch_files(op, self._owner, FileSink(header, data)), "done": True})
 
     async def _list_events(self, op: requests.ListEvents, client: Connection) -> None:
-        async with contextlib.aclosing(self._reports.events(op)) as events:
+        async with contextlib.aclosing(self._reports.events(op, self._owner)) as events:
             async for event in events:
                 client.send(event)
                 await client.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 from distributed_grid.api.framing import MAX_FRAME_BYTES
 from distributed_grid.control.view_types import AllocationRow, AttemptRow, BoostRow, JobRow, NodeRow, OfferRow
 from distributed_grid.control.views import Viewer
+from distributed_grid.domain.deliveries import FetchOrder
 from distributed_grid.domain.events import NodeDrained
+from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from tests.support.builders import NOW, Scenario, a_ledger, a_node, a_request, a_submission, a_usage, caps, thresholds
 
@@ -124,3 +127,21 @@ def test_secrets_in_the_payload_of_a_task_are_masked() -> None:
     job = scenario.ledger.jobs["j"]
     shown = Viewer(0).job(replace(job, command=replace(job.command, argv=())))["command"]
     assert shown == 'task {"type":"query","password":"***"}'
+
+
+def test_reader_sees_of_anothers_job_no_text_that_it_or_its_owner_wrote() -> None:
+    scenario = Scenario(a_node("gpu1"))
+    secret = "xyzzy"
+    command = Command(("run", secret), ((secret, secret),), f"/home/{secret}", payload=secret)
+    scenario.handle(a_submission(a_request("r1", user="ann"), command=command))
+    (job,) = scenario.ledger.jobs.values()
+    texts = {"detached_reason": secret, "checkpoint_problem": secret, "result": json.dumps(secret)}
+    outcome = Outcome(Ending.EXITED, exit_code=1, detail=secret)
+    attempts = tuple(replace(attempt, outcome=outcome) for attempt in job.attempts)
+    job = replace(job, outcome=outcome, attempts=attempts, fetch=FetchOrder((secret,), secret), **texts)
+    (lease,) = scenario.ledger.leases.values()
+    lease = replace(lease, detail=secret)
+    for reader, is_shown in ((None, True), ("ann", True), ("bob", False)):
+        viewer = Viewer(0).for_reader(reader)
+        for view in (viewer.job(job), viewer.listed_job(job), viewer.delivery(job, None), viewer.lease(lease, job)):
+            assert (secret in json.dumps(view)) is is_shown, view

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.unix_sockets import receive_descriptors, short_path
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -31,3 +31,14 @@ def test_a_socket_is_bound_and_reached_at_any_depth(tmp_path: Path, depth: int) 
 def test_a_folder_that_is_not_there_is_an_error_as_everywhere(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), short_path(tmp_path / ("x" * 120) / "sock"):
         pass
+
+
+def test_received_descriptors_are_not_inherited() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        socket.send_fds(ours, [b"two"], [0, 1])
+        packed, descriptors = receive_descriptors(theirs, 100, 5)
+    assert packed == b"two"
+    assert [os.get_inheritable(fd) for fd in descriptors] == [False, False]
+    for fd in descriptors:
+        os.close(fd)

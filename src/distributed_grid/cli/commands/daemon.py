@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
-from distributed_grid.cli.output import echo, format_time, print_answer, printable, table
+from distributed_grid.cli.output import echo, format_time, note, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
 
+ACCOUNT_NOTE = (
+    "jobs of this token run under the account of each node's agent and can read the files and logs of every job there; "
+    "over REST it reads its own only"
+)
 TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -54,6 +58,8 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     made = session.call("create_token", **asked)["token"]
     text = bearer_text(token_id, secret)
     print_answer(session, {**made, "token": text}, text)
+    if not session.json:
+        note(ACCOUNT_NOTE)
 
 
 @token.command(name="list")
@@ -112,8 +118,8 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
     shown = {**made["join_token"], "join_token": text, "addresses": list(addresses)}
     print_answer(session, {**shown, "fingerprint": made["fingerprint"] or None}, text)
     if not session.json and all(one.startswith(("127.", "localhost", "[::1]")) for one in addresses):
-        note = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
-        echo(f"grid: the control plane listens on {', '.join(addresses)}: {note}", err=True)
+        advice = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
+        note(f"the control plane listens on {', '.join(addresses)}: {advice}")
 
 
 @join_token.command(name="list")

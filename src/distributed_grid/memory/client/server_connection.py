@@ -40,7 +40,7 @@ from distributed_grid.memory.protocol.frames import (
     StatusError,
     digest_of,
 )
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.unix_sockets import receive_descriptors, short_path
 from distributed_grid.wire import Endpoint, Ticket
 
 BUFFER_BYTES: Final = 64 * 1024
@@ -191,7 +191,7 @@ class ServerConnection:
         """A read-only descriptor of the copy, which the caller closes; only for local connections."""
         self._send([self._header(Op.MAP, handle=opened.handle)])
         try:
-            packed, fds, _, _ = socket.recv_fds(self.sock, ANSWER.size, 1)
+            packed, fds = receive_descriptors(self.sock, ANSWER.size, 1)
         except OSError as error:
             raise self._broken(error) from None
         if len(packed) == ANSWER.size and ANSWER.unpack(packed)[1] == FrameStatus.OK and len(fds) == 1:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from distributed_grid.errors import ProtocolError
+from distributed_grid.posix.unix_sockets import receive_descriptors
 from distributed_grid.wire import MAX_CONNECTIONS_PER_PEER, Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024
@@ -45,6 +46,7 @@ class ConfigureServer(_ControlMessage, frozen=True):
     private_key: Pem = b""
     hold_until_boot_ms: Count = 0
     max_connections_per_peer: Count = MAX_CONNECTIONS_PER_PEER
+    floor_boot_ms: Count = 0  # tickets that expire at or before this time create no copy
     unsupervised_ms: Count = (
         60_000  # how long it waits for a supervisor before it frees what has ended, and ends itself
     )
@@ -221,7 +223,7 @@ class ControlSocket:
         found: list[tuple[Message, list[int]]] = []
         for _ in range(256):
             try:
-                packed, fds, _, _ = socket.recv_fds(self.sock, MAX_MESSAGE_BYTES, BATCH_SIZE + 1)
+                packed, fds = receive_descriptors(self.sock, MAX_MESSAGE_BYTES, BATCH_SIZE + 1)
             except BlockingIOError:
                 return found
             except ConnectionResetError:

@@ -1,6 +1,6 @@
 """Store of the copies one server holds: made by the first valid ticket, changed chunk by chunk, freed for good.
 
-A copy that was freed is not made again by an old ticket: a tombstone stays for two lifetimes of a ticket. A higher
+A copy that was freed is not made again by an old ticket: its tombstone is in the journal (`tombstones.py`). A higher
 generation in a ticket is news; a lower one is out of date. A write that does not match its digest, or meets a frozen
 copy, changes nothing. A part of a chunk is read or written only where the whole chunk was verified, now or within the
 last seconds: hashing 256 KiB for each 4 KiB costs more than sending them.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,6 @@ from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.authentication import (
     FILL,
     READ,
-    TICKET_LIFE_MS,
     WRITE,
     TicketClaims,
     is_copy_id,
@@ -28,10 +26,10 @@ from distributed_grid.memory.protocol.authentication import (
 from distributed_grid.memory.protocol.control_messages import MakeReplica
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
 from distributed_grid.memory.server.copy_file import CopyFile, load_copies
+from distributed_grid.memory.server.tombstones import Tombstones
 from distributed_grid.memory.server.write_journal import Slot, SlotPool, WriteJournal
 
 MAX_COPIES: Final = 50_000
-MAX_TOMBSTONES: Final = 500_000
 KEY_BYTES: Final = 32
 VERIFIED_MS: Final = 10_000
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
@@ -58,7 +56,7 @@ class CopyStore:
         self.staging = SlotPool(journal)
         self._journal = journal
         self._disk_journal: WriteJournal | None = None
-        self._tombstones: dict[str, int] = {}
+        self._tombstones = Tombstones(journal.fd, journal.length)
         self._last_expiry: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._touched: set[str] = set()
@@ -69,8 +67,11 @@ class CopyStore:
     # ------------------------------------------------------------------ taking over
 
     def take_over(self, copies: list[CopyFile]) -> int:
-        """Hold these copies and those on disk, and finish interrupted writes; how many those were."""
+        """Hold these copies and those on disk, and finish interrupted frees and writes; how many writes those were."""
         for backing in (*copies, *load_copies(self.spill)):
+            if backing.copy in self._tombstones:
+                backing.remove()
+                continue
             self.held[backing.copy] = backing
             self._touched.add(backing.copy)
         done = self._journal.replay(self.held)
@@ -94,13 +95,13 @@ class CopyStore:
             return FrameStatus.EXPIRED, None, False
         backing = self.held.get(claims.copy)
         if backing is None:
-            return self._create(claims, now)
+            if self._tombstones.refuses(claims.copy, claims.expires_boot_ms):
+                return FrameStatus.MOVED, None, False
+            return self._create(claims)
         status = self._reopen(backing, claims)
         return status, (backing if status is FrameStatus.OK else None), False
 
-    def _create(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
-        if self._tombstones.get(claims.copy, 0) > now:
-            return FrameStatus.MOVED, None, False
+    def _create(self, claims: TicketClaims) -> tuple[FrameStatus, CopyFile | None, bool]:
         if len(self.held) >= MAX_COPIES:
             return FrameStatus.FULL, None, False
         try:
@@ -128,10 +129,10 @@ class CopyStore:
             size = read_claims(order.ticket.claims).size
         except ProtocolError:
             return None
-        if not is_copy_id(order.source):
+        if not is_copy_id(order.source) or order.source in self._tombstones:
             return None
         claims = TicketClaims(order.source, max(order.generation - 1, 0), size, READ, now + 1, 0, self.incarnation)
-        return self._create(claims, now)[1]
+        return self._create(claims)[1]
 
     def _reopen(self, backing: CopyFile, claims: TicketClaims) -> FrameStatus:
         if claims.generation < backing.generation:
@@ -284,9 +285,12 @@ class CopyStore:
     # ------------------------------------------------------------------ freeing
 
     def free(self, copy: str, now: int) -> None:
-        """Free a copy; where it is not there, an old ticket will not make it either."""
-        self._tombstones.pop(copy, None)
-        self._tombstones[copy] = now + 2 * TICKET_LIFE_MS
+        """Free a copy; where it is not there, an old ticket will not make it either.
+
+        The tombstone comes first: a server that dies before it leaves the copy to the repeated order, one that dies
+        after it leaves the rest to `take_over`.
+        """
+        self._tombstones.record(copy, now)
         backing = self.held.pop(copy, None)
         self._last_expiry.pop(copy, None)
         self._sizes.pop(copy, None)
@@ -306,10 +310,11 @@ class CopyStore:
         if now >= self._verified_until:
             self._verified_until = now + VERIFIED_MS
             self._verified.clear()
-        for copy, until in list(islice(self._tombstones.items(), 10_000)):
-            if until > now and len(self._tombstones) <= MAX_TOMBSTONES:
-                break
-            del self._tombstones[copy]
+        self._tombstones.expire(now)
+
+    def refuse_tickets_until(self, floor_boot_ms: int) -> None:
+        """Create no copy for tickets that expire at or before this time."""
+        self._tombstones.raise_floor(floor_boot_ms)
 
     def start_incarnation(self, now: int) -> None:
         """Free everything in memory; earlier tickets are void."""

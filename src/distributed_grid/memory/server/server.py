@@ -81,6 +81,7 @@ class MemoryServer:
         spill.mkdir(mode=0o700, exist_ok=True)
         self._journal = journal or WriteJournal.make()
         self._store = CopyStore(spill, configuration.incarnation, configuration.key, self._journal)
+        self._store.refuse_tickets_until(configuration.floor_boot_ms)
         finished = self._store.take_over(copies)
         log.info("holds %d copies, finished %d writes", len(self._store.held), finished)
         self._tls: ssl.SSLContext | None = None
@@ -340,7 +341,8 @@ def save_incarnation(folder: Path, incarnation: str, key: bytes) -> None:
     """Leave an incarnation that ended empty to the next server; where that fails, the next one begins its own.
 
     Copies are made when they are first used, so some that were granted may not have been there yet when a server that
-    held nothing ended. They are as good as before under the next server, if that continues the incarnation.
+    held nothing ended. They are as good as before under the next server, if that continues the incarnation. The journal
+    with its tombstones is gone, so the next server creates nothing for tickets issued before it was configured.
     """
     content = json.dumps({"incarnation": incarnation, "key": key.hex(), "boot": boot_id_bytes().hex()}).encode()
     path = folder / INCARNATION_FILE

@@ -2,8 +2,8 @@
 
 An intent is valid only while its slot holds all data; then the data are written, then their digest, then the intent is
 cleared. Whoever dies in between leaves enough for the next server to finish, and finishing twice is the same as once.
-The journal for copies in memory is a memfd, held by supervisor and server like the copies; that for copies on disk is a
-file beside them.
+The journal for copies in memory is a memfd, held by supervisor and server like the copies, and ends with the tombstones
+(`tombstones.py`); that for copies on disk is a file beside them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.memory.server.copy_file import CopyFile, page_aligned
+from distributed_grid.memory.server.tombstones import Tombstones
 
 SLOTS: Final = 32
 _RECORD: Final = Struct("<IIQB200s")  # valid, length, offset, id length, id
@@ -41,10 +42,11 @@ class WriteJournal:
         self.fd = fd
         length = page_aligned(slots * _RECORD_BYTES) + slots * CHUNK_BYTES
         found = os.fstat(fd).st_size
-        if found not in (0, length):
+        if found and not length <= found <= Tombstones.end_of(length):
             raise ProtocolError(f"the journal has {found} bytes instead of {length}")
         if found == 0:
             os.posix_fallocate(fd, 0, length) if slots == 1 else os.ftruncate(fd, length)
+        self.length = length  # without the tombstones
         self._map = mmap.mmap(fd, length)
         whole = memoryview(self._map)
         start = page_aligned(slots * _RECORD_BYTES)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from distributed_grid.memory.protocol.authentication import is_copy_id
+from distributed_grid.memory.protocol.authentication import TICKET_LIFE_MS, is_copy_id
 from distributed_grid.memory.protocol.control_messages import (
     JOURNAL,
     ConfigureServer,
@@ -28,6 +28,7 @@ from distributed_grid.memory.server.copy_file import COPY_SUFFIX
 from distributed_grid.memory.server.copy_store import KEY_BYTES
 from distributed_grid.memory.server.server import load_incarnation
 from distributed_grid.memory.supervisor.server_process import ServerLink
+from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import CopiesFreedReport, CopyMadeReport, MakeCopyOrder, ServeMemoryOrder
 
 DEFAULT_HOST: Final = "127.0.0.1"
@@ -47,6 +48,7 @@ class ServerIdentity:
         self._folder = folder
         self._unsupervised_ms = unsupervised_ms
         self._incarnation: tuple[str, bytes] | None = None  # and its key
+        self._floor_boot_ms = 0  # tickets that expire at or before this time create no copy
         self._address = ("", 0)
         self.order: ServeMemoryOrder | None = None
         self.hold_until_boot_ms = 0
@@ -54,10 +56,12 @@ class ServerIdentity:
     def clear(self) -> None:
         """No server is needed any more; safe twice."""
         self._incarnation = self.order = None
+        self._floor_boot_ms = 0
 
     def end_incarnation(self) -> None:
         """The hold has expired while no server ran: the next one gets an incarnation of its own."""
         self._incarnation = None
+        self._floor_boot_ms = 0
         self.hold_until_boot_ms = 0
 
     def accept_order(self, order: ServeMemoryOrder, *, is_serving: bool) -> None:
@@ -77,6 +81,8 @@ class ServerIdentity:
         assert self.order is not None
         if self._incarnation is None:
             saved = load_incarnation(self._folder)
+            if saved is not None:  # without its tombstones: earlier tickets may be for copies that were freed
+                self._floor_boot_ms = boot_ms() + TICKET_LIFE_MS
             self._incarnation = saved or (secrets.token_hex(8), secrets.token_bytes(KEY_BYTES))
         order, (incarnation, key) = self.order, self._incarnation
         host = order.host or DEFAULT_HOST
@@ -89,6 +95,7 @@ class ServerIdentity:
             certificate=order.certificate,
             private_key=order.private_key,
             hold_until_boot_ms=self.hold_until_boot_ms,
+            floor_boot_ms=self._floor_boot_ms,
             max_connections_per_peer=order.max_connections_per_peer,
             unsupervised_ms=self._unsupervised_ms,
         )
@@ -108,6 +115,7 @@ class ServerIdentity:
     def change_incarnation(self, new: NewIncarnation) -> None:
         """The hold expired, and the server has begun another incarnation."""
         self._incarnation = (new.incarnation, new.key)
+        self._floor_boot_ms = 0
         self.hold_until_boot_ms = 0
 
 

@@ -77,6 +77,11 @@ class Caller(Struct, frozen=True):
     team: str = ""
     is_here: bool = False
 
+    @property
+    def reader(self) -> str | None:
+        """The user whose work an answer may show; None for an admin, who sees everybody's."""
+        return None if self.admin else self.user
+
     def must_own(self, owner: str, what: str) -> None:
         """Forbidden for anybody but the owner or an admin."""
         if not self.admin and owner != self.user:

@@ -83,7 +83,7 @@ async def agent_package(request: Request) -> Response:
 @router.get("/nodes", response_model=views.NodeList, tags=["nodes"])
 async def nodes(call: Authenticated) -> JsonResponse:
     """Every node: what it has, what it lends, how hard it works."""
-    return JsonResponse({"nodes": (await call.services.nodes.status())["nodes"]})
+    return JsonResponse({"nodes": (await call.services.nodes.status(call.caller))["nodes"]})
 
 
 @router.get("/nodes/{name}", response_model=views.NodeDetail, tags=["nodes"])
@@ -95,13 +95,13 @@ async def node(call: Authenticated, name: NodeName) -> JsonResponse:
 @router.get("/offers", response_model=views.OfferList, tags=["nodes"])
 async def offers(call: Authenticated) -> JsonResponse:
     """What can be had right now."""
-    return JsonResponse({"offers": (await call.services.nodes.status())["offers"]})
+    return JsonResponse({"offers": (await call.services.nodes.status(call.caller))["offers"]})
 
 
 @router.get("/recommendations", response_model=views.RecommendationList, tags=["nodes"])
 async def recommendations(call: Authenticated) -> JsonResponse:
     """The work that should move from one node to another, and why."""
-    return JsonResponse({"recommendations": (await call.services.nodes.status())["recommendations"]})
+    return JsonResponse({"recommendations": (await call.services.nodes.status(call.caller))["recommendations"]})
 
 
 # ------------------------------------------------------------------ leases
@@ -110,19 +110,19 @@ async def recommendations(call: Authenticated) -> JsonResponse:
 @router.get("/leases", response_model=views.AllocationList, tags=["leases"])
 async def leases(call: Authenticated) -> JsonResponse:
     """The leases that hold something."""
-    return JsonResponse({"allocations": (await call.services.nodes.status())["allocations"]})
+    return JsonResponse({"allocations": (await call.services.nodes.status(call.caller))["allocations"]})
 
 
 @router.get("/leases/{name}", response_model=views.AllocationDetail, tags=["leases"])
 async def lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """One lease, alive or ended."""
-    return JsonResponse(await call.services.leases.get(name))
+    return JsonResponse(await call.services.leases.get(name, call.caller))
 
 
 @router.get("/leases/{name}/explain", response_model=views.Explanation, tags=["leases"])
 async def explain_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """Why a lease waits, why it is there, why it ended, when it will start."""
-    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "lease")))
+    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "lease"), call.caller))
 
 
 @router.post(
@@ -171,13 +171,13 @@ async def boosts(
     call: Authenticated, node: Annotated[str, Query(max_length=128, description="Only what is lent to this node.")] = ""
 ) -> JsonResponse:
     """The boosts that hold something, summed up by type and one by one."""
-    return JsonResponse(await call.services.boosts.list(requests.ListBoosts(node)))
+    return JsonResponse(await call.services.boosts.list(requests.ListBoosts(node), call.caller))
 
 
 @router.get("/boosts/{name}", response_model=views.BoostDetail, tags=["boosts"])
 async def boost(call: Authenticated, name: BoostName) -> JsonResponse:
     """One boost, alive or ended."""
-    return JsonResponse(await call.services.boosts.get(name))
+    return JsonResponse(await call.services.boosts.get(name, call.caller))
 
 
 @router.post("/boosts", response_model=views.BoostDetail, openapi_extra=takes(requests.RequestBoost), tags=["boosts"])
@@ -217,19 +217,20 @@ async def jobs(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Of those that ended, so many newest.")] = 20,
 ) -> JsonResponse:
     """The living jobs, and those that ended last."""
-    return JsonResponse(await call.services.jobs.list(requests.ListJobs(all=True, limit=limit, user=user, state=state)))
+    op = requests.ListJobs(all=True, limit=limit, user=user, state=state)
+    return JsonResponse(await call.services.jobs.list(op, call.caller))
 
 
 @router.get("/jobs/{name}", response_model=views.JobDetail, tags=["jobs"])
 async def job(call: Authenticated, name: JobName) -> JsonResponse:
     """One job, alive or ended."""
-    return JsonResponse(await call.services.jobs.get(name))
+    return JsonResponse(await call.services.jobs.get(name, call.caller))
 
 
 @router.get("/jobs/{name}/explain", response_model=views.Explanation, tags=["jobs"])
 async def explain_job(call: Authenticated, name: JobName) -> JsonResponse:
     """Why a job waits, why it is there, why it was stopped, when it will start."""
-    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "job")))
+    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "job"), call.caller))
 
 
 @router.post(
@@ -267,8 +268,9 @@ async def read_logs(
     seen: Bytes = 0,
     tail_bytes: Annotated[int | None, Query(ge=0, le=2**62)] = None,
 ) -> StreamResponse:
-    """The output of a job, as it comes. `seen` is how many bytes a returning reader already has."""
-    await call.services.jobs.get(name)  # an unknown job is an error before anything is streamed
+    """The output of a job, as it comes; only its owner or the admin may. `seen` is how many bytes a returning reader
+    already has."""
+    await call.services.jobs.find_own(name, call.caller)  # an error comes before anything is streamed
     wanted = STDOUT if stream == "stdout" else STDERR
     position = {"stdout_seen" if wanted == STDOUT else "stderr_seen": seen}
     op = requests.ReadLogs(name, follow, tail_bytes, **position)
@@ -280,7 +282,7 @@ async def _write_logs(call: AuthenticatedRequest, op: requests.ReadLogs, wanted:
         if kind == wanted:
             await write(chunk)
 
-    await call.services.jobs.read_logs(op, send)
+    await call.services.jobs.read_logs(op, call.caller, send)
 
 
 def _environment(given: object) -> object:
@@ -299,7 +301,7 @@ async def proposals(
     node: Annotated[str, Query(max_length=128, description="The work of this node; else of all above a mark.")] = "",
 ) -> JsonResponse:
     """Work that could run elsewhere: by which way, where to, how sure; and why the rest cannot."""
-    return JsonResponse(await call.services.offloading.scan(requests.ScanOffload(node)))
+    return JsonResponse(await call.services.offloading.scan(requests.ScanOffload(node), call.caller))
 
 
 @router.get("/moves", response_model=views.MoveList, tags=["moves"])
@@ -307,13 +309,13 @@ async def moves(
     call: Authenticated, ended: Annotated[bool, Query(alias="all", description="Also those that ended.")] = False
 ) -> JsonResponse:
     """The moves that go on, and with `all` those that have ended last."""
-    return JsonResponse(await call.services.offloading.list(requests.ListMoves(ended)))
+    return JsonResponse(await call.services.offloading.list(requests.ListMoves(ended), call.caller))
 
 
 @router.get("/moves/{name}", response_model=views.MoveDetail, tags=["moves"])
 async def move(call: Authenticated, name: MoveName) -> JsonResponse:
     """One move, over or not."""
-    return JsonResponse(await call.services.offloading.get(requests.GetMove(name)))
+    return JsonResponse(await call.services.offloading.get(requests.GetMove(name), call.caller))
 
 
 @router.post(
@@ -337,7 +339,7 @@ async def cancel_move(call: Authenticated, name: MoveName) -> JsonResponse:
 @router.get("/auto-offload", response_model=views.AutoOffloadStatus, tags=["moves"])
 async def auto_offload(call: Authenticated) -> JsonResponse:
     """Whether work moves by itself, by whose word, and what the last look decided for each node."""
-    return JsonResponse(await call.services.auto_offload.status())
+    return JsonResponse(await call.services.auto_offload.status(call.caller))
 
 
 @router.post(
@@ -383,7 +385,7 @@ async def events(
 
 
 async def _write_events(call: AuthenticatedRequest, op: requests.ListEvents, as_sse: bool, write: Write) -> None:
-    async with contextlib.aclosing(call.services.reports.events(op)) as found:
+    async with contextlib.aclosing(call.services.reports.events(op, call.caller)) as found:
         async for event in found:
             text = json_line(event)
             await write(

@@ -37,11 +37,11 @@ class AutoOffloadService:
         enabled = {"enable": True, "disable": False, "reset": None}[op.action]
         await self._grid.handle(AutoOffloadSet(enabled, caller.user))
         self._offloader.evaluate_soon()
-        return await self.status()
+        return await self.status(caller)
 
-    async def status(self) -> View:
+    async def status(self, caller: Caller) -> View:
         """Whether work moves by itself, by whose word, and what was last decided for each node."""
-        viewer, offloader = self._viewer(), self._offloader
+        viewer, offloader = self._viewer().for_reader(caller.reader), self._offloader
         shares = offloader.rules is not None
         view = await self._grid.read(
             lambda ledger, now: auto_offload_view(viewer, ledger, offloader.offload, shares=shares)

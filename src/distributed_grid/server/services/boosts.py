@@ -66,13 +66,13 @@ class BoostService:
         self._ray_environment = ray_environment
         self._is_stopping = is_stopping
 
-    async def list(self, op: requests.ListBoosts) -> View:
+    async def list(self, op: requests.ListBoosts, caller: Caller) -> View:
         """The boosts of a node, or all of them, summed up by type."""
 
         def view_boosts(ledger: Ledger, now: int) -> list[View]:
             if op.node and op.node not in ledger.nodes:
                 raise NotFound(_unknown_target(op.node, ledger))
-            return self._viewer().boosts(ledger, op.node)
+            return self._viewer().for_reader(caller.reader).boosts(ledger, op.node)
 
         boosts = await self._grid.read(view_boosts)
         active = [boost for boost in boosts if boost["is_active"]]
@@ -135,9 +135,10 @@ class BoostService:
         await self._leases.extend(requests.ExtendLease(op.request_id, boost.id, op.seconds), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
-    async def get(self, name: str) -> View:
+    async def get(self, name: str, caller: Caller) -> View:
         """One boost, alive or ended."""
-        return {"boost": await self._view(await self.find(name))}
+        boost, viewer = await self.find(name), self._viewer().for_reader(caller.reader)
+        return {"boost": await self._grid.read(lambda ledger, now: viewer.boost(ledger, boost))}
 
     async def run(self, op: requests.RunInBoost, caller: Caller) -> View:
         """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""

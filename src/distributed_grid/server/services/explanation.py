@@ -27,6 +27,7 @@ from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.scheduling.scaling.demand import why_no_worker
+from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.services.auto_offload import explain_node, job_offloading
 from distributed_grid.server.services.records import (
     DecisionRecord,
@@ -54,10 +55,17 @@ T = TypeVar("T", Job, Lease)
 async def explain(
     grid: Grid, viewer: Viewer, name: str, *, kind: str = "", is_connected: IsConnected = lambda node: True
 ) -> View:
-    """Explain a job, a lease, a node, a move or a refused request; with a `kind` only one of that kind."""
+    """Explain a job, a lease, a node, a move or a refused request; with a `kind` only one of that kind. Forbidden for
+    a reader who is neither its owner nor an admin."""
     if not kind and name.startswith(MOVE_PREFIX):
-        return await _explain_move(grid, viewer, await find_move(grid, name), is_connected)
+        move = await find_move(grid, name)
+        _must_show(viewer, move.user, f"the move {move.id}")
+        return await _explain_move(grid, viewer, move, is_connected)
     found = await _find(grid, name, kind)
+    if isinstance(found, Job | Lease):
+        _must_show(viewer, found.request.user, f"the {'job' if isinstance(found, Job) else 'lease'} {found.id}")
+    elif not isinstance(found, Node):
+        _must_show(viewer, found[-1].row.user, f"the request {found[-1].row.subject}")
     if isinstance(found, Job):
         return await _explain_job(grid, viewer, found)
     if isinstance(found, Lease):
@@ -65,6 +73,11 @@ async def explain(
     if isinstance(found, Node):
         return await explain_node(grid, viewer, found)
     return _explain_refusal(viewer, found)
+
+
+def _must_show(viewer: Viewer, owner: str, what: str) -> None:
+    if not viewer.shows(owner):
+        raise Forbidden(f"{what} belongs to {owner}, not to {viewer.reader}")
 
 
 async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | Node | list[DecisionRecord]:

@@ -1,7 +1,7 @@
 """Jobs: submit, list, wait, cancel, and stream their output and files. Used by the socket and by REST.
 
-Only the owner of a job, or an admin, cancels it; everybody sees everything. What was shipped for jobs is trimmed in
-the background.
+Only the owner of a job, or an admin, cancels it, reads its output and fetches its files; others see it without its
+texts (`Viewer.for_reader`). What was shipped for jobs is trimmed in the background.
 """
 
 from __future__ import annotations
@@ -213,11 +213,11 @@ class JobService:
         event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable, order)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
-        why, viewer = list(answer.reasons), self._viewer()
+        why, viewer = list(answer.reasons), self._viewer().for_reader(caller.reader)
         decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
         return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
 
-    async def list(self, op: requests.ListJobs) -> View:
+    async def list(self, op: requests.ListJobs, caller: Caller) -> View:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
         `more`: some that ended before are kept, but not listed."""
 
@@ -229,7 +229,7 @@ class JobService:
         rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
         ended = [ended_job(row) for row in rows[:room]]
         shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
-        viewer = self._viewer()
+        viewer = self._viewer().for_reader(caller.reader)
         return {"jobs": [viewer.listed_job(job) for job in shown.values()], "more": len(rows) > room}
 
     async def list_live(self, caller: Caller) -> View:
@@ -241,22 +241,28 @@ class JobService:
 
         return {"uids": await self._grid.read(live_uids)}
 
-    async def get(self, name: str) -> View:
+    async def get(self, name: str, caller: Caller) -> View:
         job = await find_job(self._grid, name)
-        delivery = await find_delivery(self._grid, job)
-        return {"job": self._viewer().job(job), "delivery": self._viewer().delivery(job, delivery)}
+        delivery, viewer = await find_delivery(self._grid, job), self._viewer().for_reader(caller.reader)
+        return {"job": viewer.job(job), "delivery": viewer.delivery(job, delivery)}
+
+    async def find_own(self, name: str, caller: Caller) -> Job:
+        """A job whose output and files the caller may read; Forbidden where it is somebody else's."""
+        job = await find_job(self._grid, name)
+        caller.must_own(job.request.user, f"the job {job.id}")
+        return job
 
     async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> View:
         """Record that the files of a job were fetched by hand."""
-        job = await find_job(self._grid, op.job_id)
+        job = await self.find_own(op.job_id, caller)
         node = job.attempts[-1].node if job.attempts else ""
         delivered = DeliveredFiles(op.directory, op.files, op.bytes)
         await self._grid.handle(FilesFetched(job.uid, job.id, caller.user, node, op.patterns, delivered))
         return {"job_id": job.id}
 
-    async def wait_for_delivery(self, op: requests.WaitForDelivery) -> View:
+    async def wait_for_delivery(self, op: requests.WaitForDelivery, caller: Caller) -> View:
         """The delivery of an ended job when it is over, or as it is after the time that was given."""
-        job = await find_job(self._grid, op.job_id)
+        job = await self.find_own(op.job_id, caller)
         changed = self._grid.watch(job.uid)
         try:
             async with asyncio.timeout(op.timeout_seconds):
@@ -292,7 +298,7 @@ class JobService:
             job = await find_job(self._grid, job.uid)
         return {"job": self._viewer().job(job)}
 
-    async def wait(self, op: requests.WaitForJob) -> View:
+    async def wait(self, op: requests.WaitForJob, caller: Caller) -> View:
         job = await find_job(self._grid, op.job_id)
         if not job.is_over:
             try:
@@ -300,7 +306,7 @@ class JobService:
                     job = await self._until_over(job)
             except TimeoutError:
                 raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
-        return {"job": self._viewer().job(job)}
+        return {"job": self._viewer().for_reader(caller.reader).job(job)}
 
     async def _until_over(self, job: Job) -> Job:
         changed = self._grid.watch(job.uid)
@@ -314,9 +320,9 @@ class JobService:
         finally:
             self._grid.unwatch(job.uid, changed)
 
-    async def read_logs(self, op: requests.ReadLogs, send: OutputSink) -> View:
+    async def read_logs(self, op: requests.ReadLogs, caller: Caller, send: OutputSink) -> View:
         """Send a job's output as `(kind, bytes)`; the job as it is, or with `follow` as it ended."""
-        job = await find_job(self._grid, op.job_id)
+        job = await self.find_own(op.job_id, caller)
 
         async def current() -> Job:
             return await find_job(self._grid, job.uid)
@@ -334,9 +340,9 @@ class JobService:
             await output.send_new(job.attempts)
         return {"job": self._viewer().job(job)}
 
-    async def fetch_files(self, op: requests.FetchFiles, sink: FileSink) -> View:
+    async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> View:
         """Send the files that a job left in its directory; the totals."""
-        return await send_files(self._files, await find_job(self._grid, op.job_id), op.patterns, sink)
+        return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
 
 
 def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:

@@ -1,6 +1,6 @@
 """Leases: request, wait for the grant, extend, release. Used by the socket and by REST.
 
-Only the owner of a lease, or an admin, ends or extends it; everybody sees everything. Requests come in people's
+Only the owner of a lease, or an admin, ends or extends it; others see it without its texts. Requests come in people's
 units (`cpu`, 1.5) and are converted to the ledger's (1500 millicores).
 """
 
@@ -220,9 +220,9 @@ class LeaseService:
         finally:
             self._grid.unwatch(lease_id, changed)
 
-    async def get(self, name: str) -> View:
+    async def get(self, name: str, caller: Caller) -> View:
         """One lease, alive or ended."""
-        return {"allocation": self._viewer().lease(await find_lease(self._grid, name))}
+        return {"allocation": self._viewer().for_reader(caller.reader).lease(await find_lease(self._grid, name))}
 
     async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
         """Releasing a lease that has ended is harmless."""

@@ -32,9 +32,9 @@ class NodeService:
         self._grid = grid
         self._viewer = viewer
 
-    async def status(self) -> View:
-        """Nodes, offers, leases, jobs and recommendations as they are now."""
-        return await self._grid.read(self._viewer().status)
+    async def status(self, caller: Caller) -> View:
+        """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them."""
+        return await self._grid.read(self._viewer().for_reader(caller.reader).status)
 
     async def get(self, name: str) -> View:
         def view_node(ledger: Ledger, now: int) -> View:

@@ -1,7 +1,7 @@
 """Requests about moves: what could move, moving it, how moves fare, cancelling them, and consents.
 
-Only the owner of a job or process, or an admin, moves it; everybody sees everything. A process is looked at afresh
-before it is moved: what was found by a scan may have changed.
+Only the owner of a job or process, or an admin, moves it and sees its command and files; others see the move. A process
+is looked at afresh before it is moved: what was found by a scan may have changed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OffloadingService:
         """Go by other rules from now on."""
         self._sharing = rules
 
-    async def scan(self, op: requests.ScanOffload) -> View:
+    async def scan(self, op: requests.ScanOffload, caller: Caller) -> View:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
         readings = await self._monitor.readings()
         rules = self._rules
@@ -110,7 +110,8 @@ class OffloadingService:
                 processes = []
                 problems.append(f"the processes of {node} are not known: {failure}")
             rows += await self._propose(node, processes, readings)
-        return {"proposals": [proposal_view(one) for one in rows], "problems": problems}
+        viewer = self._viewer().for_reader(caller.reader)
+        return {"proposals": [proposal_view(viewer, one) for one in rows], "problems": problems}
 
     async def _propose(
         self, node: str, processes: Sequence[ProcessInfo], readings: Sequence[PressureReading], target: str = ""
@@ -311,19 +312,20 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moves
 
-    async def list(self, op: requests.ListMoves) -> View:
+    async def list(self, op: requests.ListMoves, caller: Caller) -> View:
         """The moves that go on, and with `all` those that have ended last."""
         living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
         ended = await self._grid.query(_ended) if op.all else []
         known = {move.id for move in living}
         moves = [*living, *(move for move in ended[:MAX_ENDED] if move.id not in known)]
-        viewer = self._viewer()
+        viewer = self._viewer().for_reader(caller.reader)
         rows = [move_view(viewer, move, self._is_connected) for move in moves]
         return {"moves": rows, "more": len(ended) > MAX_ENDED}
 
-    async def get(self, op: requests.GetMove) -> View:
+    async def get(self, op: requests.GetMove, caller: Caller) -> View:
         """One move, over or not."""
-        return await self._view(await find_move(self._grid, op.move_id))
+        move, viewer = await find_move(self._grid, op.move_id), self._viewer().for_reader(caller.reader)
+        return {"move": move_view(viewer, move, self._is_connected)}
 
     async def cancel(self, op: requests.CancelMove, caller: Caller) -> View:
         """Leave the original as it was; a move that is over already is left so."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid, event_key
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import HIDDEN, View, Viewer
 from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -32,6 +32,8 @@ from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_s
 T = TypeVar("T", Job, Lease, Move)
 EVENTS_PER_PAGE = 500
 MAX_EVENTS = 1_000
+PUBLIC_EVENTS = ("node-", "engine-", "alert-", "clock-", "agent-rejected", "reports-omitted")
+"""Beginnings of the event types that are about no user's work. Of every other type a reader sees its own in full."""
 
 
 async def find_job(grid: Grid, name: str) -> Job:
@@ -197,6 +199,8 @@ async def _uid_of(grid: Grid, name: str) -> str:
 def event_view(row: EventRow, viewer: Viewer) -> View:
     """An event as it is shown."""
     record = msgspec.json.decode(row.blob)
+    if not viewer.shows(row.user) and not row.type.startswith(PUBLIC_EVENTS):
+        return _without_texts(row, record, viewer)
     return {
         "seq": row.seq,
         "time": viewer.time(row.at_ms),
@@ -207,6 +211,23 @@ def event_view(row: EventRow, viewer: Viewer) -> View:
         "node_id": row.node or None,
         "reason": record.get("reason") or None,
         "data": record.get("data") or {},
+    }
+
+
+def _without_texts(row: EventRow, record: dict[str, Any], viewer: Viewer) -> View:
+    """An event about another user's work: no reason, and of the details the ids alone. A consent is named by a command
+    line."""
+    data = record.get("data") or {}
+    return {
+        "seq": row.seq,
+        "time": viewer.time(row.at_ms),
+        "type": row.type,
+        "user": row.user or None,
+        "subject": HIDDEN if row.type == "move-consent" else row.subject,
+        "job_id": data.get("job_id"),
+        "node_id": row.node or None,
+        "reason": None,
+        "data": {name: data[name] for name in ("job_id", "allocation_id") if name in data},
     }
 
 

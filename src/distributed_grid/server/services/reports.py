@@ -22,6 +22,7 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
+from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.explanation import explain
 from distributed_grid.server.services.records import stream_events
 
@@ -44,9 +45,9 @@ class ReportService:
         self._viewer = viewer
         self._monitor = monitor
 
-    async def explain(self, op: requests.Explain) -> View:
-        """Why it waits, why it is there, why it was stopped, when it will start."""
-        viewer, is_connected = self._viewer(), self._is_connected
+    async def explain(self, op: requests.Explain, caller: Caller) -> View:
+        """Why it waits, why it is there, why it was stopped, when it will start. Only for its owner and admins."""
+        viewer, is_connected = self._viewer().for_reader(caller.reader), self._is_connected
         return await explain(self._grid, viewer, op.id, kind=op.kind, is_connected=is_connected)
 
     async def lending(self, op: requests.GetLendingReport) -> View:
@@ -54,9 +55,9 @@ class ReportService:
         since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
         return await lending_report(self._grid, self._viewer(), since_ms=since_ms, by=op.by)
 
-    def events(self, op: requests.ListEvents) -> AsyncGenerator[View, None]:
+    def events(self, op: requests.ListEvents, caller: Caller) -> AsyncGenerator[View, None]:
         """The audit trail, event by event, and with `follow` without an end."""
-        return stream_events(self._grid, self._viewer(), op)
+        return stream_events(self._grid, self._viewer().for_reader(caller.reader), op)
 
     async def metrics(self, op: requests.GetMetrics) -> View:
         if op.kind == "snapshots":

@@ -15,11 +15,13 @@ import pytest
 
 from distributed_grid.errors import TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
+from distributed_grid.memory.client.server_connection import ServerConnection
+from distributed_grid.memory.protocol.authentication import READ, WRITE
 from distributed_grid.memory.protocol.control_messages import JOURNAL
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, StatusError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder
+from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder, Ticket
 from tests.component.memory.memory_servers import FakeDirectory, Lender, end, lenders, wait_for
 
 MIB = 1024 * 1024
@@ -398,3 +400,109 @@ def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Pa
             directory.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
         )
         blocks.close()
+
+
+def _answer_to(lender: Lender, ticket: Ticket) -> str:
+    """The name of the status with which the server answers this ticket."""
+    wait_for(lambda: lender.served)
+    connection = ServerConnection.connect(lender.served.endpoint, seconds=5)
+    try:
+        connection.open(ticket)
+    except StatusError as answer:
+        return answer.status.name
+    finally:
+        connection.close()
+    return "OK"
+
+
+def test_ticket_of_a_freed_block_opens_nothing_after_the_server_was_killed(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    directory.allocate("freed", 4 * MIB, lender)
+    directory.allocate("disk", CHUNK_BYTES, lender, on_disk=True)
+    directory.allocate("living", CHUNK_BYTES, lender)
+    directory.allocate("untouched", CHUNK_BYTES, lender)
+    for name in ("freed", "disk", "living"):
+        blocks.write(name, b"x" * CHUNK_BYTES)
+    old = directory.ticket("freed", lender, "freed:1", False, 1, READ | WRITE)
+    old_on_disk = directory.ticket("disk", lender, "disk:1", True, 1, READ | WRITE)
+    untouched = directory.ticket("untouched", lender, "untouched:1", False, 1, READ | WRITE)
+    lender.free("freed:1", "disk:1")
+    assert _answer_to(lender, old) == "MOVED"
+    for _ in range(2):
+        lender.kill_server()
+        assert _answer_to(lender, old) == "MOVED"
+        assert _answer_to(lender, old_on_disk) == "MOVED"
+    assert lender.served.copies == ("living:1",)
+    assert lender.served.on_disk == ()
+    assert _answer_to(lender, untouched) == "OK", "a ticket of a living block stays valid"
+    assert blocks.read("living", 3) == b"xxx"
+
+
+def test_server_killed_during_frees_leaves_no_freed_block_open(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    names = [f"b{number}" for number in range(192)]
+    for name in names:
+        directory.allocate(name, 4096, lender)
+    blocks.write_many([(name, name.encode(), 0) for name in names])
+    tickets = {name: directory.ticket(name, lender, f"{name}:1", False, 1, READ | WRITE) for name in names}
+    for start in range(0, len(names), 64):
+        freed = [f"{name}:1" for name in names[start : start + 64]]
+        pid = lender.pid
+        lender.call(lambda freed=freed: lender.supervisor.free_copies(freed))
+        wait_for(lambda pid=pid, start=start: _killed_once_freeing(lender, pid, 128 - start))
+        wait_for(lambda pid=pid: lender.supervisor.ready is not None and lender.supervisor.ready.pid != pid)
+        lender.free(*freed)
+        lender.kill_server()
+        for copy in freed:
+            assert _answer_to(lender, tickets[copy.removesuffix(":1")]) == "MOVED", copy
+    wait_for(lambda: lender.served and lender.served.copies == ())
+
+
+def _killed_once_freeing(lender: Lender, pid: int, remaining: int) -> bool:
+    """Kill the server as soon as it has closed the first of the copies, wherever it is then."""
+    if _descriptors(pid, "grid-b") >= remaining + 64:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def test_ticket_of_a_freed_block_opens_nothing_in_a_server_that_continues_an_empty_one(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    directory.allocate("b", CHUNK_BYTES, lender)
+    blocks.write("b", b"x")
+    old = directory.ticket("b", lender, "b:1", False, 1, READ | WRITE)
+    life = lender.served.endpoint.incarnation
+    lender.free("b:1")
+    lender.leave()
+    lender.run(lender.supervisor.start())
+    assert lender.open().endpoint.incarnation == life
+    assert _answer_to(lender, old) == "MOVED"
+    lender.kill_server()
+    assert _answer_to(lender, old) == "MOVED"
+    directory.allocate("new", CHUNK_BYTES, lender)
+    blocks.write("new", b"y")
+    assert lender.served.copies == ("new:1",)
+
+
+def test_restarted_server_holds_each_copy_once_so_a_free_gives_its_memory_back(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    directory.allocate("b", 4 * MIB, lender)
+    blocks.write("b", b"x" * 4 * MIB)
+    lender.kill_server()
+    wait_for(lambda: lender.served)
+    assert _descriptors(lender.pid, "grid-b:1") == 1
+    lender.free("b:1")
+    assert _descriptors(lender.pid, "grid-b:1") == 0
+    assert _descriptors(os.getpid(), "grid-b:1") == 0
+
+
+def _descriptors(pid: int, name: str) -> int:
+    held = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            held += name in os.readlink(f"/proc/{pid}/fd/{fd}")
+    return held

@@ -18,6 +18,8 @@ from distributed_grid.server.services.jobs import trim_content
 from tests.support.builders import a_node, a_request, a_submission
 from tests.unit.server.in_process_grid import InProcessGrid
 
+ADMIN = Caller("owner", admin=True)
+
 
 class Still:
     """A clock that stands still."""
@@ -66,10 +68,10 @@ def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
         assert (await setting.explain("usual"))["waiting"]["gives_up_at"] is not None
         for _ in range(40):
             await setting.later(86_400)
-        assert (await setting.jobs.get("usual"))["job"]["outcome"] == "waited_too_long"
-        assert (await setting.jobs.get("patient"))["job"]["state"] == "queued"
+        assert (await setting.jobs.get("usual", ADMIN))["job"]["outcome"] == "waited_too_long"
+        assert (await setting.jobs.get("patient", ADMIN))["job"]["state"] == "queued"
         await setting.ends("holder")
-        assert (await setting.jobs.get("patient"))["job"]["state"] == "assigned"
+        assert (await setting.jobs.get("patient", ADMIN))["job"]["state"] == "assigned"
 
     asyncio.run(InProcessGrid().run(scenario))
 
@@ -83,7 +85,7 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             await setting.ends(f"over{number}")
         await setting.submit("live", user="bob")
         listed = {
-            limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything))
+            limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything), ADMIN)
             for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
         }
         assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {

@@ -35,6 +35,7 @@ WORK = ProcessInfo(
     streams=(NULL, NULL, NULL),
 )
 ANN = Caller("ann")
+ADMIN = Caller("owner", admin=True)
 RULES = RebalanceRules(SharingMode.DYNAMIC_BALANCING, SHARING_POLICIES["balanced"], 30_000)
 
 
@@ -108,7 +109,7 @@ def test_without_consent_it_is_refused_with_the_shape_what_is_repeated_and_what_
         assert "0.1" not in text
         assert "a restart repeats side effects" in text
         assert "grid offload execute 4242 -n one --consent [--env NAME]" in text
-        assert (await grid.service.list(requests.ListMoves()))["moves"] == []
+        assert (await grid.service.list(requests.ListMoves(), ADMIN))["moves"] == []
 
     run(story)
 
@@ -149,7 +150,7 @@ def test_only_its_owner_or_an_admin_moves_a_process_and_cancels_the_move(run) ->
         assert (cancelled["state"], cancelled["end"]) == ("ended", "cancelled")
         again = (await grid.service.cancel(requests.CancelMove("move-0000"), ANN))["move"]
         assert again["end"] == "cancelled"
-        listed = (await grid.service.list(requests.ListMoves(all=True)))["moves"]
+        listed = (await grid.service.list(requests.ListMoves(all=True), ADMIN))["moves"]
         assert [one["move_id"] for one in listed] == ["move-00000001"]
 
     run(story)
@@ -238,7 +239,7 @@ def test_names_that_mean_nothing_are_refused(run) -> None:
                 await grid.execute(consent=True, **fields)
         del grid.agents
         with pytest.raises(NotFound):
-            await grid.service.get(requests.GetMove("move-9999"))
+            await grid.service.get(requests.GetMove("move-9999"), ADMIN)
 
     run(story)
 
@@ -248,7 +249,7 @@ def test_a_scan_of_a_node_that_does_not_answer_says_so_and_tells_of_its_jobs(run
         await grid.submit("r1", prefer=["one"])
         grid.agents.questions.gone(grid.agents)
         grid.agents.send = lambda message: grid.agents.questions.gone(grid.agents)  # type: ignore[method-assign]
-        found = await grid.service.scan(requests.ScanOffload("one"))
+        found = await grid.service.scan(requests.ScanOffload("one"), ADMIN)
         assert [one["job_id"] for one in found["proposals"]] == ["job-r1"]
         assert "the processes of one are not known" in found["problems"][0]
         with pytest.raises(Unreachable):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Unpack
 
+import msgspec
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
@@ -28,7 +29,8 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound
 from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.server.services.records import find_job, find_lease, stream_events
+from distributed_grid.reactor.decision import RECORD_TYPES
+from distributed_grid.server.services.records import PUBLIC_EVENTS, event_view, find_job, find_lease, stream_events
 from tests.support.builders import a_node, a_request
 
 
@@ -176,3 +178,21 @@ def test_a_job_that_has_just_ended_is_found_without_reading_history_and_an_older
         assert all(name.startswith("grid-reader") for name in store.readers)
 
     run(scenario, store)
+
+
+def test_event_about_anothers_work_has_neither_reason_nor_details() -> None:
+    def view(type_: str, user: str, reader: str | None) -> dict[str, object]:
+        record = {"reason": "xyzzy", "data": {"job_id": "job-1", "variables": ["xyzzy"]}}
+        subject = "python xyzzy.py" if type_ == "move-consent" else "r1"
+        row = EventRow(7, 1_000, type_, user, subject, "gpu1", "", msgspec.json.encode(record))
+        return event_view(row, Viewer(0).for_reader(reader))
+
+    for type_ in RECORD_TYPES:
+        for user in ("ann", ""):
+            is_public = type_.startswith(PUBLIC_EVENTS)
+            assert ("xyzzy" in str(view(type_, user, "bob"))) is is_public, type_
+            assert view(type_, user, "bob").keys() == view(type_, user, None).keys()
+        assert "xyzzy" in str(view(type_, "ann", "ann"))
+        assert "xyzzy" in str(view(type_, "ann", None))
+    shown = view("stopped", "ann", "bob")
+    assert (shown["user"], shown["subject"], shown["job_id"]) == ("ann", "r1", "job-1")
