@@ -148,6 +148,12 @@ class Store(Protocol):
         when the cause is gone.
         """
 
+    def has_room(self) -> bool:
+        """Whether new work may be stored; False while there is only the reserve, which is for ends, stops and cancels.
+
+        A reserve that was used is filled again here, when there is room for it. Called by the thread that writes.
+        """
+
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """What ended and fits all that is given, newest first. A key may have been used several times."""
 

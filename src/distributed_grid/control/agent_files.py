@@ -26,7 +26,14 @@ from distributed_grid.adapters.workdir.manifest import (
 )
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.adapters.workdir.tree_digests import TreeDigests
-from distributed_grid.agent.files.attempt_files import DIRECTORY_GONE, OUTPUT, list_checkpoint, open_file, read_at, work_dir
+from distributed_grid.agent.files.attempt_files import (
+    DIRECTORY_GONE,
+    OUTPUT,
+    list_checkpoint,
+    open_file,
+    read_at,
+    work_dir,
+)
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home, is_output_home
 from distributed_grid.control.agent_questions import AnswerStreams
 from distributed_grid.domain.jobs import Attempt

@@ -393,9 +393,9 @@ class AgentSessions:
             del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
         self.versions[hello.node] = (hello.version, hello.python)
-        via.send(self._welcome(node, epoch, via))
+        via.send(self._make_welcome(node, epoch, via))
 
-    def _welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
+    def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
         rules, output = self._owner_rules(via), self._registry.max_output_bytes
         return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, output)
 
@@ -409,7 +409,7 @@ class AgentSessions:
         for via in dict.fromkeys(self._agents.values()):
             node = self._grid.ledger.nodes.get(via.nodes[0])
             if node is not None:
-                via.send(self._welcome(node, epoch_on(self._grid.ledger, node.name), via))
+                via.send(self._make_welcome(node, epoch_on(self._grid.ledger, node.name), via))
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
