@@ -132,7 +132,7 @@ class EventFilters(TypedDict, total=False):
 class Store(Protocol):
     """Keeps what is alive and what has been; knows rows, not their meaning.
 
-    One thread writes (`commit`, `summarise`, `close`); any thread may read meanwhile, and sees whole
+    One thread writes (`commit`, `fill_reserve`, `summarise`, `close`); any thread may read meanwhile, and sees whole
     batches only. What `commit` returned from is seen by every read that begins afterwards.
     """
 
@@ -149,10 +149,11 @@ class Store(Protocol):
         """
 
     def has_room(self) -> bool:
-        """Whether new work may be stored; False while there is only the reserve, which is for ends, stops and cancels.
+        """Whether new work may be stored; False while there is only the reserve, which is for ends, stops and cancels,
+        or not even all of that. Cheap."""
 
-        A reserve that was used is filled again here, when there is room for it. Called by the thread that writes.
-        """
+    def fill_reserve(self) -> None:
+        """Fill the reserve where it was used and there is room for it; a full one is left as it is."""
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """What ended and fits all that is given, newest first. A key may have been used several times."""

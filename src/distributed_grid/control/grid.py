@@ -318,16 +318,20 @@ class Grid:
         if stored is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._writer, self._store.commit, stored)
+            self._set_room(self.has_room and self._store.has_room())
             self._settler.committed(stored)
 
     async def _check_room(self) -> None:
-        """See whether the store has room for new work; it fills its reserve."""
+        """Fill the reserve of the store, and see whether there is room for new work besides."""
         try:
-            has_room = await asyncio.get_running_loop().run_in_executor(self._writer, self._store.has_room)
-        except StoreFailed:
-            has_room = False
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.fill_reserve)
+        except StoreFailed as failure:
+            log.warning("the reserve of the store is not filled: %s", failure)
+        self._set_room(self._store.has_room())
+
+    def _set_room(self, has_room: bool) -> None:
         if has_room != self.has_room:
-            log.warning("there is room again: new work is accepted" if has_room else "the disk is full: no new work")
+            log.warning("there is room on the disk again" if has_room else "the disk is full: new work is refused")
         self.has_room = has_room
 
     async def _discard(self, entries: list[_PendingEntry], failure: Exception) -> None:

@@ -115,9 +115,9 @@ def test_on_a_full_disk_ends_and_cancels_are_recorded_and_new_work_is_refused(
         grid = await a_grid(store, performed)
         for name in ("ends", "cancelled"):
             await grid.handle(a_submission(a_request(name, cores=2)))
-        waits = a_submission(a_request("waits", cores=2))
+        waits = a_submission(a_request("waits", cores=1))
         await grid.handle(waits)
-        assert store.has_room()
+        store.fill_reserve()
         disk.fill()
         while grid.has_room:  # seen within a second
             await asyncio.sleep(0.01)

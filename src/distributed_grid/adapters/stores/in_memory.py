@@ -69,6 +69,9 @@ class InMemoryStore:
         """There is always room."""
         return True
 
+    def fill_reserve(self) -> None:
+        """Memory has no reserve."""
+
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
         key, request_id, user = filters.get("key"), filters.get("request_id"), filters.get("user")

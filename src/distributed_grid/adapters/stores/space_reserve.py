@@ -12,6 +12,7 @@ small disk it is smaller. The store has no room for new work while little is fre
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -29,7 +30,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class SpaceReserve:
-    """The reserve of one database; used by the thread that writes to it."""
+    """The reserve of one database; filled by the thread that writes to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,21 +40,23 @@ class SpaceReserve:
         self._free_pages = min(MAX_FREE_PAGES, total // PAGE_SHARE // PAGE_BYTES)
         self._wal_bytes = min(MAX_WAL_BYTES, total // WAL_SHARE)
         self._low_bytes = min(MAX_LOW_BYTES, total // LOW_SHARE)
+        self._is_filled = True
 
-    def free_bytes(self) -> int:
-        """Bytes that are free on the disk."""
+    def has_room(self) -> bool:
+        """Whether there is room besides the reserve."""
+        return self._is_filled and self._free_bytes() >= self._low_bytes
+
+    def fill(self, writer: sqlite3.Connection) -> None:
+        """Fill the reserve where it is not full."""
+        free = self._free_bytes() - self._low_bytes
+        try:
+            self._is_filled = free >= 0 and self._fill_wal(free) and self._fill_pages(writer, free)
+        except OSError as error:  # a file system that cannot reserve blocks works without them
+            self._is_filled = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+
+    def _free_bytes(self) -> int:
         system = os.statvfs(self._path.parent)
         return system.f_bavail * system.f_frsize
-
-    def fill(self, writer: sqlite3.Connection) -> bool:
-        """Fill the reserve where it is not full; whether there is room besides it. Filling a full one costs nothing."""
-        free = self.free_bytes()
-        if free < self._low_bytes:
-            return False
-        try:
-            return self._fill_wal(free) and self._fill_pages(writer, free)
-        except OSError:  # another program was faster, or the file system cannot reserve anything
-            return self.free_bytes() >= self._low_bytes
 
     def _fill_wal(self, free: int) -> bool:
         try:
@@ -62,9 +65,9 @@ class SpaceReserve:
             return True
         try:
             missing = self._wal_bytes - os.fstat(fd).st_blocks * 512
-            if missing > 0 and missing + self._low_bytes <= free:
+            if 0 < missing <= free:
                 _allocate(fd, self._wal_bytes)
-            return missing <= 0 or missing + self._low_bytes <= free
+            return missing <= free
         finally:
             os.close(fd)
 
@@ -73,7 +76,7 @@ class SpaceReserve:
         if 2 * pages >= self._free_pages:
             return True
         size = (self._free_pages - pages) * PAGE_BYTES
-        if size + self._low_bytes > free:
+        if size > free:
             return False
         with writer:
             writer.execute("BEGIN IMMEDIATE")

@@ -216,9 +216,13 @@ class SqliteStore:
             self._io_errors.reset()
 
     def has_room(self) -> bool:
-        """Whether there is room for new work beside the reserve for ends, stops and cancels, which is filled here."""
+        """Whether there is room for new work beside the reserve for ends, stops and cancels."""
+        return self._reserve.has_room()
+
+    def fill_reserve(self) -> None:
+        """Fill the reserve where it was used and there is room for it."""
         with self._writing, self._counting("reserve space for it"):
-            return not self._closed.is_set() and self._reserve.fill(self._writer)
+            self._reserve.fill(self._writer)
 
     @contextmanager
     def _counting(self, action: str) -> Iterator[None]:
