@@ -203,17 +203,24 @@ class GridOrchestrator:
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
+        seen = {STDOUT: 0, STDERR: 0}
         backoff = ReconnectBackoff()
         while True:
-            seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
+            position = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
             try:
-                async for kind, part in self._client.stream("read_logs", job_id=uid, follow=True, **seen):
+                async for kind, part in self._client.stream("read_logs", job_id=uid, follow=True, **position):
                     backoff.reset()
                     if kind == JSON:
                         assert isinstance(part, dict)
-                        return _result_of(part["job"], output)
+                        if "dropped" not in part:
+                            return _result_of(part["job"], output)
+                        kind = STDOUT if part["stream"] == "stdout" else STDERR
+                        seen[kind] += part["dropped"]
+                        output[kind] += f"[grid: {part['message']}]\n".encode()
+                        continue
                     assert isinstance(part, bytes)
                     output[kind] += part
+                    seen[kind] += len(part)
             except Unreachable as loss:  # the control plane went away: the next one knows the job
                 await asyncio.sleep(backoff.delay_after(loss))
 

@@ -132,7 +132,7 @@ class EventFilters(TypedDict, total=False):
 class Store(Protocol):
     """Keeps what is alive and what has been; knows rows, not their meaning.
 
-    One thread writes (`commit`, `summarise`, `close`); any thread may read meanwhile, and sees whole
+    One thread writes (`commit`, `fill_reserve`, `summarise`, `close`); any thread may read meanwhile, and sees whole
     batches only. What `commit` returned from is seen by every read that begins afterwards.
     """
 
@@ -147,6 +147,13 @@ class Store(Protocol):
         stored twice. `StoreFailed` (disk full, I/O error) leaves the store as it was, usable again
         when the cause is gone.
         """
+
+    def has_room(self) -> bool:
+        """Whether new work may be stored; False while there is only the reserve, which is for ends, stops and cancels,
+        or not even all of that. Cheap."""
+
+    def fill_reserve(self) -> None:
+        """Fill the reserve where it was used and there is room for it; a full one is left as it is."""
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """What ended and fits all that is given, newest first. A key may have been used several times."""

@@ -370,6 +370,7 @@ class Welcome(_ToAgent, frozen=True):
     hold_ms: Count
     heartbeat_ms: Count
     owner: OwnerRules | None = None
+    max_output_bytes: Count = 0  # of stdout and of stderr of an attempt; 0: no limit
 
 
 class OwnerRules(Struct, frozen=True):

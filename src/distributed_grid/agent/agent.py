@@ -58,7 +58,6 @@ from distributed_grid.wire import (
     MemoryOrder,
     MemoryReply,
     MoveOrder,
-    OwnerRules,
     PauseAttemptOrder,
     PendingClockJump,
     ReadCredit,
@@ -158,8 +157,8 @@ class Agent:
         self._outbox = Outbox(self._send_to_control, _call_later)
         work = HostedWork(self.host, meter, self._marks.observed_age_ms)
         self.guard = OwnerGuard(work, boot_ms, report_pause=self._outbox.paused, on_change=self._send_heartbeats)
-        attempts = HostedAttempts(self.host, self._workdirs, self._memory)
-        self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
+        self._attempts = HostedAttempts(self.host, self._workdirs, self._memory)
+        self._orders = OrderExecutor(self._attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._notices = notices
         self._typed_on = typed_on or (nodes[0] if len(nodes) == 1 else "")
@@ -227,17 +226,18 @@ class Agent:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
         self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
-        self._set_owner_rules(welcome.owner)
+        self._apply_settings(welcome)
         if self._memory is not None:
             self._memory.report_served()
         self._outbox.resend()
         self._marks.report_again()
         self._send_heartbeats()
 
-    def _set_owner_rules(self, rules: OwnerRules | None) -> None:
-        self.guard.rules = rules
+    def _apply_settings(self, welcome: Welcome) -> None:
+        self._attempts.max_output_bytes = welcome.max_output_bytes
+        self.guard.rules = welcome.owner
         if self._memory is not None:
-            self._memory.set_owner_rules(rules)
+            self._memory.set_owner_rules(welcome.owner)
 
     def unlinked(self) -> None:
         """The link is gone: nobody reads on, and nothing more comes on it."""
@@ -269,7 +269,7 @@ class Agent:
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
         elif isinstance(message, Welcome):  # without a link, or later on: the rules of the owner may have changed
-            self._set_owner_rules(message.owner)
+            self._apply_settings(message)
         else:
             self._queue.put_nowait(message)
 
@@ -436,6 +436,7 @@ class HostedAttempts:
         self._host = host
         self._workdirs = workdirs
         self._memory = memory
+        self.max_output_bytes = 0
         self.running = host.running
         self.knows = host.knows
         self.is_under_way = host.is_active
@@ -495,6 +496,7 @@ class HostedAttempts:
             timeout_ms=command.timeout_ms,
             grace_ms=command.grace_ms,
             hold_ms=order.hold_ms,
+            max_output_bytes=self.max_output_bytes,
         )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:

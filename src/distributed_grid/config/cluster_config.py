@@ -31,7 +31,7 @@ from distributed_grid.config.sections import (
     ThresholdConfig,
     WorkerTimes,
 )
-from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
+from distributed_grid.config.value_kinds import CUSTOM_NAME, DISK_GIGABYTES, FLAG, GIB, TEXT, Seconds
 from distributed_grid.config.yaml_document import (
     ConfigProblem,
     ConfigProblems,
@@ -52,6 +52,7 @@ class ClusterConfig(Section, dict=True):
         ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
     )
     hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
+    max_output_bytes: Annotated[int, Meta(ge=0)] = setting(DISK_GIGABYTES, 10 * GIB, "max_output_gb", live=True)
     trusted_network: bool = setting(FLAG, False, acts=True)
     owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy(), live=True)
     fairness: Fairness = setting(Fairness, Fairness(), live=True)

@@ -332,6 +332,7 @@ TEXT, PATH, COMMAND, SECRET = Text(), Text("a path"), Text("a command"), SecretT
 FLAG, RATIO, PERCENT, HOST = Flag(), Ratio(), Percent(), HostAddress()
 CORES, SOME_CORES = Amount(1000, "a number of CPU cores"), Amount(1000, "a number of CPU cores", above_zero=True)
 GIGABYTES = Amount(GIB, "an amount of memory in GB")
+DISK_GIGABYTES = Amount(GIB, "an amount of disk space in GB")
 SOME_GIGABYTES = Amount(GIB, "an amount of memory in GB", above_zero=True)
 DEVICES = Count(0, 1024, "a whole number of GPUs")
 PORT = Count(1, 65535, "a port number")

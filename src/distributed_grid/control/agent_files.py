@@ -26,7 +26,14 @@ from distributed_grid.adapters.workdir.manifest import (
 )
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.adapters.workdir.tree_digests import TreeDigests
-from distributed_grid.agent.files.attempt_files import DIRECTORY_GONE, OUTPUT, list_checkpoint, open_file, work_dir
+from distributed_grid.agent.files.attempt_files import (
+    DIRECTORY_GONE,
+    OUTPUT,
+    list_checkpoint,
+    open_file,
+    read_at,
+    work_dir,
+)
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home, is_output_home
 from distributed_grid.control.agent_questions import AnswerStreams
 from distributed_grid.domain.jobs import Attempt
@@ -276,7 +283,7 @@ class AttemptFiles:
         if start >= size:
             os.close(fd)
             return start, b""
-        return start, await asyncio.to_thread(_read_and_close, fd, most, start)
+        return await asyncio.to_thread(_read_and_close, self._jobs, attempt.lease_id, name, fd, most, start)
 
     def _is_file_here(self, attempt: Attempt, name: bytes) -> bool:
         """Whether a file is on this machine: checkpoints are never brought home, and output may be without files."""
@@ -332,9 +339,9 @@ def _reasons(skipped: Iterable[SkippedFile]) -> tuple[str, ...]:
     return tuple(f"{display_path(one.path)}: {one.reason}" for one in skipped)
 
 
-def _read_and_close(fd: int, most: int, start: int) -> bytes:
+def _read_and_close(root: str, lease_id: str, name: bytes, fd: int, most: int, start: int) -> tuple[int, bytes]:
     try:
-        return os.pread(fd, most, start)
+        return read_at(root, lease_id, name, fd, most, start)
     finally:
         os.close(fd)
 

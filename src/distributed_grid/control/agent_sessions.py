@@ -110,6 +110,8 @@ class NodeRegistry:
     """What the ledger does not know of nodes: how their owners are to be treated, what the config says about a machine
     that has reported its capacity."""
 
+    max_output_bytes = 0
+    """Bytes of stdout, and of stderr, that a node keeps of an attempt; 0: all."""
     max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
     """Connections of one address to the memory server of a node."""
 
@@ -391,7 +393,11 @@ class AgentSessions:
             del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
         self.versions[hello.node] = (hello.version, hello.python)
-        via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._owner_rules(via)))
+        via.send(self._make_welcome(node, epoch, via))
+
+    def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
+        rules, output = self._owner_rules(via), self._registry.max_output_bytes
+        return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, output)
 
     def _owner_rules(self, via: AgentSide) -> OwnerRules | None:
         """How an agent gives way to the owner of its machine, who is the same for all its nodes."""
@@ -403,8 +409,7 @@ class AgentSessions:
         for via in dict.fromkeys(self._agents.values()):
             node = self._grid.ledger.nodes.get(via.nodes[0])
             if node is not None:
-                epoch, rules = epoch_on(self._grid.ledger, node.name), self._owner_rules(via)
-                via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
+                via.send(self._make_welcome(node, epoch_on(self._grid.ledger, node.name), via))
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""

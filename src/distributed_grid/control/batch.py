@@ -23,6 +23,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseExtended,
     MoveRequested,
+    QueueScanned,
     WorkerRequested,
 )
 from distributed_grid.domain.jobs import Job
@@ -31,7 +32,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.rows import VOLATILE, Row, decode_row, encode_row
 from distributed_grid.domain.workers import Worker
-from distributed_grid.errors import Conflict, GridError, IllegalStep
+from distributed_grid.errors import Conflict, GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, LoadedRows, Store
 from distributed_grid.reactor import (
     JobAnswer,
@@ -53,6 +54,7 @@ from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect,
 _json = msgspec.json.Encoder()
 Question = Callable[[Ledger, int], Any]
 Step = Callable[[Ledger, Event, int], StepResult]
+NO_ROOM = "not done, nothing was changed: the control plane's disk is full: only stops, cancels and ends are recorded"
 
 
 class Effects(msgspec.Struct, frozen=True):
@@ -162,18 +164,26 @@ class BatchSettler:
         self.ledger.apply(volatile)
 
     def decide(
-        self, entries: Iterable[Entry], now: int, *, is_long: Callable[[], bool] = lambda: False
+        self,
+        entries: Iterable[Entry],
+        now: int,
+        *,
+        is_long: Callable[[], bool] = lambda: False,
+        has_room: bool = True,
     ) -> DecidedBatch:
-        """Decide every entry in its order, until it `is_long`; a refusal is an answer. Raises DecisionFailed."""
+        """Decide every entry in its order, until it `is_long`; a refusal is an answer. Raises DecisionFailed. Where the
+        store has no room new work is refused, and the queue waits."""
         batch = DecidedBatch(now)
         self._ended.clear()
         self._ended_workers.clear()
         self._ended_moves.clear()
         for entry in entries:
             try:
-                self._decide(entry, batch)
+                self._decide(entry, batch, has_room=has_room)
             except IllegalStep as bug:
                 raise DecisionFailed(entry, bug) from bug
+            except StoreFailed as refusal:  # there is no room, not even for a record of it
+                entry.failure = refusal
             except GridError as refusal:
                 entry.failure = refusal
                 refused = refusal_record(entry.event, refusal) if entry.event is not None else None
@@ -186,7 +196,7 @@ class BatchSettler:
                 break
         return batch
 
-    def _decide(self, entry: Entry, batch: DecidedBatch) -> None:
+    def _decide(self, entry: Entry, batch: DecidedBatch, *, has_room: bool) -> None:
         if entry.question is not None:
             entry.answer = entry.question(self.ledger, batch.now)
             return
@@ -194,7 +204,14 @@ class BatchSettler:
         entry.answer = self.recall(entry.event)
         if entry.answer is not None:
             return
-        stepped = self._step(self.ledger, entry.event, batch.now)
+        if has_room:
+            stepped = self._step(self.ledger, entry.event, batch.now)
+        elif self._is_new_work(entry.event):
+            raise StoreFailed(NO_ROOM)
+        elif isinstance(entry.event, QueueScanned):
+            return
+        else:
+            stepped = step(self.ledger, entry.event, batch.now, scan_queue=False)
         batch.changes += stepped.changes
         batch.records += stepped.records
         batch.later.update(dict.fromkeys(stepped.later))
@@ -206,6 +223,19 @@ class BatchSettler:
                 self._ended_workers[row.id] = row
             elif isinstance(row, Move) and row.is_over:
                 self._ended_moves[row.id] = row
+
+    def _is_new_work(self, event: Event) -> bool:
+        """Whether an event asks for something that the ledger does not have yet."""
+        match event:
+            case JobSubmitted() | LeaseAsked():
+                return event.request.id not in self.ledger.by_request
+            case BlockAsked():
+                return event.id not in self.ledger.blocks
+            case WorkerRequested():
+                return event.worker.id not in self.ledger.workers
+            case MoveRequested():
+                return event.move.id not in self.ledger.moves
+        return False
 
     def observe(self, event: HeartbeatReceived, now: int) -> list[Row]:
         """Apply a heartbeat at once, also while a batch is being committed: the rows it has changed, none of which is

@@ -119,6 +119,8 @@ class Grid:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: GridError | None = None
         self._is_store_doubtful = False
+        self.has_room = True
+        """Whether the store had room for new work when that was last checked."""
 
     async def start(self) -> None:
         """Load the ledger and begin a new epoch; what is pending is performed again."""
@@ -258,9 +260,11 @@ class Grid:
 
     async def _settle(self, entries: list[_PendingEntry]) -> None:
         """One batch: decide as many as there is time for, commit once, then act and answer. The others come next."""
+        if not self.has_room:
+            await self._check_room()
         is_long = _stopwatch(STEP_SECONDS)
         try:
-            batch = self._settler.decide(entries, self._clock.now_ms(), is_long=is_long)
+            batch = self._settler.decide(entries, self._clock.now_ms(), is_long=is_long, has_room=self.has_room)
         except DecisionFailed as failed:
             log.error("a decision failed: the ledger is loaded again", exc_info=failed.cause)
             await self._start_over(entries, failed)
@@ -314,7 +318,21 @@ class Grid:
         if stored is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._writer, self._store.commit, stored)
+            self._set_room(self.has_room and self._store.has_room())
             self._settler.committed(stored)
+
+    async def _check_room(self) -> None:
+        """Fill the reserve of the store, and see whether there is room for new work besides."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.fill_reserve)
+        except StoreFailed as failure:
+            log.warning("the reserve of the store is not filled: %s", failure)
+        self._set_room(self._store.has_room())
+
+    def _set_room(self, has_room: bool) -> None:
+        if has_room != self.has_room:
+            log.warning("there is room on the disk again" if has_room else "the disk is full: new work is refused")
+        self.has_room = has_room
 
     async def _discard(self, entries: list[_PendingEntry], failure: Exception) -> None:
         """Throw the batch away that is not durable.
@@ -404,6 +422,7 @@ class Grid:
             await asyncio.sleep(wait)
             try:
                 await self.handle(TimePassed())
+                await self._check_room()
                 if ticks % 3600 == 0:
                     await self._fold_history()
                 due = self.ledger.next_due_ms()

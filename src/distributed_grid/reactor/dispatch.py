@@ -181,14 +181,17 @@ def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     return deliveries.begin_deliveries(moves.follow_changes(ledger, decision, now), now)
 
 
-def step(ledger: Ledger, event: Event, now: int) -> StepResult:
-    """Decide and apply an event and everything that follows from it at once; a refusal leaves the ledger as it was."""
+def step(ledger: Ledger, event: Event, now: int, *, scan_queue: bool = True) -> StepResult:
+    """Decide and apply an event and everything that follows from it at once; a refusal leaves the ledger as it was.
+    Without `scan_queue` nothing is granted to requests that wait; the scan of the next second does that."""
     decision = decide(ledger, event, now)
     stepped = StepResult(decision.changes, decision.records, decision.answer, decision.later)
     ledger.apply(decision.changes)
     ahead = deque(decision.follow)
     while ahead:
         follower = ahead.popleft()
+        if isinstance(follower, QueueScanned) and not scan_queue:
+            continue
         decision = decide(ledger, follower, now)
         ledger.apply(decision.changes)
         stepped.changes += decision.changes

@@ -9,10 +9,16 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from distributed_grid.agent.files.job_dir import record_dropped_output
 from distributed_grid.errors import NotFound
 
 CHUNK_BYTES = 1024 * 1024
 KEPT_LIMIT_TEXT = "too much was brought home of this worker already"
+
+
+def dropped_message(stream: str, dropped: int) -> str:
+    """The line in place of output that its node has dropped."""
+    return f"{dropped} bytes of its {stream} were dropped: a node keeps the newest output (max_output_gb)"
 
 
 class OutputReader(Protocol):
@@ -55,12 +61,17 @@ async def copy_output(reader: OutputReader, node: str, lease_id: str, path: Path
             if not haul.admits(f"{lease_id}: {name}", CHUNK_BYTES):
                 return
             try:
-                _, data = await reader.read(node, lease_id, name.encode(), size, CHUNK_BYTES)
+                start, data = await reader.read(node, lease_id, name.encode(), size, CHUNK_BYTES)
             except NotFound as missing:
                 haul.lost.append(f"{lease_id}: {missing}")
                 return
             if not data:
                 break
+            if start > size:  # the node has dropped what was before
+                jobs = str(path.parent.parent)
+                await asyncio.to_thread(record_dropped_output, jobs, lease_id, name, start)
+                await asyncio.to_thread(os.ftruncate, fd, start)
+                size = start
             await asyncio.to_thread(os.write, fd, data)
             size += len(data)
             haul.bytes += len(data)

@@ -357,11 +357,7 @@ class Dispatcher:
             await self._streams[kind](op, client)
 
     async def _read_logs(self, op: requests.ReadLogs, client: Connection) -> None:
-        async def send(kind: bytes, chunk: bytes) -> None:
-            client.send_frame(kind, chunk)
-            await client.drain()
-
-        client.send({**await self._jobs.read_logs(op, self._owner, send), "done": True})
+        client.send({**await self._jobs.read_logs(op, self._owner, _SocketOutput(client)), "done": True})
 
     async def _fetch_files(self, op: requests.FetchFiles, client: Connection) -> None:
         async def header(fields: dict[str, Any]) -> None:
@@ -380,6 +376,22 @@ class Dispatcher:
                 client.send(event)
                 await client.drain()
         client.send({"done": True})
+
+
+class _SocketOutput:
+    """Output of a job on the socket: frames of bytes, and a message where bytes were dropped."""
+
+    def __init__(self, client: Connection) -> None:
+        self._client = client
+
+    async def send(self, kind: bytes, chunk: bytes) -> None:
+        self._client.send_frame(kind, chunk)
+        await self._client.drain()
+
+    async def skip(self, kind: bytes, dropped: int, message: str) -> None:
+        stream = "stdout" if kind == STDOUT else "stderr"
+        self._client.send({"stream": stream, "dropped": dropped, "message": message})
+        await self._client.drain()
 
 
 def _parse(body: bytes) -> requests.Message | GridError:

@@ -27,6 +27,7 @@ class _Listing(Struct, frozen=True):
 class _OutputParts(Struct, frozen=True):
     parts: list[tuple[str, str, str]]
     more: bool
+    starts: dict[str, Count] = {}
 
 
 class StoppedNodeFiles:
@@ -36,7 +37,7 @@ class StoppedNodeFiles:
         """`ask` has the script on the node carry out an operation."""
         self._ask = ask
         self._ahead: list[tuple[str, str, int]] = []
-        self._parts: dict[tuple[str, str, int], bytes] = {}
+        self._parts: dict[tuple[str, str, int], tuple[int, bytes]] = {}
 
     async def list_results(self, attempts: Mapping[str, str]) -> dict[str, Counted]:
         """The attempts that have left results, given with the manifest that was shipped for each."""
@@ -57,7 +58,8 @@ class StoppedNodeFiles:
         file = (lease_id, name.decode(), offset)
         if file not in self._parts:
             await self._fetch(file)
-        return offset, self._parts.pop(file, b"")[:most]
+        start, data = self._parts.pop(file, (offset, b""))
+        return start, data[:most]
 
     async def _fetch(self, first: tuple[str, str, int]) -> None:
         """Have the parts of a file and of those that will be read next; each that was sent whole has its end, too."""
@@ -72,10 +74,11 @@ class StoppedNodeFiles:
         for attempt, name, offset in asked:
             data = parts.get((attempt, name), b"")
             done.add((attempt, name, offset))
-            self._parts[attempt, name, offset] = data
+            start = answer.starts.get(f"{attempt}/{name}", offset)
+            self._parts[attempt, name, offset] = (start, data)
             if (attempt, name) == cut:
                 break
-            self._parts[attempt, name, offset + len(data)] = b""
+            self._parts[attempt, name, start + len(data)] = (start + len(data), b"")
         self._ahead = [file for file in self._ahead if file not in done]
 
 

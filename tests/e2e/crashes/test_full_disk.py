@@ -29,6 +29,8 @@ from tests.support.processes import is_running
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
+RESERVE_BYTES = 6 * 2**20 // 16
+"""Free pages in the database of a disk of six megabytes."""
 
 
 @pytest.fixture
@@ -114,6 +116,28 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing_it_acknowledged(cramp
         assert cramped("jobs", "wait", request["request_id"], "--timeout", "20").returncode == 8
     assert daemon_pid(cramped) == daemon
     assert lines(cramped.cwd / "marks") == ["done"]
+
+
+def test_on_a_full_disk_jobs_end_and_are_cancelled(cramped: Shell, small_disk: Path) -> None:
+    gate = a_gate(cramped, "gate")
+    ends = call(cramped, "submit_job", **submission(cramped, "read x < gate; exit 6"))["job"]["uid"]
+    cancelled = call(cramped, "submit_job", **submission(cramped, "exec sleep 1000"))["job"]["uid"]
+    pid = wait_until(lambda: cramped.job(cancelled)["attempts"][-1]["pid"])
+    wait_until(lambda: cramped.job(ends)["state"] == "running")
+    wait_until(lambda: (cramped.host_dir / "grid.db").stat().st_size > RESERVE_BYTES)
+    _fill(small_disk)
+
+    cramped("jobs", "cancel", cancelled, check=0)
+    wait_until(lambda: cramped.job(cancelled)["outcome"] == "cancelled")
+    assert not is_running(pid)
+    open_gate(gate)
+    assert cramped("jobs", "wait", ends, "--timeout", "20").returncode == 6
+    said = one_line(cramped("run-shared", "true"))
+    assert "the control plane's disk is full: only stops, cancels and ends are recorded" in said
+    assert os.statvfs(small_disk).f_bavail == 0, "all of it was recorded on a full disk"
+
+    _free(small_disk)
+    assert cramped("run-shared", "sh", "-c", "exit 7").returncode == 7
 
 
 def test_a_job_that_ends_on_a_full_disk_without_a_daemon_keeps_its_exit_code(cramped: Shell, small_disk: Path) -> None:

@@ -18,6 +18,7 @@ from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
     HeartbeatReceived,
+    JobCancelled,
     LeaseAsked,
     LeaseReleased,
     NodeDeclared,
@@ -30,6 +31,9 @@ from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
+from tests.support.small_disks import SmallDisk, small_disk
+
+__all__ = ["small_disk"]
 
 
 class ShakyStore(InMemoryStore):
@@ -98,6 +102,45 @@ def test_a_commit_that_fails_leaves_nothing_and_is_told() -> None:
         assert [effect.job.uid for effect in performed if isinstance(effect, StartAttempt)] == ["kept"]
         assert await leases_of(grid) == {"kept.1"}
         await grid.stop()
+
+    run(story)
+
+
+def test_on_a_full_disk_ends_and_cancels_are_recorded_and_new_work_is_refused(
+    small_disk: Callable[..., SmallDisk], tmp_path: Path
+) -> None:
+    async def story() -> None:
+        disk = small_disk(tmp_path / "disk", 64 << 20)
+        store, performed = SqliteStore(disk.place / "grid.db"), list[Effect]()
+        grid = await a_grid(store, performed)
+        for name in ("ends", "cancelled"):
+            await grid.handle(a_submission(a_request(name, cores=2)))
+        waits = a_submission(a_request("waits", cores=1))
+        await grid.handle(waits)
+        store.fill_reserve()
+        disk.fill()
+        while grid.has_room:  # seen within a second
+            await asyncio.sleep(0.01)
+        for event in (a_submission(a_request("new", cores=1)), LeaseAsked(a_request("lease", cores=1))):
+            with pytest.raises(StoreFailed, match="nothing was changed: the control plane's disk is full"):
+                await grid.handle(event)
+        assert (await grid.handle(waits)).job.uid == "waits", "the same request again is answered"
+        fence = await grid.read(lambda ledger, now: ledger.jobs["ends"].attempts[-1].fence)
+        await grid.handle(AttemptEnded("ends", 1, fence, Outcome(Ending.EXITED, exit_code=0)))
+        await grid.handle(JobCancelled("cancelled", "me"))
+        assert [row.key for row in store.ended("job")] == ["job-ends"]
+        stop = await grid.read(lambda ledger, now: ledger.jobs["cancelled"].stop)
+        assert stop is not None
+        assert await leases_of(grid) >= {"cancelled.1"}
+        started = [effect.job.uid for effect in performed if isinstance(effect, StartAttempt)]
+        assert "waits" not in started, "the reserve is for ends"
+
+        disk.free()
+        await grid.handle(a_submission(a_request("new", cores=0.5)))
+        while not any(isinstance(effect, StartAttempt) and effect.job.uid == "waits" for effect in performed):
+            await asyncio.sleep(0.01)
+        await grid.stop()
+        store.close()
 
     run(story)
 

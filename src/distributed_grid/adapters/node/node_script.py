@@ -560,20 +560,35 @@ def list_results(request: Map, source: BinaryIO) -> Map:
 
 def read_output(request: Map, source: BinaryIO) -> Map:
     """Parts of the output of attempts, each from an offset on, in base64; `more` where one answer does not hold all.
-    `files` are attempts with the name and the offset of a file of each."""
+    `files` are attempts with the name and the offset of a file of each; `starts` says where a part begins whose
+    beginning was dropped."""
     import base64
 
-    jobs, room, parts = os.path.join(agent_dir_of(request), "jobs"), MAX_OUTPUT_BYTES, []
+    jobs, room, parts, starts = os.path.join(agent_dir_of(request), "jobs"), MAX_OUTPUT_BYTES, [], {}
     for attempt, name, offset in request["files"]:
         if name not in ("stdout", "stderr"):
             raise ScriptError("%r is no output" % name)
-        data = read_part(os.path.join(jobs, check_name(attempt)), name, int(offset), room)
+        start = max(int(offset), dropped_output(jobs, check_name(attempt), name))
+        data = read_part(os.path.join(jobs, attempt), name, start, room)
         if data:
+            if start > int(offset):
+                starts["%s/%s" % (attempt, name)] = start
             parts.append((attempt, name, base64.b64encode(data).decode()))
             room -= len(data)
         if not room:
-            return {"parts": parts, "more": True}
-    return {"parts": parts, "more": False}
+            return {"parts": parts, "more": True, "starts": starts}
+    return {"parts": parts, "more": False, "starts": starts}
+
+
+def dropped_output(jobs: str, attempt: str, name: str) -> int:
+    """Bytes at the head of an output file that its shim has dropped; 0 where none were."""
+    try:
+        with open(os.path.join(jobs, ".control", attempt, "output.json")) as file:
+            found = json.loads(file.read(MAX_SOCKET_BYTES * 10))
+    except (OSError, ValueError):
+        return 0
+    dropped = found.get(name) if isinstance(found, dict) else None
+    return dropped if type(dropped) is int else 0
 
 
 def read_part(folder: str, name: str, offset: int, room: int) -> bytes:

@@ -65,6 +65,13 @@ class InMemoryStore:
             self._events.extend(batch.events)
             self._last_event_seq = last
 
+    def has_room(self) -> bool:
+        """There is always room."""
+        return True
+
+    def fill_reserve(self) -> None:
+        """Memory has no reserve."""
+
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
         key, request_id, user = filters.get("key"), filters.get("request_id"), filters.get("user")

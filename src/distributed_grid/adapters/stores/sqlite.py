@@ -31,6 +31,7 @@ from distributed_grid.adapters.stores.database import (
     version_of,
 )
 from distributed_grid.adapters.stores.rollup import last_seq_after
+from distributed_grid.adapters.stores.space_reserve import SpaceReserve
 from distributed_grid.errors import StoreFailed, StoreRefused
 from distributed_grid.ports import (
     Batch,
@@ -167,6 +168,7 @@ class SqliteStore:
             prepare_database(path, migrations)
             self._writer = connect(path, writable=True)
             self._file = _identity(path)
+            self._reserve = SpaceReserve(path)
             try:
                 self._check_writable()
                 self._readers.append(connect(path, writable=False))
@@ -193,14 +195,34 @@ class SqliteStore:
         with self._writing, self._counting("write to it"):
             self._check_file()
             last_seq = last_seq_after(batch.events, self._last_event_seq)
-            with self._writer as db:
-                db.execute("BEGIN IMMEDIATE")
-                db.executemany(_PUT, put)
-                db.executemany(_REMOVE, remove)
-                db.executemany(history_queries.INSERT_ENDED, map(astuple, batch.ended))
-                db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
+
+            def write() -> None:
+                with self._writer as db:
+                    db.execute("BEGIN IMMEDIATE")
+                    db.executemany(_PUT, put)
+                    db.executemany(_REMOVE, remove)
+                    db.executemany(history_queries.INSERT_ENDED, map(astuple, batch.ended))
+                    db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
+
+            try:
+                write()
+            except sqlite3.OperationalError:
+                if not low_space_note(self._path.parent):
+                    raise
+                # The log has used its blocks: with its pages in the database it is written from its beginning.
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                write()
             self._last_event_seq = last_seq
             self._io_errors.reset()
+
+    def has_room(self) -> bool:
+        """Whether there is room for new work beside the reserve for ends, stops and cancels."""
+        return self._reserve.has_room()
+
+    def fill_reserve(self) -> None:
+        """Fill the reserve where it was used and there is room for it."""
+        with self._writing, self._counting("reserve space for it"):
+            self._reserve.fill(self._writer)
 
     @contextmanager
     def _counting(self, action: str) -> Iterator[None]:

@@ -59,6 +59,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     timeout_ms: int = 0
     grace_ms: int = 10_000
     hold_ms: int = 0
+    max_output_bytes: int = 0  # of stdout and of stderr; 0: no limit
 
 
 class SpecRecord(AttemptSpec, frozen=True, kw_only=True):

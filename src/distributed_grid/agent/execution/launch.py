@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import Any
 
@@ -25,29 +25,40 @@ class LaunchFailed(Exception):
         self.exit_code = exit_code
 
 
-def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: list[Cgroup]) -> int:
-    """Start it in a session of its own and return its pid; `LaunchFailed` says why not.
+def open_output(job: JobDir) -> dict[str, int]:
+    """Descriptors of the output files, by name; `LaunchFailed` says why not."""
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    output: dict[str, int] = {}
+    try:
+        for name in (job_dir.STDOUT, job_dir.STDERR):
+            output[name] = job.open_job_file(name, append)
+    except OSError as error:
+        for fd in output.values():
+            os.close(fd)
+        raise LaunchFailed(f"its output cannot be written: {error.strerror}", 126) from error
+    for fd in output.values():
+        os.set_blocking(fd, True)
+    return output
+
+
+def start_command(
+    spec: dict[str, Any], job: JobDir, output: Iterable[int], cores: list[int], groups: list[Cgroup]
+) -> int:
+    """Start it in a session of its own and return its pid; `LaunchFailed` says why not. `output` stays open.
 
     posix_spawn shares this process's memory until the exec, where a fork would copy what both touch. What it
     cannot set for the child alone (directory, cores, groups) is set here, inherited, and undone.
     """
-    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     work = f"{job.path}/{job_dir.WORK}"
     where = spec["cwd"] or work
     env = attempt_environment(spec, work)
-    try:
-        output = [job.open_job_file(name, append) for name in (job_dir.STDOUT, job_dir.STDERR)]
-    except OSError as error:
-        raise LaunchFailed(f"its output cannot be written: {error.strerror}", 126) from error
-    streams = (os.open("/dev/null", os.O_RDONLY), *output)
-    for fd in output:
-        os.set_blocking(fd, True)
     all_cores = os.sched_getaffinity(0)
     try:
         os.chdir(where)
     except OSError as error:
         reason = {ENOENT: "no such directory", ENOTDIR: "not a directory"}.get(error.errno or 0)
         raise LaunchFailed(f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}") from error
+    nothing = os.open("/dev/null", os.O_RDONLY)
     try:
         for group in groups:
             group.join()
@@ -57,7 +68,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
             find_command(spec["argv"], env),
             spec["argv"],
             env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((nothing, *output))],
             setsid=True,
             setsigmask=(),
             setsigdef=IGNORED_BY_PYTHON,  # the others are as `install_signal_handlers` left them
@@ -72,8 +83,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
         if cores:
             os.sched_setaffinity(0, all_cores)
         os.chdir("/")
-        for fd in streams:
-            os.close(fd)
+        os.close(nothing)
 
 
 RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"

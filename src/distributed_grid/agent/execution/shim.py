@@ -4,7 +4,7 @@
   the boot id that such an attempt may have run, and does not order it again.
 - The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Where no agent
   is there to hear of it, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
-- Time-out, hold and memory limit are enforced without agent and control plane.
+- Time-out, hold, memory limit and output limit are enforced without agent and control plane.
 - Where its directory is removed nobody can ever read its record: it kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
@@ -21,12 +21,13 @@ import signal
 import time
 from typing import Any, Final
 
-from distributed_grid.agent.execution.launch import LaunchFailed, start_command
+from distributed_grid.agent.execution.launch import LaunchFailed, open_output, start_command
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
+from distributed_grid.agent.limits.output_limit import OutputLimit
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.agent.limits.tree_memory import (
     FIRST_MS,
@@ -75,6 +76,8 @@ class Shim:
         self.grid = grid
         self.groups: list[Cgroup] = []
         self.memory: CgroupMemoryLimit | PolledMemoryLimit | None = None
+        self.output: OutputLimit | None = None
+        self.paused_until = 0  # because its output cannot be dropped; 0: it is not
         self.stop: TreeStop | None = None
         self.main = 0
         self.main_status: int | None = None
@@ -118,7 +121,7 @@ class Shim:
         try:
             self._make_groups(len(cores))
             self.began = self.ended = boot_ms()
-            self.main = start_command(self.spec, self.job, cores, self.groups)
+            self._start(cores)
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
             self._conclude("never_started", REMOVED if self.job.is_removed else str(error))
@@ -138,9 +141,23 @@ class Shim:
                 self.timer.wait(self._next_check_ms(), REMOVED_POLL_MS)
         self.ended = boot_ms()
         self._stop_leftovers()
+        if self.output is not None:
+            self.output.check(self.ended)
+            self.output.close()
         self._conclude(*self._exit_reason())
 
     # ------------------------------------------------------------------ starting
+
+    def _start(self, cores: list[int]) -> None:
+        output = open_output(self.job)
+        limit = self.spec.get("max_output_bytes", 0)
+        try:
+            self.main = start_command(self.spec, self.job, output.values(), cores, self.groups)
+            if limit > 0:
+                self.output, output = OutputLimit(limit, self.job, output), {}
+        finally:
+            for fd in output.values():
+                os.close(fd)
 
     def _make_groups(self, cores: int) -> None:
         limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
@@ -200,6 +217,7 @@ class Shim:
             self.usage.read(process_tree.listed_descendants(os.getpid(), self._is_exempt), now)
         if now >= self.next_reading_ms:
             self.next_reading_ms = now + next_reading_ms(now - self.began, boot_ms() - now)
+        self._check_output(now)
         if self.stop is None and signal.SIGTERM in self.timer.received:
             kind, detail = ("reclaimed", MACHINE_ENDS) if self.ends_with_machine else ("cancelled", ASKED_TO_STOP)
             self._begin_stop(kind, detail, now + self.spec["grace_ms"])
@@ -212,6 +230,24 @@ class Shim:
                 self._begin_stop("hold_expired", HOLD_EXPIRED, kill_at)
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
+
+    def _check_output(self, now: int) -> None:
+        """Drop output above its limit. Where that is impossible the tree is paused for its grace, and ended if nobody
+        has shortened the file meanwhile."""
+        if self.output is None or now < self.output.next_check_ms:
+            return
+        overrun = self.output.check(now)
+        if overrun is None:
+            if self.paused_until and self.stop is None:
+                self._signal_tree(signal.SIGCONT)
+            self.paused_until = 0
+        elif self.stop is not None:
+            self.stop.kill_at = min(self.stop.kill_at, now)
+        elif self.paused_until and now >= self.paused_until:
+            self._begin_stop("over_limit", overrun, now)
+        else:
+            self.paused_until = self.paused_until or now + self.spec["grace_ms"]
+            process_tree.stop_tree(os.getpid(), self._is_exempt)
 
     def _read_stop_request(self) -> None:
         """Begin the stop that was written or signalled; a signal says only its kind, a later file the rest."""
@@ -257,6 +293,8 @@ class Shim:
         times = [max(self.next_reading_ms, now + 1)]
         if self.memory:
             times.append(now + self.memory.next_check_ms)
+        if self.output is not None:
+            times.append(self.output.next_check_ms)
         if self.stop is not None:
             kill_at = self._kill_at(self.stop.kill_at)
             times.append(kill_at if now < kill_at else now + 20)

@@ -29,6 +29,7 @@ from distributed_grid.agent.files.job_dir import (
     STDERR,
     STDOUT,
     WORK,
+    dropped_output,
     is_safe_name,
     open_attempt_directory,
     open_job_folder,
@@ -70,9 +71,11 @@ class HeldDirectory(Protocol):
 
 
 class _Stream:
-    def __init__(self, fd: int, at: int, credit: int) -> None:
+    def __init__(self, order: ReadFile, fd: int, at: int, credit: int) -> None:
+        self.order = order
         self.fd = fd
         self.at = at
+        self.is_begun = False
         self.credit = credit
         self.task: asyncio.Task[None] | None = None
 
@@ -134,7 +137,7 @@ class AttemptFileReader:
             return
         self._end(order.stream)
         start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
-        self._streams[order.stream] = _Stream(fd, start, order.credit)
+        self._streams[order.stream] = _Stream(order, fd, start, order.credit)
         self._continue(order.stream)
 
     def _open(self, order: ReadFile) -> int:
@@ -156,15 +159,20 @@ class AttemptFileReader:
     async def _read(self, number: int, stream: _Stream) -> None:
         problem = ""
         while stream.credit > 0 and self._streams.get(number) is stream:
+            at, most, order = stream.at, min(stream.credit, MAX_CHUNK_BYTES), stream.order
             try:
-                data = await asyncio.to_thread(os.pread, stream.fd, min(stream.credit, MAX_CHUNK_BYTES), stream.at)
+                at, data = await asyncio.to_thread(
+                    read_at, self._root, order.lease_id, order.name, stream.fd, most, stream.at
+                )
+                if stream.is_begun and at > stream.at:  # dropped meanwhile: the next reading begins behind the hole
+                    at, data = stream.at, b""
             except (OSError, OverflowError) as failure:
                 data, problem = b"", clipped(f"it cannot be read: {failure}")
             if self._streams.get(number) is not stream:
                 break
             stream.credit -= len(data)
-            self._send(FileChunk(number, data, problem, at=stream.at))
-            stream.at += len(data)
+            self._send(FileChunk(number, data, problem, at=at))
+            stream.at, stream.is_begun = at + len(data), True
             if not data:
                 self._streams.pop(number)
         if self._streams.get(number) is not stream:
@@ -267,6 +275,22 @@ def open_file(root: str, lease_id: str, name: bytes) -> int:
             os.close(directory)
     finally:
         os.close(folder)
+
+
+def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: int) -> tuple[int, bytes]:
+    """Where, and what there is of an open file from an offset on. Output that was dropped is skipped: the hole is made
+    after it is recorded, so the record is compared after the bytes are read."""
+    while True:
+        data = os.pread(fd, most, start)
+        if name not in OUTPUT or not data:
+            return start, data
+        found = os.fstat(fd)
+        if found.st_blocks * 512 >= found.st_size:  # it has no hole
+            return start, data
+        dropped = dropped_output(root, lease_id, name.decode())
+        if start >= dropped:
+            return start, data
+        start = dropped
 
 
 def work_dir(root: str, lease_id: str) -> Path:

@@ -20,6 +20,7 @@ Below the root, mode 0700 (files 0600):
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
+            output.json       how many bytes at the head of stdout and stderr were dropped, once some were
             home              it ran on another machine, and its files were brought here
             age               the age of this machine when its end was first seen; it is removed a month later
             output_home       it ran on another machine, and its output was brought here, but not its files
@@ -70,6 +71,7 @@ SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shi
 STARTED, STOP, EXIT, HOME, OUTPUT_HOME, AGE = "started", "stop.json", "exit.json", "home", "output_home", "age"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
 CHECKPOINT_DIR = "checkpoints"
+DROPPED_OUTPUT = "output.json"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
 MAX_FILE_BYTES = 1 << 20
 
@@ -302,6 +304,27 @@ def mark_home(root: str, attempt_id: str, *, only_output: bool = False) -> None:
             replace_file(name, b"{}", folder, durable=True)
     finally:
         os.close(folder)
+
+
+def dropped_output(root: str, attempt_id: str, name: str) -> int:
+    """Bytes at the head of an output file that were dropped; 0 where none were."""
+    try:
+        with JobDir(root, attempt_id) as job:
+            sizes = job.read(DROPPED_OUTPUT)
+    except (OSError, ValueError):
+        return 0
+    dropped = sizes.get(name) if isinstance(sizes, dict) else None
+    return dropped if type(dropped) is int and dropped > 0 else 0
+
+
+def record_dropped_output(root: str, attempt_id: str, name: str, dropped: int) -> None:
+    """Note that the copy of an output file begins with a hole; it is no part of the output."""
+    if not is_safe_name(attempt_id):
+        raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+    _make_directory(f"{root}/{CONTROL}/{attempt_id}")
+    sizes = {other: dropped_output(root, attempt_id, other) for other in (STDOUT, STDERR)} | {name: dropped}
+    with JobDir(root, attempt_id) as job:
+        job.write(DROPPED_OUTPUT, sizes)
 
 
 def is_home(root: str, attempt_id: str) -> bool:

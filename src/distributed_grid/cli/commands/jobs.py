@@ -184,6 +184,9 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
         if isinstance(part, bytes):
             seen[kind] += len(part)
             write_output(kind, part)
+        elif "dropped" in part:
+            seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
+            note(part["message"])
 
 
 @jobs.command(

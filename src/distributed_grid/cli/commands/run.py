@@ -350,6 +350,9 @@ class JobFollower:
         for kind, part in self._session.follow("read_logs", self._position):
             if isinstance(part, bytes):
                 self._show(kind, part)
+            elif "dropped" in part:
+                self._seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
+                echo(f"grid: {part['message']}", err=True)
             elif part.get("done"):
                 return self._finish(part["job"])
         raise AssertionError("a stream ends with its last message")

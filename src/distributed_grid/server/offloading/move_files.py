@@ -29,6 +29,7 @@ from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.moves import Move, MovedProcess
 from distributed_grid.domain.processes import StreamKind
 from distributed_grid.errors import BadInput, NotFound, ProtocolError
+from distributed_grid.server.output_copy import dropped_message
 
 CHUNK_BYTES = 4 * 1024 * 1024
 FILES_AT_ONCE = 8
@@ -211,10 +212,12 @@ class ResultCollector:
             for number in numbers:
                 at = 0
                 while True:
-                    _, data = await self._files.read(attempt, STREAM_NAMES[number], at, CHUNK_BYTES)
+                    start, data = await self._files.read(attempt, STREAM_NAMES[number], at, CHUNK_BYTES)
                     if not data:
                         break
-                    at += len(data)
+                    at, dropped = start + len(data), start - at
+                    if dropped > 0:
+                        data = f"[grid: {dropped_message(STREAM_NAMES[number].decode(), dropped)}]\n".encode() + data
                     size += len(data)
                     if size > MAX_OUTPUT_BYTES:
                         raise BadInput(f"its output is larger than {MAX_OUTPUT_BYTES >> 20} MB; see: grid jobs logs")

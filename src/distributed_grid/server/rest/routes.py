@@ -269,7 +269,7 @@ async def read_logs(
     tail_bytes: Annotated[int | None, Query(ge=0, le=2**62)] = None,
 ) -> StreamResponse:
     """The output of a job, as it comes; only its owner or the admin may. `seen` is how many bytes a returning reader
-    already has."""
+    already has; dropped bytes, which a line `[grid: N bytes …]` stands for, count, and that line does not."""
     await call.services.jobs.find_own(name, call.caller)  # an error comes before anything is streamed
     wanted = STDOUT if stream == "stdout" else STDERR
     position = {"stdout_seen" if wanted == STDOUT else "stderr_seen": seen}
@@ -278,11 +278,22 @@ async def read_logs(
 
 
 async def _write_logs(call: AuthenticatedRequest, op: requests.ReadLogs, wanted: bytes, write: Write) -> None:
-    async def send(kind: bytes, chunk: bytes) -> None:
-        if kind == wanted:
-            await write(chunk)
+    await call.services.jobs.read_logs(op, call.caller, _StreamOutput(wanted, write))
 
-    await call.services.jobs.read_logs(op, call.caller, send)
+
+class _StreamOutput:
+    """One stream of a job's output; a line in brackets stands for dropped bytes."""
+
+    def __init__(self, wanted: bytes, write: Write) -> None:
+        self._wanted = wanted
+        self._write = write
+
+    async def send(self, kind: bytes, chunk: bytes) -> None:
+        if kind == self._wanted:
+            await self._write(chunk)
+
+    async def skip(self, kind: bytes, dropped: int, message: str) -> None:
+        await self.send(kind, f"[grid: {message}]\n".encode())
 
 
 def _environment(given: object) -> object:

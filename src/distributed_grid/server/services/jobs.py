@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
@@ -44,8 +45,17 @@ LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
 REMOTE_POLL_SECONDS = 0.05
 UNREACHABLE_OUTPUT_SECONDS = 10.0
 """How long the rest of an ended job's output is waited for while its node cannot be reached."""
-OutputSink = Callable[[bytes, bytes], Awaitable[None]]
 _NAMES = ((STDOUT, b"stdout"), (STDERR, b"stderr"))
+
+
+class OutputSink(Protocol):
+    """Receives the output of a job."""
+
+    async def send(self, kind: bytes, chunk: bytes) -> None:
+        """The next bytes of stdout or stderr."""
+
+    async def skip(self, kind: bytes, dropped: int, message: str) -> None:
+        """So many bytes that follow were dropped by their node; a reader counts them as seen."""
 
 
 class OutputStream:
@@ -54,9 +64,9 @@ class OutputStream:
     `seen` is how many bytes of each kind a returning reader already has.
     """
 
-    def __init__(self, files: AttemptFiles, send: OutputSink, seen: dict[bytes, int]) -> None:
+    def __init__(self, files: AttemptFiles, sink: OutputSink, seen: dict[bytes, int]) -> None:
         self._files = files
-        self._send = send
+        self._sink = sink
         self._seen = seen
         self._read: dict[tuple[str, bytes], int] = {}
         self._tail: int | None = None
@@ -73,12 +83,15 @@ class OutputStream:
             if attempt.lease_id in self._finished:
                 continue
             for kind, name in _NAMES:
-                while chunk := await self._next(attempt, name):
+                while part := await self._next(attempt, name):
                     anything = True
-                    known = min(self._seen[kind], len(chunk))
-                    self._seen[kind] -= known
+                    dropped, chunk = part
+                    dropped -= self._count_seen(kind, dropped)
+                    if dropped:
+                        await self._sink.skip(kind, dropped, dropped_message(name.decode(), dropped))
+                    known = self._count_seen(kind, len(chunk))
                     if known < len(chunk):
-                        await self._send(kind, chunk[known:])
+                        await self._sink.send(kind, chunk[known:])
             if attempt.outcome is not None:
                 self._finished.add(attempt.lease_id)
         return anything
@@ -87,16 +100,25 @@ class OutputStream:
         """Whether its files are on this machine, where reading costs next to nothing."""
         return attempt is None or self._files.is_here(attempt)
 
-    async def _next(self, attempt: Attempt, name: bytes) -> bytes:
+    def _count_seen(self, kind: bytes, size: int) -> int:
+        """How many of the next bytes the reader has already."""
+        known = min(self._seen[kind], size)
+        self._seen[kind] -= known
+        return known
+
+    async def _next(self, attempt: Attempt, name: bytes) -> tuple[int, bytes] | None:
+        """The next bytes, and how many before them were dropped; None where there is nothing new."""
         key = (attempt.lease_id, name)
         from_end = self._tail is not None and key not in self._read
         offset = self._tail or 0 if from_end else self._read.get(key, 0)
         try:
             start, chunk = await self._files.read(attempt, name, offset, OUTPUT_CHUNK_BYTES, from_end=from_end)
         except NotFound:
-            return b""
-        self._read[key] = start + len(chunk)
-        return chunk
+            return None
+        self._read[key] = start + len(chunk) if chunk or from_end else offset
+        if not chunk:
+            return None
+        return 0 if from_end else max(start - offset, 0), chunk
 
 
 async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Job]], changed: asyncio.Event) -> Job:
@@ -320,14 +342,14 @@ class JobService:
         finally:
             self._grid.unwatch(job.uid, changed)
 
-    async def read_logs(self, op: requests.ReadLogs, caller: Caller, send: OutputSink) -> View:
-        """Send a job's output as `(kind, bytes)`; the job as it is, or with `follow` as it ended."""
+    async def read_logs(self, op: requests.ReadLogs, caller: Caller, sink: OutputSink) -> View:
+        """Send a job's output; the job as it is, or with `follow` as it ended."""
         job = await self.find_own(op.job_id, caller)
 
         async def current() -> Job:
             return await find_job(self._grid, job.uid)
 
-        output = OutputStream(self._files, send, {STDOUT: op.stdout_seen, STDERR: op.stderr_seen})
+        output = OutputStream(self._files, sink, {STDOUT: op.stdout_seen, STDERR: op.stderr_seen})
         if op.tail_bytes is not None:
             output.skip_to_tail(op.tail_bytes)
         if op.follow:

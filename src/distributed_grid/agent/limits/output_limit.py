@@ -1,0 +1,121 @@
+"""Output limit: the newest part of an attempt's stdout and stderr stays on the disk, older bytes are dropped.
+
+A command writes its files itself (ADR 7), so its shim reads their sizes. Above the limit the blocks at the head of the
+file are returned to the disk (`FALLOC_FL_PUNCH_HOLE`): sizes and offsets stay as they are. `output.json` in the control
+directory says how much was dropped; it is written before the hole is made, so a reader that compares with it after it
+has read never takes the zeros of a hole for output. On a disk without room for that file the hole comes first.
+
+It runs in the shim, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from distributed_grid.agent.files.job_dir import DROPPED_OUTPUT
+
+if TYPE_CHECKING:
+    from distributed_grid.agent.files.job_dir import JobDir
+
+MIN_CHECK_MS, MAX_CHECK_MS = 50, 1000
+BLOCK_BYTES: Final = 4096
+DROP_SHARE: Final = 16
+"""A sixteenth of the limit is dropped at a time, so that a slow writer does not cost a hole per block."""
+MAX_GROWTH: Final = 4
+"""The writer may become so many times faster until the next check."""
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_fallocate: Final = _LIBC.fallocate  # looked up here, once, before any fork
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def punch_hole(fd: int, start: int, length: int) -> None:
+    """Return the blocks of that range to the disk; the size of the file stays. `OSError` where it cannot be done."""
+    if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+class _OutputFile:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.dropped = 0  # bytes at the head that are gone
+        self.size = 0  # at the last check
+
+
+class OutputLimit:
+    """Watches the output files of one attempt, by descriptors that it closes."""
+
+    def __init__(self, limit_bytes: int, job: JobDir, output: Mapping[str, int]) -> None:
+        self.limit_bytes = limit_bytes
+        self._job = job
+        self._files = {name: _OutputFile(fd) for name, fd in output.items()}
+        self._is_recorded = True
+        self._checked_ms = 0
+        self.next_check_ms = 0
+        """When to check again, in boot milliseconds."""
+
+    def check(self, now: int) -> str | None:
+        """Drop the oldest output above the limit; the reason to stop the command where that is impossible."""
+        overrun = None
+        elapsed = max(now - self._checked_ms, 1) if self._checked_ms else 0
+        pause = min(2 * elapsed or MIN_CHECK_MS, MAX_CHECK_MS)
+        for name, file in self._files.items():
+            found = os.fstat(file.fd)
+            grown, file.size = max(found.st_size - file.size, 0), found.st_size
+            held = found.st_size - file.dropped
+            if found.st_blocks:  # else its file system does not count them
+                held = min(held, found.st_blocks * 512)
+            if held > self.limit_bytes:
+                try:
+                    held -= self._drop(name, file)
+                except InterruptedError:
+                    pause = 0
+                except OSError as error:
+                    overrun = self._overrun(name, held, error)
+            if grown and elapsed:
+                room = max(self.limit_bytes - held, 0)
+                pause = min(pause, room * elapsed // (MAX_GROWTH * grown))
+        if not self._is_recorded:
+            self._record()
+        self._checked_ms = now
+        self.next_check_ms = now + max(pause, MIN_CHECK_MS)
+        return overrun
+
+    def close(self) -> None:
+        """Close the descriptors. Safe twice."""
+        while self._files:
+            os.close(self._files.popitem()[1].fd)
+
+    def _drop(self, name: str, file: _OutputFile) -> int:
+        """Drop the head of a file; the bytes that became free."""
+        keep = self.limit_bytes - self.limit_bytes // DROP_SHARE
+        end = (file.size - keep) // BLOCK_BYTES * BLOCK_BYTES
+        before = file.dropped
+        if end <= before:
+            return 0
+        file.dropped = end
+        self._record()
+        try:
+            punch_hole(file.fd, before, end - before)
+        except OSError:
+            file.dropped = before
+            self._record()
+            raise
+        return end - before
+
+    def _record(self) -> None:
+        """Write how much is dropped; on a full disk that is done after the hole has made room."""
+        try:
+            self._job.write(DROPPED_OUTPUT, {name: file.dropped for name, file in self._files.items()})
+        except OSError:
+            self._is_recorded = False
+        else:
+            self._is_recorded = True
+
+    def _overrun(self, name: str, held: int, error: OSError) -> str:
+        limit = f"limit {self.limit_bytes / 2**30:.3g} GB"
+        return f"its {name} has {held / 2**30:.3g} GB ({limit}), whose beginning cannot be dropped: {error.strerror}"
