@@ -22,12 +22,12 @@ import time
 from typing import Any, Final
 
 from distributed_grid.agent.execution.launch import LaunchFailed, open_output, start_command
+from distributed_grid.agent.execution.output_limit import OutputLimit
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
-from distributed_grid.agent.limits.output_limit import OutputLimit
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.agent.limits.tree_memory import (
     FIRST_MS,
