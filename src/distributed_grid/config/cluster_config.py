@@ -52,6 +52,7 @@ class ClusterConfig(Section, dict=True):
         ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
     )
     hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
+    start_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
     trusted_network: bool = setting(FLAG, False, acts=True)
     owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy(), live=True)
     fairness: Fairness = setting(Fairness, Fairness(), live=True)
