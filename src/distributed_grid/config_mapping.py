@@ -12,6 +12,7 @@ from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.providers import SlurmSettings
 from distributed_grid.config.sections import Background
 from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
+from distributed_grid.domain.jobs import MAX_RUN_MS
 from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
@@ -162,6 +163,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         role=node.role,
         host=node.host,
         hold_ms=0 if node.is_local else round(1000 * config.hold_seconds),
+        start_ms=min(round(1000 * config.start_seconds), MAX_RUN_MS),
         offer_ms=round(1000 * cluster.offer_expiry_seconds),
         refresh_ms=round(1000 * cluster.check_interval_seconds),
         speed_milli=node.speed_milli,

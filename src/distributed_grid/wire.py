@@ -156,7 +156,9 @@ class Heartbeat(_FromAgent, frozen=True):
     """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
     control plane may not know of yet. `capacity` is what the machine has, detected anew, where that was asked for.
     `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
-    of it, too."""
+    of it, too. `starting` are the attempts that the agent has been ordered to start and whose start or end the control
+    plane may not know of yet: files are being fetched, or a shim has them, or a report is not acknowledged. A list of
+    `MAX_IDS` may be incomplete."""
 
     node: Name
     usage: Usage
@@ -167,6 +169,7 @@ class Heartbeat(_FromAgent, frozen=True):
     capacity: ReportedCapacity | None = None
     end: AnnouncedEnd | None = None
     clock_jump: PendingClockJump | None = None
+    starting: Ids = ()
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -422,7 +425,9 @@ class AcknowledgeMarks(_ToAgent, frozen=True):
 
 class StartAttemptOrder(_ToAgent, frozen=True):
     """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid. `checkpoint` is the
-    manifest of what the job's last attempt has left in its checkpoint directory."""
+    manifest of what the job's last attempt has left in its checkpoint directory. The command must not be executed later
+    than `start_by_ms` after the heartbeat `beat` was sent (0: at any time); while files are being fetched, not later
+    than `start_ms` after the last heartbeat that named the attempt as starting and was answered."""
 
     node: Name
     lease_id: Id
@@ -434,6 +439,8 @@ class StartAttemptOrder(_ToAgent, frozen=True):
     beat: Count = 0
     generation: Count = 0
     checkpoint: Name = ""
+    start_by_ms: Milliseconds = 0
+    start_ms: Milliseconds = 0
 
 
 class StopAttemptOrder(_ToAgent, frozen=True):

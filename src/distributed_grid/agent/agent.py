@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from distributed_grid import __version__
 from distributed_grid.adapters.age_clock import FILE as AGE_FILE
 from distributed_grid.adapters.age_clock import AgeClock
-from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
+from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
@@ -83,7 +83,7 @@ OBSERVE_SECONDS = 1.5
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
-_ENDINGS = {"hold_expired": Ending.LOST}
+_ENDINGS = {"hold_expired": Ending.LOST} | dict.fromkeys(FAILED_STARTS, Ending.NEVER_STARTED)
 log = logging.getLogger(__name__)
 
 
@@ -146,6 +146,7 @@ class Agent:
         self._marks = CheckpointMarks(self.host.root)
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
         self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
+        self._disk_observer = BlockingObserver("the measurement of the disk", 1)
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = AttemptFileReader(
             jobs,
@@ -260,6 +261,7 @@ class Agent:
                 self._to_reassess.add(message.node)
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
+            self._orders.heartbeat_answered(message.node, message.beat)
             self.machine_end.announce(CONTROL_PLANE, message.end)
             if message.clock_confirmed:
                 self._ages.confirm()
@@ -357,6 +359,7 @@ class Agent:
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
         await self._gpu_observer.run(lambda: self._meter.sample_gpus(own_pids))
         await self._mark_observer.run(lambda: self._marks.observe(attempts))
+        await self._disk_observer.run(self._meter.sample_disk)
 
     async def _sweep(self) -> None:
         """Remove old files every hour, by an age that no wall clock changes, and not while a jump is pending."""
@@ -392,7 +395,8 @@ class Agent:
             marks = self._marks.take_unreported(node, beat)
             capacity = self._reassessed(node)
             said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
-            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump()))
+            starting = self._orders.starting(node, beat)
+            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting))
 
     def _clock_jump(self) -> PendingClockJump | None:
         """The jump of this machine's wall clock that is pending, as the control plane hears of it."""
@@ -438,6 +442,7 @@ class HostedAttempts:
         self._memory = memory
         self.max_output_bytes = 0
         self.running = host.running
+        self.unstarted = host.unstarted
         self.knows = host.knows
         self.is_under_way = host.is_active
         self.forget = host.forget
@@ -472,13 +477,13 @@ class HostedAttempts:
         """The tree that its working directory begins with; none where it runs in the caller's own directory."""
         return order.command.workdir if self._is_remote or not order.command.cwd else ""
 
-    async def launch(self, order: StartAttemptOrder) -> None:
-        await self._host.launch(self._spec(order))
+    async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
+        await self._host.launch(self._spec(order, start_by_boot_ms))
 
     async def stop(self, order: StopAttemptOrder) -> None:
         await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
-    def _spec(self, order: StartAttemptOrder) -> AttemptSpec:
+    def _spec(self, order: StartAttemptOrder, start_by_boot_ms: int) -> AttemptSpec:
         command, claim = order.command, order.claim
         is_remote = self._is_remote
         env = dict(command.env)
@@ -497,6 +502,7 @@ class HostedAttempts:
             grace_ms=command.grace_ms,
             hold_ms=order.hold_ms,
             max_output_bytes=self.max_output_bytes,
+            start_by_boot_ms=start_by_boot_ms,
         )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
@@ -564,4 +570,5 @@ def _outcome(report: AttemptExit) -> Outcome:
         cpu_ms=report.cpu_ms,
         max_memory_bytes=report.max_memory_bytes,
         wall_ms=report.wall_ms,
+        node_fault=report.kind in FAILED_STARTS,
     )

@@ -2,6 +2,8 @@
 
 - An order with a fence older than one that was seen changes nothing.
 - A start that fails, or that counts on a hold or an offer which is gone, is refused, and the refusal is final.
+- A start has a time by which the command must be executed, on this machine's clock since boot. Heartbeats that name an
+  attempt whose files are being fetched, and that are answered, extend it.
 - What takes its time (files are fetched, a notice runs) goes on beside the next orders.
 
 Nothing here depends on an event loop or on real processes: the agent drives it with asyncio on its host, the simulator
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Coroutine
+from errno import EDQUOT, ENOSPC
 from typing import Any, Generic, Protocol, TypeVar
 
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.errors import GridError
-from distributed_grid.wire import AttemptEndedReport, PauseAttemptOrder, StartAttemptOrder, StopAttemptOrder
+from distributed_grid.wire import MAX_IDS, AttemptEndedReport, PauseAttemptOrder, StartAttemptOrder, StopAttemptOrder
 
 MIN_HOLD_MS = 200
 MAX_REFUSED = 10_000
@@ -37,6 +40,9 @@ class Attempts(Protocol):
     def running(self) -> Collection[str]:
         """Attempts that have not ended."""
 
+    def unstarted(self) -> Collection[str]:
+        """Those of them of whose start nothing is known yet."""
+
     def knows(self, attempt_id: str) -> bool:
         """Whether it was ever launched here."""
 
@@ -49,8 +55,8 @@ class Attempts(Protocol):
     async def fetch_files(self, order: StartAttemptOrder) -> None:
         """Lay out its working directory; done again it changes nothing."""
 
-    async def launch(self, order: StartAttemptOrder) -> None:
-        """Run it, once: a second call reports again what is known."""
+    async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
+        """Run it, once, and not later than that (0: at any time): a second call reports again what is known."""
 
     async def stop(self, order: StopAttemptOrder) -> None:
         """Stop the whole tree; what has ended is reported again. The first order's ending stays."""
@@ -93,6 +99,21 @@ class Tasks(Protocol[Task]):
     async def sleep(self, ms: int) -> None: ...
 
 
+class FailedStart(GridError):
+    """An attempt cannot be started because of its node."""
+
+
+class Preparation(Generic[Task]):
+    """An attempt whose files are being fetched, and until when it has to start; `listed_beat` is the first heartbeat
+    that has named it."""
+
+    def __init__(self, order: StartAttemptOrder) -> None:
+        self.order = order
+        self.task: Task | None = None
+        self.start_by_boot_ms = start_deadline(order)
+        self.listed_beat: int | None = None
+
+
 class OrderExecutor(Generic[Task]):
     """Carries orders out; knows the attempts that are being prepared, were refused or have notice."""
 
@@ -104,7 +125,7 @@ class OrderExecutor(Generic[Task]):
         self._outbox = outbox
         self._tasks = tasks
         self._boot_ms = boot_ms
-        self._preparing: dict[str, tuple[StartAttemptOrder, Task]] = {}
+        self._preparing: dict[str, Preparation[Task]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
         self._displaced: dict[str, Task | None] = {}  # None: its notice is over, it is being stopped
@@ -117,7 +138,31 @@ class OrderExecutor(Generic[Task]):
     def under_way(self) -> list[Task]:
         """What goes on beside the orders, for whoever ends it."""
         noticed = [task for task in self._displaced.values() if task is not None]
-        return [*(task for _, task in self._preparing.values()), *noticed]
+        return [*(one.task for one in self._preparing.values() if one.task is not None), *noticed]
+
+    def starting(self, node: str, beat: int) -> tuple[str, ...]:
+        """The attempts that the heartbeat `beat` of a node names: those that may have started, or may yet start, though
+        the control plane may not know of it."""
+        known = dict.fromkeys(self._preparing)
+        known |= dict.fromkeys((*self._attempts.unstarted(), *self._outbox.unacknowledged_attempts()))
+        named = tuple(known)[:MAX_IDS]
+        for lease_id in named[: len(self._preparing)]:
+            preparation = self._preparing[lease_id]
+            if preparation.listed_beat is None and preparation.order.node == node:
+                preparation.listed_beat = beat
+        return named
+
+    def heartbeat_answered(self, node: str, beat: int) -> None:
+        """The control plane has a heartbeat of this node: what that named may start for as long after it as after the
+        first order."""
+        for one in self._preparing.values():
+            if (
+                one.order.node == node
+                and one.listed_beat is not None
+                and one.listed_beat <= beat
+                and one.order.start_ms
+            ):
+                one.start_by_boot_ms = max(one.start_by_boot_ms, beat + one.order.start_ms)
 
     def ended(self, attempt_id: str) -> None:
         """An attempt is over: nobody has to stop it any more."""
@@ -142,14 +187,15 @@ class OrderExecutor(Generic[Task]):
         except Exception as failure:  # the outermost place of an order: the next one may well succeed
             _log_failure(f"order {type(order).__name__} failed", failure)
             if isinstance(order, StartAttemptOrder):
-                self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
+                is_full = isinstance(failure, FailedStart) or _is_full(failure)
+                self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}", node_fault=is_full)
 
-    def _refuse(self, order: StartAttemptOrder, ending: Ending, detail: str) -> None:
+    def _refuse(self, order: StartAttemptOrder, ending: Ending, detail: str, *, node_fault: bool = False) -> None:
         """Answer an order that is not carried out; that is final."""
         self._refused[order.lease_id] = None
         if len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._outbox.ended(order.lease_id, order.fence, Outcome(ending, detail=detail))
+        self._outbox.ended(order.lease_id, order.fence, Outcome(ending, detail=detail, node_fault=node_fault))
 
     # ------------------------------------------------------------------ starting
 
@@ -167,11 +213,19 @@ class OrderExecutor(Generic[Task]):
             if order.generation < self._owner.generation:
                 self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
                 return
+            if not self._attempts.knows(lease_id):
+                self._check_start_time(start_deadline(order))
         self._fences[lease_id] = order.fence
         if self._attempts.needs_files(order):
-            self._preparing[lease_id] = (order, self._tasks.spawn(self._prepare(order)))
+            preparation = self._preparing[lease_id] = Preparation(order)
+            preparation.task = self._tasks.spawn(self._prepare(preparation))
         else:
-            await self._attempts.launch(order)
+            await self._attempts.launch(order, start_deadline(order))
+
+    def _check_start_time(self, start_by_boot_ms: int) -> None:
+        """Raise FailedStart if the time to start is over."""
+        if 0 < start_by_boot_ms <= self._boot_ms():
+            raise FailedStart("not started in time")
 
     def has_refused(self, lease_id: str) -> bool:
         """Whether this was refused before: that is final, though the control plane may not have heard of it yet."""
@@ -193,27 +247,33 @@ class OrderExecutor(Generic[Task]):
         plane has done so, too, or will when it hears of it."""
         if not self._attempts.is_held:
             given_up, self._preparing = self._preparing, {}
-            for order, task in given_up.values():
-                self._tasks.cancel(task)
-                self._refuse_late(order)
+            for one in given_up.values():
+                if one.task is not None:
+                    self._tasks.cancel(one.task)
+                self._refuse_late(one.order)
         self._attempts.hold(until_boot_ms)
 
     def _refuse_late(self, order: StartAttemptOrder) -> None:
         self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
 
-    async def _prepare(self, order: StartAttemptOrder) -> None:
+    async def _prepare(self, preparation: Preparation[Task]) -> None:
         """Fetch the working directory, then run; other orders go on meanwhile."""
+        order = preparation.order
         try:
             await self._attempts.fetch_files(order)
             if order.hold_ms and not self._attempts.is_held:
                 self._refuse_late(order)
             else:
-                await self._attempts.launch(order)
+                self._check_start_time(preparation.start_by_boot_ms)
+                await self._attempts.launch(order, preparation.start_by_boot_ms)
+        except FailedStart as failure:
+            self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}", node_fault=True)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             _log_failure(f"{order.lease_id} could not be prepared", failure)
             is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job goes on elsewhere, or later
             ending = Ending.RECLAIMED if is_ours else Ending.NEVER_STARTED
-            self._refuse(order, ending, f"{order.node}: its working directory: {failure}")
+            detail = f"{order.node}: its working directory: {failure}"
+            self._refuse(order, ending, detail, node_fault=_is_full(failure))
         finally:
             self._preparing.pop(order.lease_id, None)
 
@@ -224,10 +284,10 @@ class OrderExecutor(Generic[Task]):
         if self._is_stale(lease_id, order.fence):
             log.warning("a stop of %s with an old fence was refused", lease_id)
             return
-        _, preparing = self._preparing.pop(lease_id, (None, None))
-        if preparing is not None:
-            self._tasks.cancel(preparing)
-            await self._tasks.join(preparing)
+        preparing = self._preparing.pop(lease_id, None)
+        if preparing is not None and preparing.task is not None:
+            self._tasks.cancel(preparing.task)
+            await self._tasks.join(preparing.task)
         if not self._attempts.knows(lease_id):
             outcome = Outcome(Ending.NEVER_STARTED, detail=f"{lease_id} is not known here")
             self._outbox.ended(lease_id, order.fence, outcome)
@@ -263,6 +323,20 @@ class OrderExecutor(Generic[Task]):
         except Exception as failure:  # the outermost place of this task: the order comes again
             _log_failure(f"{order.lease_id} could not be stopped yet", failure)
             self._displaced.pop(order.lease_id, None)
+
+
+def start_deadline(order: StartAttemptOrder) -> int:
+    """Until when, on this machine's clock since boot, the command has to be executed; 0: at any time."""
+    return order.beat + order.start_by_ms if order.start_by_ms else 0
+
+
+def _is_full(failure: BaseException | None) -> bool:
+    """Whether there is no room on the disk of this machine, as far as the failure or its cause says."""
+    while failure is not None:
+        if isinstance(failure, OSError) and failure.errno in (ENOSPC, EDQUOT):
+            return True
+        failure = failure.__cause__
+    return False
 
 
 def _may_pass(failure: Exception) -> bool:

@@ -124,6 +124,11 @@ class Outbox:
         """The attempts whose end is not acknowledged."""
         return [report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport)]
 
+    def unacknowledged_attempts(self) -> list[str]:
+        """The attempts whose start or end is not acknowledged, or not even sent."""
+        reports = (one for one in self._unacknowledged.values() if not isinstance(one, MoveReport))
+        return [*self._launched, *(report.lease_id for report in reports)]
+
     def stop(self) -> None:
         """Report no start any more. Safe twice."""
         self._launched.clear()

@@ -80,8 +80,9 @@ def _hold_of(ledger: Ledger, name: str) -> int:
     return node.hold_ms if node is not None else 0
 
 
-def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
-    """The order that makes an effect happen."""
+def order_of(ledger: Ledger, effect: Effect, start_by_ms: int = 0) -> ToAgent:
+    """The order that makes an effect happen; a start has to happen `start_by_ms` after the last heartbeat of its node
+    was sent (0: at any time)."""
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):
@@ -100,6 +101,8 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
             beat=seen.beat if seen is not None else 0,
             generation=effect.lease.generation,
             checkpoint=effect.job.checkpoint,
+            start_by_ms=start_by_ms,
+            start_ms=ledger.nodes[effect.node].start_ms if start_by_ms and effect.node in ledger.nodes else 0,
         )
     if isinstance(effect, PauseAttempt):
         return PauseAttemptOrder(attempt.lease_id, attempt.fence, effect.paused, clipped(effect.why))

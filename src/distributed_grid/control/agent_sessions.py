@@ -7,6 +7,9 @@ the ledger has not.
 
 Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
 whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent.
+
+What a node does not start is ended here (`StartDeadlines`), so that a node which is heard and starts nothing gets
+nothing more.
 """
 
 from __future__ import annotations
@@ -37,20 +40,23 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     NodeHeard,
+    StartsExpired,
     WorkerEndAnnounced,
 )
 from distributed_grid.domain.jobs import Attempt, Ending
 from distributed_grid.domain.leases import first_fence, is_plausible_epoch
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import START_MS, Node, NodeObservation
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import overdue, pending
-from distributed_grid.reactor.effects import Effect, StartAttempt
+from distributed_grid.reactor.effects import Effect, PauseAttempt, StartAttempt
+from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
     MAX_CONNECTIONS_PER_PEER,
+    MAX_IDS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -149,6 +155,72 @@ class LentMemoryOrders(Protocol):
         """The same for what has not been reported done, copies that no block has included."""
 
 
+class StartDeadline(Struct):
+    """When an attempt that was ordered has to have started: by the control plane's clock, and by the boot clock of the
+    agent, which is never later. Both only grow, and no order ever names a later time."""
+
+    until_ms: int
+    until_boot_ms: int = 0
+
+
+class StartDeadlines:
+    """The deadlines of all attempts that were ordered on the nodes and have not been reported as started. Volatile, as
+    holds are: after a restart of the control plane each gets its whole time again with the next order."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, dict[str, StartDeadline]] = {}
+
+    def order(self, node: Node | None, seen: NodeObservation | None, lease_id: str, now: int) -> int:
+        """An order about an unstarted attempt is sent: how long after the heartbeat that it names the attempt may
+        start. The time begins with the first one; a later order moves it no further."""
+        start_ms = node.start_ms if node is not None else START_MS
+        name = node.name if node is not None else ""
+        deadline = self._of_node.setdefault(name, {}).setdefault(lease_id, StartDeadline(now + start_ms))
+        at_ms, beat = (seen.at_ms, seen.beat) if seen is not None else (now, 0)
+        start_by_ms = max(deadline.until_ms - at_ms, 1)
+        deadline.until_boot_ms = max(deadline.until_boot_ms, beat + start_by_ms)
+        return start_by_ms
+
+    def extend(self, node: Node, message: Heartbeat, now: int) -> None:
+        """A heartbeat has arrived: an attempt that it names may have started, or may yet start."""
+        deadlines = self._of_node.get(node.name)
+        if not deadlines:
+            return
+        named = deadlines if len(message.starting) >= MAX_IDS else message.starting
+        for lease_id in named:
+            deadline = deadlines.get(lease_id)
+            if deadline is not None:
+                deadline.until_ms = max(deadline.until_ms, now + node.start_ms)
+                deadline.until_boot_ms = max(deadline.until_boot_ms, message.beat + node.start_ms)
+
+    def expired(self, ledger: Ledger, name: str, now: int) -> tuple[str, ...]:
+        """The attempts that the node cannot start any more and has not started.
+
+        The agent has sent a heartbeat after the time was over on its own clock, and has not named the attempt: it knows
+        nothing of it, and refuses an order that it may find later. Where its heartbeats do not tell the time, what it
+        may have started is over with the hold: only the answer to a heartbeat that names it could have renewed that.
+        """
+        deadlines, node, seen = self._of_node.get(name), ledger.nodes.get(name), ledger.observations.get(name)
+        if not deadlines or node is None or seen is None:
+            return ()
+        for lease_id in [one for one in deadlines if not _is_unstarted(ledger, one, name)]:
+            del deadlines[lease_id]
+        late = []
+        for lease_id, deadline in deadlines.items():
+            over_ms = now - deadline.until_ms - HOLD_GRACE_MS
+            if over_ms >= 0 and (seen.beat >= deadline.until_boot_ms or (node.hold_ms and over_ms >= node.hold_ms)):
+                late.append(lease_id)
+        return tuple(late[:MAX_RESENT])
+
+
+def _is_unstarted(ledger: Ledger, lease_id: str, node: str) -> bool:
+    """Whether an attempt on a node was not reported as started or ended."""
+    lease = ledger.leases.get(lease_id)
+    job = ledger.jobs.get(lease.job) if lease is not None else None
+    attempt = job.attempt if job is not None else None
+    return attempt is not None and (attempt.lease_id, attempt.node) == (lease_id, node) and not attempt.pid
+
+
 class AgentSessions:
     """Which agent serves which node, and what goes back and forth about attempts; `agents` get orders."""
 
@@ -171,6 +243,7 @@ class AgentSessions:
         self._ordered: dict[str, set[str]] = {}  # by node: the leases whose attempts were ever ordered there
         self._since_ms = grid.now_ms()
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
+        self._starts = StartDeadlines()
         self.versions: dict[str, tuple[str, str]] = {}
         """The versions of the package and of Python that the last agent of each node said it has."""
 
@@ -183,7 +256,10 @@ class AgentSessions:
                 clock = (jump.by_ms, jump.waits_ms) if jump is not None else (0, 0)
                 seen = HeartbeatReceived(message.node, *said, *clock)
                 self._grid.observe(seen)
-                via.send(heartbeat_reply(self._grid.ledger, message, self._grid.now_ms()))
+                node, now = self._grid.ledger.nodes.get(message.node), self._grid.now_ms()
+                if node is not None:
+                    self._starts.extend(node, message, now)
+                via.send(heartbeat_reply(self._grid.ledger, message, now))
             return
         ledger = self._grid.ledger
         node = ledger.nodes.get(message.node)
@@ -253,7 +329,16 @@ class AgentSessions:
             if agent is not None and not self._is_missing(effect):
                 if isinstance(effect, StartAttempt):
                     self._live_orders(effect.node).add(effect.lease.id)
-                agent.send(order_of(self._grid.ledger, effect))
+                agent.send(order_of(self._grid.ledger, effect, self._start_by_ms(effect)))
+
+    def _start_by_ms(self, effect: Effect) -> int:
+        """How long after the last heartbeat of its node an attempt may start. A stop of one that was not reported as
+        started counts, too: the last control plane may have ordered its start."""
+        attempt, ledger = effect.job.attempt, self._grid.ledger
+        if attempt is None or attempt.pid or isinstance(effect, PauseAttempt):
+            return 0
+        node, seen = ledger.nodes.get(effect.node), ledger.observations.get(effect.node)
+        return self._starts.order(node, seen, attempt.lease_id, self._grid.now_ms())
 
     def _live_orders(self, node: str) -> set[str]:
         """The leases whose attempts were ordered on a node, without most of those that are over."""
@@ -303,7 +388,15 @@ class AgentSessions:
                 self._memory.catch_up(message.node)
         else:
             await self._resend_overdue(message.node, via)
+            await self._end_unstarted(message.node, via)
         await self._check_missing(message.node)
+
+    async def _end_unstarted(self, node: str, via: AgentSide) -> None:
+        """End what this node has not started in time and cannot start any more."""
+        late = self._starts.expired(self._grid.ledger, node, self._grid.now_ms())
+        if late and self._agents.get(node) is via:
+            log.warning("%s did not start %s in time", node, ", ".join(late[:10]))
+            await self._grid.handle_with_retry(StartsExpired(node, late))
 
     async def _redeclare(self, name: str, capacity: Capacity) -> None:
         """Take in what a node has, detected anew, where that has changed."""

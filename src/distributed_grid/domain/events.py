@@ -388,6 +388,13 @@ class AttemptsGone(Struct, frozen=True):
     attempts: tuple[str, ...]
 
 
+class StartsExpired(Struct, frozen=True):
+    """A node has not started these attempts (by their lease ids) in time, and cannot start them any more."""
+
+    node: str
+    attempts: tuple[str, ...]
+
+
 class BlockAsked(Struct, frozen=True):
     """Somebody wants so many bytes in other nodes' memory; `term_ms` is how long at first, and with a `session` how
     much each time that renews it."""
@@ -916,6 +923,7 @@ Event = (
     | AttemptEnded
     | AttemptsListed
     | AttemptsGone
+    | StartsExpired
     | BlockAsked
     | CopyAdded
     | BlockReleased

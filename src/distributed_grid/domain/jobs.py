@@ -43,6 +43,8 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     """How a run ended: exactly, with the exit code or signal where there was one.
 
     Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
+    `node_fault`: it never started because of its node (too slow to start it, no room on its disk), and can start
+    elsewhere.
     """
 
     ending: Ending
@@ -52,6 +54,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     cpu_ms: RunTime = 0
     max_memory_bytes: Annotated[int, Meta(ge=0, le=MAX_AMOUNT)] = 0
     wall_ms: RunTime = 0
+    node_fault: bool = False
 
     def __post_init__(self) -> None:
         if len(self.detail) > MAX_DETAIL_CHARS:
@@ -69,6 +72,11 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     def may_be_retried(self) -> bool:
         """Whether `--retries` runs the job again after this."""
         return not self.succeeded and self.ending in _RETRIED
+
+    @property
+    def is_failed_start(self) -> bool:
+        """Whether it never started, and its node is to blame."""
+        return self.ending is Ending.NEVER_STARTED and self.node_fault
 
 
 _BOUNDS = (

@@ -14,6 +14,8 @@ from distributed_grid.domain.statistics import Idleness, RecentUsage, UsageVolat
 Milli = Annotated[int, Meta(ge=0, le=1000)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_GPUS = 1024
+START_MS = 60_000
+"""How long a node may take to start an attempt, unless its config says otherwise."""
 PULL_HOST = "pull"
 """The host of a pull worker: a node without an agent, which asks for its tasks."""
 
@@ -50,7 +52,8 @@ class OfferThresholds(Struct, frozen=True):
 class Node(Struct, frozen=True):
     """A machine with an agent, or a pull worker (`host` is `pull`), of which `incarnation` names the registration.
 
-    `hold_ms` is how long its work goes on without a word from the control plane (0: without end). `wanted`: its
+    `hold_ms` is how long its work goes on without a word from the control plane (0: without end), `start_ms` how long
+    it may take to start an attempt. `wanted`: its
     agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it. `speed_milli`
     is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths. `engine` names what
     reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
@@ -89,6 +92,7 @@ class Node(Struct, frozen=True):
     simulated: bool = False
     reclaim: str = ""
     incarnation: str = ""
+    start_ms: int = START_MS
 
     @property
     def key(self) -> str:
@@ -146,7 +150,8 @@ class Usage(Struct, frozen=True):
     """Measured usage of a node: in all, and outside the grid.
 
     `memory_room_bytes` is what its machine really has for the grid: all memory but what others use of it (None: not
-    measured). Simulated nodes share it.
+    measured). Simulated nodes share it. `disk_free_bytes` is what can still be written to the file system of its jobs'
+    directory, which has `disk_bytes` in all (0: not measured).
     """
 
     cpu_busy_milli: Milli = 0
@@ -155,6 +160,8 @@ class Usage(Struct, frozen=True):
     memory_outside_bytes: Bytes = 0
     gpus: Annotated[tuple[GpuUsage, ...], Meta(max_length=MAX_GPUS)] = ()
     memory_room_bytes: Bytes | None = None
+    disk_free_bytes: Bytes = 0
+    disk_bytes: Bytes = 0
 
 
 class MissingAttempt(Struct, frozen=True):
@@ -177,7 +184,9 @@ class NodeObservation(Struct, frozen=True):
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
     agent reports are paid for, and `records_omitted` were not written (`reactor/dispatch.py`). It has taken back
-    what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`).
+    what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`), and has
+    not started what was placed on it `failed_starts` times in a row, last at `start_failed_at_ms`. With `disk_full`
+    nothing new fits on the disk of its jobs.
     A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
     say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
     by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
@@ -206,6 +215,9 @@ class NodeObservation(Struct, frozen=True):
     records_omitted: int = 0
     reclaims: int = 0
     reclaimed_at_ms: int = 0
+    failed_starts: int = 0
+    start_failed_at_ms: int = 0
+    disk_full: bool = False
     asking_since_ms: int = 0
     report_wanted: bool = False
     clock_jump_ms: int = 0

@@ -109,6 +109,7 @@ DECIDERS: dict[type, Decider] = {
     events.AttemptEnded: jobs.on_ended,
     events.AttemptsListed: jobs.on_listed,
     events.AttemptsGone: jobs.on_gone,
+    events.StartsExpired: jobs.on_starts_expired,
     events.BlockAsked: blocks.on_asked,
     events.CopyAdded: blocks.on_copy_added,
     events.BlockReleased: blocks.on_released,

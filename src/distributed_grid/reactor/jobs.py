@@ -18,6 +18,7 @@ from distributed_grid.domain.events import (
     LeaseLost,
     LeaseReleased,
     QueueScanned,
+    StartsExpired,
     TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
@@ -40,7 +41,7 @@ from distributed_grid.reactor.reruns import (
     next_limit,
     possible_estimate,
 )
-from distributed_grid.scheduling.offers.pause import count_reclaim, rest_left_ms
+from distributed_grid.scheduling.offers.pause import count_failed_start, count_reclaim, count_start, rest_left_ms
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
@@ -250,6 +251,9 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     lease = ledger.leases[attempt.lease_id]
     if lease.state is LeaseState.RESERVING:
         changes.append(replace(lease, state=advance_lease(lease.state, Step.BIND)))
+    seen = ledger.observations.get(attempt.node)
+    if seen is not None and seen.failed_starts:
+        changes.append(count_start(seen))
     return Decision(changes, [_start_record(job, running)])
 
 
@@ -312,17 +316,24 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     job = after_attempt(replace(job, attempts=(*job.attempts[:-1], over), stop=None), over, event)
     displaced = outcome.ending in DISPLACED
     seen = ledger.observations.get(attempt.node)
+    failed_start = event.outcome.is_failed_start and not attempt.pid
+    if seen is not None and failed_start:
+        seen = count_failed_start(seen, attempt.assigned_at_ms, now)
+        decision.changes.append(seen)
+    elif seen is not None and attempt.pid and seen.failed_starts:
+        seen = count_start(seen)
+        decision.changes.append(seen)
     if displaced and is_taken_back and seen is not None:
         seen = count_reclaim(seen, attempt.assigned_at_ms, now)
         decision.changes.append(seen)
-    if outcome.ending is Ending.RECLAIMED or (displaced and rest_left_ms(seen, now)):
+    if outcome.ending is Ending.RECLAIMED or ((displaced or failed_start) and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
     if outcome.ending is Ending.OVER_LIMIT and job.given_limit_bytes:
         bigger = next_limit(ledger, job)
         if bigger.limits:
             return _run_bigger(ledger, decision, job, bigger, now)
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
-    goes_on = displaced or _goes_on_elsewhere(ledger, job, outcome)
+    goes_on = displaced or (outcome.is_failed_start and failed_start) or _goes_on_elsewhere(ledger, job, outcome)
     if not job.request.within and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
         decision.changes += _requeue(ledger, job, now, counts=not goes_on)
         why = outcome.detail or str(outcome.ending)
@@ -473,6 +484,25 @@ def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
     decision = expire_missing(ledger, seen, now)
     decision.changes = decision.changes or [seen]
     return decision
+
+
+def on_starts_expired(ledger: Ledger, event: StartsExpired, now: int) -> Decision:
+    """End attempts that their node has not started in time and cannot start any more: their jobs go elsewhere.
+
+    What has started after all, or may be run by another agent than the node's, is left alone.
+    """
+    seen = ledger.observations.get(event.node)
+    missing = {one.lease_id for one in seen.missing} if seen is not None else set()
+    ended: list[Event] = []
+    for lease_id in event.attempts[:MAX_LEASES_PER_STEP]:
+        lease = ledger.leases.get(lease_id)
+        job = ledger.jobs.get(lease.job) if lease is not None and lease_id not in missing else None
+        attempt = job.attempt if job is not None else None
+        if job is None or attempt is None or (attempt.lease_id, attempt.node) != (lease_id, event.node) or attempt.pid:
+            continue
+        outcome = Outcome(Ending.NEVER_STARTED, detail=f"{event.node} did not start it in time", node_fault=True)
+        ended.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+    return Decision(follow=ended)
 
 
 def expire_missing(ledger: Ledger, seen: NodeObservation, now: int) -> Decision:

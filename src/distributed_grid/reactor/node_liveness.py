@@ -27,9 +27,14 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseState, NodeState, Step, advance_node
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record
 from distributed_grid.reactor.nodes import departed_node, hold_deadline, leases_to_reclaim, suspected_node, why_degraded
-from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
+from distributed_grid.scheduling.offers.offer import (
+    engine_leases_to_reclaim,
+    full_disk_offer,
+    next_offer,
+    paused_offer,
+)
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
-from distributed_grid.scheduling.offers.pause import rest_left_ms, update_recent
+from distributed_grid.scheduling.offers.pause import is_disk_full, rest_left_ms, update_recent
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
@@ -65,6 +70,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         volatility=update_volatility(node, event.usage, last, now),
         report_wanted=event.repeats and last is not None and last.report_wanted,
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
+        disk_full=is_disk_full(event.usage, was_full=last is not None and last.disk_full),
         clock_jump_ms=event.clock_jump_ms,
         clock_waits_ms=event.clock_waits_ms,
         clock_confirmed=last is not None and last.clock_confirmed and last.clock_jump_ms == event.clock_jump_ms,
@@ -73,6 +79,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     decision = Decision([seen], follow=[NodeHeard(event.name)])
     if offer is not None and event.yields and not (last is not None and last.yields):
         decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
+    elif offer is not None and seen.disk_full and not (last is not None and last.disk_full):
+        decision.changes.append(full_disk_offer(offer, event.usage))
     elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
         decision.changes.append(paused)  # at once: what follows may have to wait for the store
     return decision

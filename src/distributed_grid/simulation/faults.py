@@ -48,6 +48,7 @@ class FaultKind(enum.StrEnum):
     NODE_DISK_FULL = "the node's disk is full"
     DIRECTORY_LOST = "the node joins again with an empty directory"
     AGENT_LIES = "the agent lies"
+    STARTS_NOTHING = "the node starts nothing"
     SIGTERM_IGNORED = "jobs ignore SIGTERM"
     CLOCK_STEPPED = "the machine's wall clock is stepped"
     OWNER = "the owner comes"
@@ -59,6 +60,7 @@ LOCAL = frozenset(
         FaultKind.OWNER,
         FaultKind.DRAINED,
         FaultKind.SLOW_NODE,
+        FaultKind.STARTS_NOTHING,
         FaultKind.SIGTERM_IGNORED,
         FaultKind.CLOCK_STEPPED,
     }
@@ -73,6 +75,7 @@ HARMLESS = _STORE | {
     FaultKind.REPEATING,
     FaultKind.SCRAMBLED,
     FaultKind.SIGTERM_IGNORED,
+    FaultKind.STARTS_NOTHING,
     FaultKind.CLOCK_STEPPED,
 }
 """What must not keep the hold of a node from being renewed."""
@@ -88,6 +91,7 @@ _LASTS_MS = {
     FaultKind.DISK_HANGS: (500, 120_000),
     FaultKind.NODE_DISK_FULL: (500, 120_000),
     FaultKind.DIRECTORY_LOST: (1, 1),
+    FaultKind.STARTS_NOTHING: (5_000, 150_000),
     FaultKind.OWNER: (3_000, 120_000),
     FaultKind.DRAINED: (5_000, 60_000),
 }
@@ -121,6 +125,8 @@ def draw_faults(random: Random, nodes: tuple[str, ...], local: str, *, count: in
 
 
 AGENT_STARTS_MS = 2_000
+IGNORES_FROM = 0.5
+"""From this strength on, a node that starts nothing ignores its orders."""
 JUMPS_FROM, JUMP_MS = 0.7, 3_600_000
 """From this strength on, a machine that is started again has a clock that is ahead, by part of this."""
 STEP_MS = 3_600_000
@@ -229,6 +235,8 @@ class FaultInjector:
                 world.machines[node].slowness = 1 if strength is None else 2 + round(18 * strength)
             case FaultKind.CLOCK_SKEWED:
                 world.machines[node].skew(0.0 if strength is None else 2 * strength - 1)
+            case FaultKind.STARTS_NOTHING:
+                self._starts_nothing(node, strength)
             case FaultKind.SIGTERM_IGNORED:
                 world.machines[node].ignores_sigterm = strength is not None
             case FaultKind.CLOCK_STEPPED:
@@ -256,6 +264,12 @@ class FaultInjector:
         agent = self._world.agents.get(node)
         if agent is not None and agent.alive:
             agent.observe_owner_soon()
+
+    def _starts_nothing(self, node: str, strength: float | None) -> None:
+        """Its spawner stands still, or (a strong fault) its agent ignores orders about starts and stops."""
+        machine = self._world.machines[node]
+        machine.ignores_starts = strength is not None and strength >= IGNORES_FROM
+        machine.stall_spawner(strength is not None and strength < IGNORES_FROM)
 
     # ------------------------------------------------------------------ power and processes
 

@@ -254,13 +254,16 @@ class InvariantChecker:
                 real = run.real_outcome if run is not None else None
                 told = real is not None and (real.ending, real.exit_code) == (outcome.ending, outcome.exit_code)
                 self._hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
+            if outcome is not None and outcome.is_failed_start:
+                self._hold(run is None, "what was not started in time never ran", f"{attempt.lease_id}: {outcome}")
         numbers = [attempt.number for attempt in job.attempts]
         self._hold(numbers == [*range(1, len(numbers) + 1)], "attempts are numbered", f"{job.uid}: {numbers}")
         self._hold(len(over) >= len(numbers) - 1, "one attempt after the other", f"{job.uid}: {len(numbers)} attempts")
         spared = {Ending.LOST} if job.restartable or job.moved_at_ms else set()
         spared |= {Ending.NEVER_STARTED} if job.moved_at_ms else set()
         free = DISPLACED | spared
-        counted = sum(1 for one in over if one.outcome is not None and one.outcome.ending not in free)
+        outcomes = [one.outcome for one in over if one.outcome is not None]
+        counted = sum(1 for one in outcomes if one.ending not in free and not one.is_failed_start)
         most = self.allowed_runs.get(job.uid, 1)
         self._hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
 

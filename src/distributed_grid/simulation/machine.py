@@ -62,8 +62,9 @@ class ScriptedJob(Struct, frozen=True):
 class SimulatedProcess:
     """One attempt on a machine: its record on the disk and, while it has one, its process."""
 
-    def __init__(self, order: StartAttemptOrder, boot: str, launched_boot_ms: int) -> None:
+    def __init__(self, order: StartAttemptOrder, boot: str, launched_boot_ms: int, start_by_boot_ms: int = 0) -> None:
         self.order = order
+        self.start_by_boot_ms = start_by_boot_ms
         self.fence = order.fence
         self.boot = boot
         self.launched_boot_ms = launched_boot_ms
@@ -134,6 +135,10 @@ class Machine:
         self.owner = Owner.AWAY
         self.slowness = 1
         self.ignores_sigterm = False
+        self.ignores_starts = False
+        """Its agent is heard, and does nothing about orders to start."""
+        self.spawner_stands_still = False
+        self._stalled: list[SimulatedProcess] = []
         self.lies = False
         self.memory = SimulatedMemory(node.name)
         self.neighbours: dict[str, Machine] = {}
@@ -197,6 +202,7 @@ class Machine:
         for planned in self.launching.values():
             planned.cancel()
         self.launching.clear()
+        self._stalled.clear()
         for lease_id in list(self.live):
             run = self.records[lease_id]
             if run.runs:
@@ -262,17 +268,51 @@ class Machine:
         """The attempts that have a record and no end, the oldest first."""
         return [run for run in map(self.records.__getitem__, self.live) if run.outcome is None]
 
-    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
+    def stall_spawner(self, stands_still: bool) -> None:
+        """From now on nothing is started, or all is that was to be and is not over."""
+        self.spawner_stands_still = stands_still
+        if not stands_still:
+            stalled, self._stalled = self._stalled, []
+            for run in stalled:
+                if self.records.get(run.lease_id) is run and run.outcome is None:
+                    self._begin(run)
+
+    def launch(self, order: StartAttemptOrder, start_by_boot_ms: int = 0) -> SimulatedProcess:
         """Record an attempt and have it started in a moment."""
-        run = SimulatedProcess(order, self.boot, self.boot_ms)
+        run = SimulatedProcess(order, self.boot, self.boot_ms, start_by_boot_ms)
+        if start_by_boot_ms:
+            self.queue.at(max(self.moment(start_by_boot_ms), self.queue.now), lambda: self._expire_start(run))
         self.records[run.lease_id] = run
         self.live[run.lease_id] = None
         delay = self.random.randint(2, 60) * self.slowness
         self.launching[run.lease_id] = self.queue.after(delay, lambda: self._begin(run))
         return run
 
+    def _expire_start(self, run: SimulatedProcess) -> None:
+        """The agent seals what was not started in time; without one, the shim refuses to start it."""
+        is_there = self.records.get(run.lease_id) is run and run.outcome is None and not run.begun
+        if not is_there or self.host is None:
+            return
+        if self.boot_ms < run.start_by_boot_ms:  # the clock was skewed meanwhile
+            self.queue.at(self.moment(run.start_by_boot_ms), lambda: self._expire_start(run))
+            return
+        self._seal(run)
+
+    def _seal(self, run: SimulatedProcess) -> None:
+        """No shim gets it any more."""
+        planned = self.launching.pop(run.lease_id, None)
+        if planned is not None:
+            planned.cancel()
+        if run in self._stalled:
+            self._stalled.remove(run)
+        expired = Outcome(Ending.NEVER_STARTED, detail="not started in time", node_fault=True)
+        self._conclude(run, expired if run.stop is None else Outcome(Ending(run.stop[0]), detail=run.stop[1]))
+
     def _begin(self, run: SimulatedProcess) -> None:
         self.launching.pop(run.lease_id, None)
+        if self.spawner_stands_still:
+            self._stalled.append(run)
+            return
         run.begun = True
         now = self.boot_ms
         if run.stop is not None:
@@ -280,6 +320,9 @@ class Machine:
             return
         if run.order.hold_ms and now >= self.holds_until(run):
             self._conclude(run, Outcome(Ending.LOST, detail="its hold expired: no answer from the control plane"))
+            return
+        if 0 < run.start_by_boot_ms <= now:
+            self._conclude(run, Outcome(Ending.NEVER_STARTED, detail="not started in time", node_fault=True))
             return
         if not run.work.exists:
             self._conclude(run, Outcome(Ending.NEVER_STARTED, detail="no such program"))
@@ -343,6 +386,8 @@ class Machine:
         run.stop = (kind, detail, kill_at) if asked is None else (asked[0], asked[1], min(asked[2], kill_at))
         if run.runs:
             self._carry_out_stop(run, ask=asked is None)
+        elif run in self._stalled:
+            self._seal(run)
 
     def _carry_out_stop(self, run: SimulatedProcess, *, ask: bool) -> None:
         if ask and run.work.heeds and not self.ignores_sigterm:

@@ -6,6 +6,7 @@ An agent that dies takes nothing along: the next one finds what runs, and what h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from errno import ENOSPC
 
 from distributed_grid import __version__
 from distributed_grid.agent.orders import OrderExecutor
@@ -157,6 +158,7 @@ class SimulatedAgent:
         elif isinstance(message, HeartbeatReply):
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
+            self._orders.heartbeat_answered(self.name, message.beat)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
         elif isinstance(message, MemoryOrder):
@@ -164,6 +166,8 @@ class SimulatedAgent:
             self._lending.receive(message)
         elif isinstance(message, MoveOrder):
             self.queue.after(self.random.randint(0, 3) * self.machine.slowness, lambda: self._order_move(message))
+        elif isinstance(message, StartAttemptOrder | StopAttemptOrder) and self.machine.ignores_starts:
+            pass  # it is heard and does nothing
         elif isinstance(message, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder):
             self._waiting.append(message)
             self._obey_soon()
@@ -197,7 +201,9 @@ class SimulatedAgent:
         """Say that this node lives, and what its owner uses."""
         if self._uplink.is_up:
             guard, beat, marks = self._guard, self.machine.boot_ms, tuple(self._marks())
-            self._uplink.send(Heartbeat(self.name, self._usage(), beat, guard.generation, guard.yields, marks))
+            starting = self._orders.starting(self.name, beat)
+            said = (guard.generation, guard.yields, marks)
+            self._uplink.send(Heartbeat(self.name, self._usage(), beat, *said, starting=starting))
 
     def _marks(self) -> Iterator[CheckpointAge]:
         """The checkpoints to report, of each run at most once in a while."""
@@ -280,6 +286,9 @@ class SimulatedAttempts:
     def running(self) -> Collection[str]:
         return [run.lease_id for run in self._machine.running]
 
+    def unstarted(self) -> Collection[str]:
+        return [run.lease_id for run in self._machine.running if not run.runs]
+
     def knows(self, attempt_id: str) -> bool:
         return attempt_id in self._machine.records
 
@@ -299,13 +308,13 @@ class SimulatedAttempts:
 
     def _need_room(self) -> None:
         if self._machine.disk_is_full:
-            raise OSError("No space left on device")
+            raise OSError(ENOSPC, "No space left on device")
 
-    async def launch(self, order: StartAttemptOrder) -> None:
+    async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
         run = self._machine.records.get(order.lease_id)
         if run is None:
             self._need_room()
-            self._machine.launch(order)
+            self._machine.launch(order, start_by_boot_ms)
             return
         if order.fence < run.fence:
             raise StaleFence(f"{order.lease_id}: fence {order.fence} is older than {run.fence}")

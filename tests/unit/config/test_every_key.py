@@ -79,7 +79,7 @@ from distributed_grid.server.ray.ray_nodes import head_ports, security_risk, sta
 from distributed_grid.server.rest.listener import RestListener
 from distributed_grid.server.services.leases import amounts_of
 from distributed_grid.state_dir import StateDir
-from tests.support.builders import a_capacity, a_command, a_node, a_request, a_usage
+from tests.support.builders import a_capacity, a_command, a_node, a_request, a_submission, a_usage
 from tests.support.project import PROJECT
 from tests.support.scaling import ScalingScenario, a_type
 from tests.support.worker_model import WorkerModel
@@ -205,6 +205,13 @@ async def _after_silence(story: Story) -> Observed:
         story.clock.ms += 30_000
         await story.grid.handle(TimePassed())
     return await story.grid.read(lambda ledger, now: [str(node.state) for node in ledger.nodes.values()])
+
+
+async def _after_the_order(story: Story) -> Observed:
+    """Until when the order to start a job is valid."""
+    await story.beat()
+    await story.grid.handle(a_submission(a_request("job", cores=1)))
+    return await story.grid.read(lambda ledger, now: [node.start_ms for node in ledger.nodes.values()])
 
 
 async def _next_in_line(story: Story) -> Observed:
@@ -643,6 +650,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     **{f"resource_sharing.thresholds.{key}": behaviour for key, behaviour in MARKS.items()},
     "resource_sharing.thresholds.excess_threshold": Behaviour(0.0, 0.5, some, WATCHED),
     "hold_seconds": Behaviour(10, 600, told(_after_silence), ONE),
+    "start_seconds": Behaviour(10, 600, told(_after_the_order), ONE),
     "trusted_network": Behaviour(False, True, certificate, ONE),
     **{f"owner_policy.{key}": Behaviour(one, other, yielded, POLICY) for key, (one, other) in POLICIES.items()},
     "fairness.half_life_hours": Behaviour(0, 240, in_line, ONE),

@@ -18,9 +18,11 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
-from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.states import NodeState
+from distributed_grid.domain.nodes import START_MS, Usage
+from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.reactor.dispatch import REPORT_BURST
+from distributed_grid.reactor.nodes import HOLD_GRACE_MS
+from distributed_grid.scheduling.queue.reasons import why_not_lent
 from distributed_grid.wire import (
     MAX_ATTEMPTS,
     MAX_IDS,
@@ -246,9 +248,80 @@ def test_a_start_that_is_not_reported_is_ordered_again() -> None:
         (again,) = await beat(gateway, ash, RESEND_MS + 1)
         assert isinstance(start, StartAttemptOrder)
         assert isinstance(again, StartAttemptOrder)
-        assert replace(again, beat=start.beat) == start
+        assert again.start_by_ms < start.start_by_ms  # the time began with the first order
+        assert replace(again, beat=start.beat, start_by_ms=start.start_by_ms) == start
 
     with_a_grid(story)
+
+
+def test_a_job_that_its_node_does_not_start_goes_to_another_node_that_then_gets_the_order() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        (order,) = ash.of(StartAttemptOrder)
+        assert isinstance(order, StartAttemptOrder)
+        birch = await joined(gateway, hello("birch"))
+        await late_beat(gateway, ash, order.start_by_ms, order.beat + order.start_by_ms)
+        assert grid.ledger.jobs["job"].attempt is not None, "the margin is not over"
+        await late_beat(gateway, ash, HOLD_GRACE_MS + 1, order.beat + order.start_by_ms + 1)
+        await late_beat(gateway, birch, 1, 2)
+        first, second = grid.ledger.jobs["job"].attempts
+        assert first.outcome == Outcome(Ending.NEVER_STARTED, detail="ash did not start it in time", node_fault=True)
+        assert (second.node, grid.ledger.jobs["job"].retries_left) == ("birch", 0)
+        assert birch.of(StartAttemptOrder)
+        reasons = await grid.read(lambda ledger, now: why_not_lent(ledger, ledger.nodes["ash"], now))
+        assert reasons == ("rests for 60 s: it did not start what it was given",)
+
+    with_a_grid(story)
+
+
+def test_a_job_on_a_node_that_neither_starts_nor_stops_it_can_be_cancelled() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        (order,) = ash.of(StartAttemptOrder)
+        assert isinstance(order, StartAttemptOrder)
+        await grid.handle(JobCancelled("job", "ada"))
+        assert grid.ledger.jobs["job"].state is JobState.STOPPING
+        await late_beat(gateway, ash, order.start_by_ms + HOLD_GRACE_MS, order.beat + order.start_by_ms)
+        assert "job" not in grid.ledger.jobs
+
+    with_a_grid(story)
+
+
+def test_an_attempt_that_its_agent_names_as_starting_is_not_given_up() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        for number in range(10):
+            await late_beat(gateway, ash, START_MS // 2, 1 + (number + 1) * START_MS // 2, starting=("job.1",))
+        await late_beat(gateway, ash, START_MS + HOLD_GRACE_MS - 1, 11 * START_MS)
+        assert grid.ledger.jobs["job"].attempt is not None
+        await late_beat(gateway, ash, 1, 11 * START_MS)
+        assert grid.ledger.jobs["job"].attempt is None
+
+    with_a_grid(story)
+
+
+def test_an_old_heartbeat_that_arrives_late_proves_nothing_until_the_hold_is_over() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        await late_beat(gateway, ash, START_MS + HOLD_GRACE_MS, 2)  # it was sent before the order came
+        assert grid.ledger.jobs["job"].attempt is not None
+        await late_beat(gateway, ash, 60_000, 3)  # a hold: what it may run had to be renewed by an answer
+        assert grid.ledger.jobs["job"].attempt is None
+
+    with_a_grid(story)
+
+
+async def late_beat(
+    gateway: AgentGateway, agent: Agent, after_ms: int, number: int, starting: tuple[str, ...] = ()
+) -> None:
+    """A heartbeat of this number, so much later."""
+    CLOCK.passed_ms += after_ms
+    gateway.received(Heartbeat(agent.nodes[0], Usage(), number, starting=starting), agent)
+    await gateway.settled()
 
 
 def test_an_unwanted_attempt_is_stopped_again_until_its_end_is_reported() -> None:

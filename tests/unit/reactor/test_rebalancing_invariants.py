@@ -275,7 +275,8 @@ def test_the_world_of_the_laws_sees_automatic_leases():
     world.press((1000, 0, None), "aggressive", "share_and_offload", 1)
     assert [lease.request.target for lease in world.ledger.leases.values()] == [NAMES[0], NAMES[0]]
     world.press((0, 0, None), "aggressive", "share_and_offload", 2)
-    assert not (world.ledger.leases or world.ledger.jobs)
+    assert not world.ledger.leases
+    assert not world.ledger.jobs
 
 
 def test_the_world_of_the_laws_sees_work_of_a_node_get_its_part_of_an_automatic_lease():
@@ -287,7 +288,8 @@ def test_the_world_of_the_laws_sees_work_of_a_node_get_its_part_of_an_automatic_
     assert len(lease.carved_from) == 2
     world.ended(0, 0, 0)
     world.press((0, 0, None), "aggressive", "share_and_offload", 2)
-    assert not (world.ledger.leases or world.ledger.jobs)
+    assert not world.ledger.leases
+    assert not world.ledger.jobs
 
 
 def test_thresholds_of_its_own_make_a_local_node_a_machine_in_the_laws_too():

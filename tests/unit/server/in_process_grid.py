@@ -106,7 +106,7 @@ class InProcessGrid:
         number, fence = await self._attempt(uid)
         await self.grid.handle(AttemptStarted(uid, number, fence, 4242))
 
-    async def ends(self, uid: str, ending: Ending = Ending.EXITED, detail: str = "", **used: int) -> None:
+    async def ends(self, uid: str, ending: Ending = Ending.EXITED, detail: str = "", **used: Any) -> None:
         """The agent proves the current attempt over, and says what it used."""
         number, fence = await self._attempt(uid)
         code = 0 if ending is Ending.EXITED else None

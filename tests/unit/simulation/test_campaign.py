@@ -29,8 +29,9 @@ from distributed_grid.simulation.world import RunReport, World
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
-SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 117)
-"""Small seeds, which together have every kind of fault; in 117 somebody is preempted, and in 6 paused."""
+SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 147)
+"""Small seeds, which together have every kind of fault; in 147 somebody is preempted, in 6 paused, and in 75
+starts expire."""
 QUICK = SOME[:5]
 """The others are among the slow tests."""
 once = functools.cache(run_seed)
@@ -79,6 +80,7 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
         *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "AgentRequested", "NodeDrained"),
         *("LeaseAsked", "LeaseReleased", "LeaseExtended", "JobSubmitted", "JobCancelled", "AttemptStarted"),
         *("AttemptPaused", "AttemptMarked", "AttemptEnded", "AttemptsListed", "PressureRead", "TimePassed"),
+        "StartsExpired",
         *("MoveRequested", "MoveShipped", "MoveFrozen", "MoveFilesSettled", "MoveDecided", "MoveDied", "MoveReturned"),
         *("MoveThawed", "MoveFailed", "MoveCancelled", "MoveResultsBrought"),
     }
@@ -276,6 +278,45 @@ def test_an_agent_that_obeys_an_order_it_has_refused_is_caught() -> None:
     assert any(one in ("what runs is held in the ledger", "a job runs once at a time") for one in violated)
 
 
+STALLED, IGNORING = 0.2, 0.9
+"""Strengths of a node that starts nothing: its spawner stands still, or its agent ignores orders."""
+
+
+@pytest.mark.parametrize("strength", [STALLED, IGNORING])
+def test_a_node_that_starts_nothing_loses_its_jobs_to_another_and_they_run_once(strength: float) -> None:
+    black_hole = a_fault(FaultKind.STARTS_NOTHING, 5, 200, strength=strength)
+    jobs = [a_job(10, 30, uid=f"job{number}", on="", retries=0) for number in range(8)]
+    world = World(a_scenario(jobs, [black_hole]))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    assert "requeued" in report.visited
+    assert all(f"job{number}" in world.checker.over for number in range(8))
+
+
+@pytest.mark.parametrize("strength", [STALLED, IGNORING])
+def test_a_job_on_a_node_that_starts_nothing_can_be_cancelled_while_that_lasts(strength: float) -> None:
+    black_hole = a_fault(FaultKind.STARTS_NOTHING, 5, 400, strength=strength)
+    world = World(a_scenario([a_job(10, 30), a_cancel(20)], [black_hole]))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    (ended,) = [line for line in world.log.lines if "stopped job cancelled" in line]
+    assert float(ended.split()[0]) < 100
+
+
+class StartsLate(Machine):
+    """Its shims do not look at the time before they start a command."""
+
+    def launch(self, order: StartAttemptOrder, start_by_boot_ms: int = 0) -> SimulatedProcess:
+        return super().launch(order)
+
+
+def test_a_shim_that_starts_what_was_given_up_is_caught() -> None:
+    stalled = a_fault(FaultKind.STARTS_NOTHING, 5, 100, strength=STALLED)
+    dies = a_fault(FaultKind.AGENT_DIES, 90, 40)  # so nobody is there to seal it
+    orders = caught(a_scenario([a_job(10, 300, on="", retries=0)], [stalled, dies]), machine=StartsLate)
+    assert orders.violated
+
+
 class KnowsNoFence(OrderExecutor[SimulatedTask]):
     """Answers a stop of what it does not have as if nobody had ordered it."""
 
@@ -284,7 +325,9 @@ class KnowsNoFence(OrderExecutor[SimulatedTask]):
             await super().stop(order)
             return
         if order.lease_id in self._preparing:
-            self._preparing.pop(order.lease_id)[1].cancel()
+            preparing = self._preparing.pop(order.lease_id)
+            assert preparing.task is not None
+            preparing.task.cancel()
         self._outbox.ended(order.lease_id, 0, Outcome(Ending.NEVER_STARTED, detail="not known here"))
 
 
@@ -296,8 +339,8 @@ def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
 class StartsStale(Machine):
     """Runs what it is told to under an older fence."""
 
-    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
-        return super().launch(replace(order, fence=order.fence - 1))
+    def launch(self, order: StartAttemptOrder, start_by_boot_ms: int = 0) -> SimulatedProcess:
+        return super().launch(replace(order, fence=order.fence - 1), start_by_boot_ms)
 
 
 def test_a_run_under_a_stale_fence_is_caught() -> None:
@@ -308,9 +351,9 @@ def test_a_run_under_a_stale_fence_is_caught() -> None:
 class RunsTwice(Machine):
     """Starts everything once more."""
 
-    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
-        super().launch(order)
-        return super().launch(order)
+    def launch(self, order: StartAttemptOrder, start_by_boot_ms: int = 0) -> SimulatedProcess:
+        super().launch(order, start_by_boot_ms)
+        return super().launch(order, start_by_boot_ms)
 
 
 def test_an_attempt_that_runs_twice_is_caught() -> None:

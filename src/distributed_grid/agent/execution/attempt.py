@@ -17,7 +17,7 @@ from distributed_grid.agent.limits.cgroups import Cgroup, group_name
 from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
 from distributed_grid.agent.limits.tree_memory import TreeMeter
-from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
 
 EMPTY_SCANS = 4  # in a row, before nothing counts as left
@@ -34,13 +34,17 @@ ExitKind = Literal[
     "expired",
     "lost",
     "never_started",
+    "start_expired",
+    "no_room",
 ]
 
 ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 CoreNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 T = TypeVar("T")
-STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"}
+FAILED_STARTS: frozenset[ExitKind] = frozenset({"start_expired", "no_room"})
+"""Attempts that never started because of their node: it was too slow, or its disk is full."""
+STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"} - FAILED_STARTS
 
 
 class AttemptSpec(msgspec.Struct, frozen=True):
@@ -60,6 +64,8 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     grace_ms: int = 10_000
     hold_ms: int = 0
     max_output_bytes: int = 0  # of stdout and of stderr; 0: no limit
+    start_by_boot_ms: int = 0
+    """The command is not executed from then on; 0: at any time."""
 
 
 class SpecRecord(AttemptSpec, frozen=True, kw_only=True):
@@ -198,6 +204,11 @@ class RunningAttempt:
     @property
     def id(self) -> str:
         return self.spec.attempt_id
+
+    @property
+    def is_start_expired(self) -> bool:
+        """Whether the time is over by which its command had to be executed."""
+        return 0 < self.spec.start_by_boot_ms <= boot_ms()
 
     @property
     def exempt(self) -> Exempt:

@@ -42,11 +42,13 @@ from distributed_grid.agent.execution.attempt import (
     may_have_run,
     read_end,
     read_exit,
+    read_shim,
     read_started,
     read_unacknowledged,
     restore_state,
 )
 from distributed_grid.agent.execution.cpu_control import CoreAffinity, RunningTree
+from distributed_grid.agent.execution.launch import START_EXPIRED, failed_start_kind
 from distributed_grid.agent.execution.spawner_client import SpawnerClient, wait_until
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
@@ -62,6 +64,7 @@ LOCK_TIMEOUT_S = 10.0
 SYNC_S = 0.2  # after which an end that is not acknowledged is put on the disk
 REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
 MAX_SENDS = 5  # to a spawner that dies each time
+SEND_S = 2.0  # how long an order waits for a spawner that takes nothing
 log = logging.getLogger(__name__)
 
 
@@ -165,13 +168,51 @@ class AttemptHost:
                 job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record)
             attempt.recorded = True
         except OSError as error:
-            self._finish(attempt, ExitRecord("never_started", detail=f"could not be recorded: {error.strerror}"))
+            kind = cast("ExitKind", failed_start_kind(error))
+            self._finish(attempt, ExitRecord(kind, detail=f"could not be recorded: {error.strerror}"))
             return
+        if spec.start_by_boot_ms:
+            self._start_watch(partial(self._expire_start, attempt))
         try:
-            await self._send_to_spawner(attempt)
+            async with asyncio.timeout(SEND_S):  # of a spawner that stands still; other orders must not wait for it
+                await self._send_to_spawner(attempt)
         except OSError as error:
-            log.warning("%s could not be sent to the spawner yet: %s", attempt.id, error.strerror)
+            log.warning("%s could not be sent to the spawner yet: %s", attempt.id, error.strerror or "it stands still")
             self._on_shim_exit(attempt)
+
+    async def _expire_start(self, attempt: RunningAttempt) -> None:
+        """End an attempt that was not started in time, once it is certain that no shim can start it any more.
+
+        A shim records its identity, checks the time, then executes the command. So from that time on an attempt without
+        an identity never starts, also if a stopped spawner or shim goes on; one with an identity may run already.
+        """
+        await asyncio.sleep(max(attempt.spec.start_by_boot_ms - boot_ms(), 0) / 1000)
+        while attempt.id in self._running and attempt.started is None:
+            if attempt.is_start_expired and self._can_be_sealed(attempt):
+                log.warning("%s was not started in time", attempt.id)
+                expired = ExitRecord("start_expired", detail=START_EXPIRED)
+                self._seal(attempt, expired if attempt.stop is None else attempt.stop.record)
+                return
+            await asyncio.sleep(REPEAT_S)
+
+    def _can_be_sealed(self, attempt: RunningAttempt) -> bool:
+        """Whether it is certain that its command never starts. Its lock is taken, where nobody has it: then no spawner
+        gives it to a shim. Where a spawner or shim has the lock, the time decides."""
+        try:
+            with JobDir(self._root, attempt.id) as job:
+                with contextlib.suppress(OSError):  # a full disk: the shim checks the time all the same
+                    lock = job.take_lock()
+                    if lock is not None:
+                        os.close(lock)
+                        return True
+                return attempt.is_start_expired and read_shim(job) is None
+        except OSError:  # its directory cannot be read: nothing is certain
+            return False
+
+    def _seal(self, attempt: RunningAttempt, record: ExitRecord) -> None:
+        """Record and report the end of an attempt that no shim can start any more."""
+        self._record_exit(attempt.id, record)
+        self._finish(attempt, record)
 
     def _report_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
         if spec.fence < known.fence:
@@ -321,7 +362,7 @@ class AttemptHost:
             await wait_until(lambda: not job.is_locked())
             record = read_end(job)
             began = attempt.started is not None or may_have_run(job)
-            if record is None and not began and attempt.sends < MAX_SENDS:
+            if record is None and not began and attempt.sends < MAX_SENDS and not attempt.is_start_expired:
                 job.remove(job_dir.LOCK)
                 await self._send_to_spawner(attempt)  # spawner or shim died before it was taken up
                 return
@@ -422,7 +463,10 @@ class AttemptHost:
             return
         grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
         now = boot_ms()
-        attempt.request_stop(ending, detail, now + grace_ms)
+        stop = attempt.request_stop(ending, detail, now + grace_ms)
+        if attempt.started is None and attempt.recorded and self._can_be_sealed(attempt):
+            self._seal(attempt, stop.record)  # its spawner has not taken it yet, or stands still
+            return
         attempt.signal_stop(now)
         if self._record_stop(attempt):
             attempt.signal_stop(now)
@@ -516,6 +560,10 @@ class AttemptHost:
         """Ids of the attempts that have not ended."""
         return tuple(self._running)
 
+    def unstarted(self) -> list[str]:
+        """Ids of the attempts that have neither started nor ended, as far as is known here."""
+        return [attempt.id for attempt in self._running.values() if attempt.started is None]
+
     def knows(self, attempt_id: str) -> bool:
         """Whether it was ever launched here, ended or not."""
         return attempt_id in self._running or self._find_exit(attempt_id) is not None
@@ -568,6 +616,8 @@ def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:
     """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
+    if attempt.stop is None and not began and attempt.is_start_expired:
+        return ExitRecord("start_expired", detail=START_EXPIRED)
     if attempt.stop is None and not began:
         return ExitRecord("never_started", detail="could not be started: its supervisor died first")
     lost = ExitRecord("lost", detail="its supervisor died; nothing of it is left")

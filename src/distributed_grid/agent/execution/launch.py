@@ -8,21 +8,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
+from errno import EACCES, EDQUOT, ENOENT, ENOEXEC, ENOSPC, ENOTDIR
 from typing import Any
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits.cgroups import Cgroup
 from distributed_grid.agent.limits.timer import IGNORED_BY_PYTHON
+from distributed_grid.posix.boot_clock import boot_ms
+
+NO_ROOM = (ENOSPC, EDQUOT)
+START_EXPIRED = "not started in time"
 
 
 class LaunchFailed(Exception):
-    """The command cannot be run; `exit_code` is what a shell would return."""
+    """The command cannot be run; `exit_code` is what a shell would return, `kind` how the attempt ends."""
 
-    def __init__(self, reason: str, exit_code: int = 127) -> None:
+    def __init__(self, reason: str, exit_code: int = 127, kind: str = "never_started") -> None:
         super().__init__(reason)
         self.exit_code = exit_code
+        self.kind = kind
 
 
 def open_output(job: JobDir) -> dict[str, int]:
@@ -35,7 +40,8 @@ def open_output(job: JobDir) -> dict[str, int]:
     except OSError as error:
         for fd in output.values():
             os.close(fd)
-        raise LaunchFailed(f"its output cannot be written: {error.strerror}", 126) from error
+        unwritable = f"its output cannot be written: {error.strerror}"
+        raise LaunchFailed(unwritable, 126, failed_start_kind(error)) from error
     for fd in output.values():
         os.set_blocking(fd, True)
     return output
@@ -64,8 +70,11 @@ def start_command(
             group.join()
         if cores:
             os.sched_setaffinity(0, cores)
+        path = find_command(spec["argv"], env)
+        if 0 < spec["start_by_boot_ms"] <= boot_ms():  # the last that can take its time is behind us
+            raise LaunchFailed(START_EXPIRED, 126, "start_expired")
         return os.posix_spawn(
-            find_command(spec["argv"], env),
+            path,
             spec["argv"],
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((nothing, *output))],
@@ -124,6 +133,11 @@ def _ray_python(given: Mapping[str, str]) -> str:
     from importlib.util import find_spec
 
     return sys.executable if find_spec("ray") is not None else ""
+
+
+def failed_start_kind(error: OSError) -> str:
+    """How an attempt ends that cannot be recorded or written: a full disk is the fault of its node."""
+    return "no_room" if error.errno in NO_ROOM else "never_started"
 
 
 def find_command(argv: list[str], env: dict[str, str]) -> str:

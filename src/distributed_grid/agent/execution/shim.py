@@ -5,6 +5,8 @@
 - The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Where no agent
   is there to hear of it, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
 - Time-out, hold, memory limit and output limit are enforced without agent and control plane.
+- The time by which the command has to start is checked immediately before it is executed, and after the shim has
+  recorded its identity. So an attempt without an identity by then never starts.
 - Where its directory is removed nobody can ever read its record: it kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
@@ -21,7 +23,7 @@ import signal
 import time
 from typing import Any, Final
 
-from distributed_grid.agent.execution.launch import LaunchFailed, open_output, start_command
+from distributed_grid.agent.execution.launch import LaunchFailed, failed_start_kind, open_output, start_command
 from distributed_grid.agent.execution.output_limit import OutputLimit
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
@@ -124,10 +126,11 @@ class Shim:
             self._start(cores)
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
-            self._conclude("never_started", REMOVED if self.job.is_removed else str(error))
+            removed = self.job.is_removed
+            self._conclude("never_started" if removed else error.kind, REMOVED if removed else str(error))
             return
         except OSError as error:  # its groups could not be recorded
-            self._conclude("never_started", f"could not be recorded: {error.strerror}")
+            self._conclude(failed_start_kind(error), f"could not be recorded: {error.strerror}")
             return
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
@@ -483,6 +486,7 @@ SPEC_FIELDS: Final = {
     "timeout_ms": int,
     "grace_ms": int,
     "hold_ms": int,
+    "start_by_boot_ms": int,
     "launched_boot_ms": int,
     "boot": str,
     "nonce": str,

@@ -9,10 +9,12 @@ use of its owner. Nothing of the machine shows there: not what others use of it,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import (
@@ -26,8 +28,11 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import OwnerOnGpu
 from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, total_loan
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.resources import MAX_AMOUNT, Capacity
 from distributed_grid.posix.boot_clock import boot_ms
+
+MIN_FREE_INODES = 50
+"""A file system on which no more files than this can be made is full."""
 
 
 class OwnerBackground(Struct, frozen=True):
@@ -124,6 +129,8 @@ class UsageMeter:
         self.probe = probe
         self._gpus = gpus
         self._on_gpus: tuple[GpuUsage, ...] = ()
+        self._jobs: Path | None = None
+        self._disk_free_bytes = self._disk_bytes = 0
         self._ended_cpu_ms = 0
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
@@ -146,6 +153,7 @@ class UsageMeter:
 
         What is exempt from jobs is none of Ray's workers.
         """
+        self._jobs = jobs
         for ray in self._rays:
             ray.jobs, ray.shims, ray.exempt = jobs, shims, exempt
 
@@ -164,6 +172,16 @@ class UsageMeter:
         if self._gpus is not None:
             own = {*own_pids, *self._ray.pids()}
             self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
+
+    def sample_disk(self) -> None:
+        """Sample what is free on the disk of the jobs; nothing where no more files can be made."""
+        if self._jobs is None:
+            return
+        disk = os.statvfs(self._jobs)
+        has_inodes = disk.f_favail > MIN_FREE_INODES or not disk.f_files
+        free_bytes = disk.f_bavail * disk.f_frsize if has_inodes else 0
+        self._disk_free_bytes = min(free_bytes, MAX_AMOUNT)
+        self._disk_bytes = min(disk.f_blocks * disk.f_frsize, MAX_AMOUNT)
 
     @property
     def gpu_memory_by_pid(self) -> Mapping[int, int]:
@@ -185,12 +203,15 @@ class UsageMeter:
             memory_outside_bytes=sample.memory_outside_bytes,
             gpus=self._on_gpus,
             memory_room_bytes=max(self.probe.memory_bytes - sample.memory_outside_bytes, 0),
+            disk_free_bytes=self._disk_free_bytes,
+            disk_bytes=self._disk_bytes,
         )
 
     def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
         running = (one for one in own.values() if one.node == node)
         blocks = self._lent_memory.get(node, lambda: 0)()
-        return self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
+        usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
+        return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
 
     def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
         """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""

@@ -21,7 +21,7 @@ from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuD
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.domain.statistics import Idleness
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
-from distributed_grid.scheduling.offers.pause import pauses, percent, without_paused
+from distributed_grid.scheduling.offers.pause import disk_reason, pauses, percent, without_paused
 
 GROWTH_DIVISOR = 10
 """An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
@@ -59,6 +59,8 @@ def next_offer(
         lends, withheld = NOTHING, ("its owner is using it",)
     elif degraded:
         lends, withheld = NOTHING, (f"degraded: {degraded}",)
+    elif seen.disk_full:
+        lends, withheld = NOTHING, (disk_reason(seen.usage),)
     elif engine_capacity is not None:
         lends, withheld = _limit_to_engine(lends, engine_capacity.room, withheld, used or NodeClaims())
     now = seen.at_ms
@@ -89,6 +91,11 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
 def degraded_offer(offer: Offer, why: str) -> Offer:
     """The offer of a node that lends nothing new from now on."""
     return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(f"degraded: {why}",), paused=())
+
+
+def full_disk_offer(offer: Offer, usage: Usage) -> Offer:
+    """The offer of a node that lends nothing new because its disk is full."""
+    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(disk_reason(usage),), paused=())
 
 
 def _limit_to_engine(

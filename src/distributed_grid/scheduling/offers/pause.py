@@ -1,4 +1,5 @@
-"""Pauses of an offer: nothing new is placed while the last minute is above the mark, and after reclaims in a row.
+"""Pauses of an offer: nothing new is placed while the last minute is above the mark, after reclaims or failed starts
+in a row, and while the disk of the jobs is full.
 
 Whether a resource is offered at all is decided slowly (`owner_activity`); a pause comes and goes with the mean of the
 last minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands
@@ -9,6 +10,10 @@ order. Either way a job that is placed there at once is requeued at once, and so
 row the node offers nothing for `FIRST_REST_MS`, after each further one for twice as long, up to `MAX_REST_MS`. A node
 that has kept what was placed on it for a while (`SETTLED_MS`, or as long as it rested) begins anew. What was placed
 before the last time belongs to that one: an owner takes all back at once.
+
+A node that does not start what was placed on it rests at once, since each such job has lost a minute there: for
+`FIRST_START_REST_MS`, and twice as long after each further time in a row, up to `MAX_START_REST_MS`. An attempt that
+starts there ends that.
 """
 
 from __future__ import annotations
@@ -28,6 +33,12 @@ MIN_STEP_MS = 1_000
 FIRST_REST_MS = 10_000
 MAX_REST_MS = 600_000
 SETTLED_MS = 60_000
+FIRST_START_REST_MS = 60_000
+MAX_START_REST_MS = 3_600_000
+DISK_RESERVE_BYTES = 64 << 20
+DISK_RESERVE_DIVISOR = 20
+"""A disk is full with less than the reserve free, or less than this part of a small one. It has room again with twice
+as much."""
 _MAX_DOUBLINGS = 16
 OWNER = "its owner"
 """Reasons with these words come from the owner's use of a machine."""
@@ -162,9 +173,59 @@ def count_reclaim(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObs
     return replace(seen, reclaims=in_a_row + 1, reclaimed_at_ms=now)
 
 
+def count_failed_start(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObservation:
+    """The node has not started what was placed on it at this moment; what it was given together counts once."""
+    if seen.failed_starts and placed_at_ms < seen.start_failed_at_ms:
+        return seen
+    return replace(seen, failed_starts=seen.failed_starts + 1, start_failed_at_ms=now)
+
+
+def count_start(seen: NodeObservation) -> NodeObservation:
+    """The node has started something: it rests no more for what it did not start."""
+    return replace(seen, failed_starts=0, start_failed_at_ms=0) if seen.failed_starts else seen
+
+
 def rest_left_ms(seen: NodeObservation | None, now: int) -> int:
     """How long the node offers nothing yet; 0 where it may."""
-    return max(seen.reclaimed_at_ms + _rest_ms(seen.reclaims) - now, 0) if seen is not None and seen.reclaims else 0
+    if seen is None:
+        return 0
+    reclaim_rest_ms = seen.reclaimed_at_ms + _rest_ms(seen.reclaims) - now if seen.reclaims else 0
+    return max(reclaim_rest_ms, start_rest_left_ms(seen, now), 0)
+
+
+def start_rest_left_ms(seen: NodeObservation, now: int) -> int:
+    """How long the node offers nothing yet because it has not started what it was given."""
+    if not seen.failed_starts:
+        return 0
+    rest_ms = min(FIRST_START_REST_MS << min(seen.failed_starts - 1, _MAX_DOUBLINGS), MAX_START_REST_MS)
+    return max(seen.start_failed_at_ms + rest_ms - now, 0)
+
+
+def rest_reason(seen: NodeObservation | None, now: int) -> str:
+    """Why and for how long a node rests; empty where it does not."""
+    left_ms = rest_left_ms(seen, now)
+    if seen is None or not left_ms:
+        return ""
+    if left_ms == start_rest_left_ms(seen, now):
+        times = "" if seen.failed_starts == 1 else f", {seen.failed_starts} times in a row"
+        return f"rests for {duration(left_ms)}: it did not start what it was given{times}"
+    return f"took work back {seen.reclaims} times in a row; it lends again in {-(-left_ms // 1000)} s"
+
+
+def duration(ms: int) -> str:
+    """A time to wait, as it is shown."""
+    return f"{-(-ms // 1000)} s" if ms <= 120_000 else f"{-(-ms // 60_000)} min"
+
+
+def is_disk_full(usage: Usage, was_full: bool) -> bool:
+    """Whether nothing new fits on the disk of a node's jobs; one that was full has to have twice the reserve free."""
+    reserve = min(DISK_RESERVE_BYTES, usage.disk_bytes // DISK_RESERVE_DIVISOR)
+    return usage.disk_bytes > 0 and usage.disk_free_bytes < (2 * reserve if was_full else reserve)
+
+
+def disk_reason(usage: Usage) -> str:
+    """Why a node with a full disk lends nothing."""
+    return f"its disk is full ({usage.disk_free_bytes / (1 << 20):.0f} MB left)"
 
 
 def _rest_ms(reclaims: int) -> int:

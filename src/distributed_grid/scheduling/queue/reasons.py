@@ -12,7 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.offers.pause import OWNER, rest_left_ms
+from distributed_grid.scheduling.offers.pause import OWNER, rest_reason
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import Constraints
@@ -210,11 +210,7 @@ def why_not_lent(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
 
 
 def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
-    seen = ledger.observations.get(node.name)
-    rest_ms = rest_left_ms(seen, now)
-    if seen is None or not rest_ms:
-        return "no fresh measurement"
-    return f"took work back {seen.reclaims} times in a row; it lends again in {-(-rest_ms // 1000)} s"
+    return rest_reason(ledger.observations.get(node.name), now) or "no fresh measurement"
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:

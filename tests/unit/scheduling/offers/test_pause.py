@@ -27,9 +27,13 @@ from distributed_grid.scheduling.offers.pause import (
     SETTLED_MS,
     WINDOW_MS,
     OfferPause,
+    count_failed_start,
     count_reclaim,
+    count_start,
+    is_disk_full,
     pauses,
     rest_left_ms,
+    rest_reason,
 )
 from distributed_grid.scheduling.queue.reasons import why_not_lent
 from tests.support.builders import Scenario, a_node, a_request, a_usage, thresholds
@@ -239,6 +243,45 @@ def test_all_that_an_owner_takes_back_at_once_counts_once():
     for number in range(100):
         seen = count_reclaim(seen, NOW - number, NOW + number)
     assert (seen.reclaims, rest_left_ms(seen, NOW)) == (1, 0)
+
+
+def test_a_node_that_starts_nothing_rests_twice_as_long_each_time_until_it_starts_something():
+    seen, now, found = NodeObservation("gpu1", NOW), NOW, []
+    for _ in range(8):
+        seen = count_failed_start(seen, now, now + 62_000)
+        now += 62_000
+        found.append(rest_left_ms(seen, now))
+        now += found[-1] + 1
+    assert found == [60_000, 120_000, 240_000, 480_000, 960_000, 1_920_000, 3_600_000, 3_600_000]
+    later = seen.start_failed_at_ms + 1
+    assert rest_reason(seen, later) == "rests for 60 min: it did not start what it was given, 8 times in a row"
+    assert rest_left_ms(count_start(seen), later) == 0
+
+
+def test_what_a_node_was_given_together_and_did_not_start_counts_once():
+    seen = NodeObservation("gpu1", NOW)
+    for number in range(100):
+        seen = count_failed_start(seen, NOW - number, NOW + number)
+    assert seen.failed_starts == 1
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "was_full", "is_full"),
+    [
+        (63 * MB, 10_000 * MB, False, True),
+        (65 * MB, 10_000 * MB, False, False),
+        (65 * MB, 10_000 * MB, True, True),
+        (128 * MB, 10_000 * MB, True, False),
+        (1 * MB, 8 * MB, False, False),
+        (0, 8 * MB, False, True),
+        (0, 0, False, False),
+    ],
+)
+def test_a_disk_is_full_below_the_reserve_and_has_room_again_at_twice_of_it(free, total, was_full, is_full):
+    assert is_disk_full(Usage(disk_free_bytes=free, disk_bytes=total), was_full) is is_full
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
