@@ -169,14 +169,15 @@ class StartDeadlines:
         self._of_node: dict[str, dict[str, StartDeadline]] = {}
 
     def order(self, node: Node | None, seen: NodeObservation | None, lease_id: str, now: int) -> int:
-        """An order about an unstarted attempt is sent: how long after the heartbeat that it names the attempt may
-        start. The time begins with the first one; a later order moves it no further."""
+        """An order about an unstarted attempt is to be sent: how long after the heartbeat that it names the attempt may
+        start; 0 and less: not any more. The time begins with the first one; a later order moves it no further."""
         start_ms = node.start_ms if node is not None else START_MS
         name = node.name if node is not None else ""
         deadline = self._of_node.setdefault(name, {}).setdefault(lease_id, StartDeadline(now + start_ms))
         at_ms, beat = (seen.at_ms, seen.beat) if seen is not None else (now, 0)
-        start_by_ms = max(deadline.until_ms - at_ms, 1)
-        deadline.until_boot_ms = max(deadline.until_boot_ms, beat + start_by_ms)
+        start_by_ms = deadline.until_ms - at_ms
+        if start_by_ms > 0:
+            deadline.until_boot_ms = max(deadline.until_boot_ms, beat + start_by_ms)
         return start_by_ms
 
     def extend(self, node: Node, message: Heartbeat, now: int) -> None:
@@ -325,9 +326,12 @@ class AgentSessions:
         for effect in effects:
             agent = self._agents.get(effect.node)
             if agent is not None and not self._is_missing(effect):
+                start_by_ms = self._start_by_ms(effect)
                 if isinstance(effect, StartAttempt):
+                    if start_by_ms <= 0:  # it is ended soon, or its agent has it
+                        continue
                     self._live_orders(effect.node).add(effect.lease.id)
-                agent.send(order_of(self._grid.ledger, effect, self._start_by_ms(effect)))
+                agent.send(order_of(self._grid.ledger, effect, max(start_by_ms, 0)))
 
     def _start_by_ms(self, effect: Effect) -> int:
         """How long after the last heartbeat of its node an attempt may start. A stop of one that was not reported as

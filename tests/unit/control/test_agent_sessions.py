@@ -319,7 +319,7 @@ async def late_beat(
     gateway: AgentGateway, agent: Agent, after_ms: int, number: int, starting: tuple[str, ...] = ()
 ) -> None:
     """A heartbeat of this number, so much later."""
-    CLOCK.ms += after_ms
+    CLOCK.passed_ms += after_ms
     gateway.received(Heartbeat(agent.nodes[0], Usage(), number, starting=starting), agent)
     await gateway.settled()
 
