@@ -27,11 +27,11 @@ from distributed_grid.scheduling.offers.pause import (
     SETTLED_MS,
     WINDOW_MS,
     OfferPause,
-    count_reclaim,
-    pauses,
     count_failed_start,
+    count_reclaim,
     count_start,
     is_disk_full,
+    pauses,
     rest_left_ms,
     rest_reason,
 )
