@@ -32,6 +32,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
 STREAM_CREDIT_BYTES = 512 * 1024
 MAX_IDS = 4_000
+MAX_STARTING = 1_000
+"""Attempts that a heartbeat names as not started yet."""
 """In one message; lists of ids that can be longer are sent in pages."""
 MAX_ATTEMPTS = 200_000
 MAX_COPIES = 200_000
@@ -158,7 +160,7 @@ class Heartbeat(_FromAgent, frozen=True):
     `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
     of it, too. `starting` are the attempts that the agent has been ordered to start and whose start or end the control
     plane may not know of yet: files are being fetched, or a shim has them, or a report is not acknowledged. A list of
-    `MAX_IDS` may be incomplete."""
+    `MAX_STARTING` may be incomplete."""
 
     node: Name
     usage: Usage
@@ -169,7 +171,7 @@ class Heartbeat(_FromAgent, frozen=True):
     capacity: ReportedCapacity | None = None
     end: AnnouncedEnd | None = None
     clock_jump: PendingClockJump | None = None
-    starting: Ids = ()
+    starting: Annotated[tuple[Id, ...], Meta(max_length=MAX_STARTING)] = ()
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):

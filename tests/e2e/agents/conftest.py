@@ -20,6 +20,7 @@ from tests.support.shell import Shell, wait_until
 CONFIG = """
 name: far
 hold_seconds: {hold}
+start_seconds: {start}
 nodes:
 - {{name: here, host: local}}
 {far}
@@ -87,10 +88,12 @@ class FarGrid(Shell):
 
     agents: dict[str, FarAgent]
 
-    def begin(self, *names: str, hold: float = 60, furnish: Callable[[Path], object] | None = None) -> FarGrid:
+    def begin(
+        self, *names: str, hold: float = 60, start: float = 60, furnish: Callable[[Path], object] | None = None
+    ) -> FarGrid:
         """Start everything; `furnish` is called with the directory of each agent before there is anything in it."""
         config = self.cwd.parent / "far.yaml"
-        config.write_text(CONFIG.format(hold=hold, far="".join(FAR.format(name=name) for name in names)))
+        config.write_text(CONFIG.format(hold=hold, start=start, far="".join(FAR.format(name=name) for name in names)))
         self.env["GRID_CONFIG"] = str(config)
         self("daemon", "start", check=0)
         self.agents = {}
