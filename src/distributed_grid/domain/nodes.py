@@ -178,7 +178,8 @@ class NodeObservation(Struct, frozen=True):
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
     agent reports are paid for, and `records_omitted` were not written (`reactor/dispatch.py`). It has taken back
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`).
-    A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
+    A pull worker has been asking for a task since `asking_since_ms` (0: it is not), and the last task it was given,
+    `handed_out`, was the answer to `handed_out_ask`. With `report_wanted` the node is to
     say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
     by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
     `clock_recorded_ms`.
@@ -207,6 +208,8 @@ class NodeObservation(Struct, frozen=True):
     reclaims: int = 0
     reclaimed_at_ms: int = 0
     asking_since_ms: int = 0
+    handed_out: str = ""
+    handed_out_ask: str = ""
     report_wanted: bool = False
     clock_jump_ms: int = 0
     clock_waits_ms: int = 0
