@@ -96,7 +96,17 @@ MALFORMED = [
     *([], [1], [None], {}, {1: 2}, {("a",): 1}, {"a": {1, 2}}, nested(5_000)),
     *({"cpu": 5}, {"cpu": {"cores": "x"}}, {"cpu": {"cores": float("nan")}}, {"cpu": {"cores": 4, "x": object()}}),
 ]
-FIELDS = ("type", "worker_id", "hostname", "capabilities", "tags", "resources", "incarnation", "hold_seconds", "running")
+FIELDS = (
+    "type",
+    "worker_id",
+    "hostname",
+    "capabilities",
+    "tags",
+    "resources",
+    "incarnation",
+    "hold_seconds",
+    "running",
+)
 
 
 @pytest.mark.parametrize("kind", MESSAGE_TYPES)
