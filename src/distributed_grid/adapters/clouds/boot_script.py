@@ -5,11 +5,11 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 `grid` of the same version.
 
 - Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
-  second process, the watchdog, sees to it where the script itself is killed, where the agent has not joined in time, and
-  where it hangs: where it has not heard the control plane for so long that it should have ended itself.
-- The watchdog also asks for itself, as root: a TLS handshake with the pinned certificate is a proof that no job can make.
-  Without one for so long the machine is powered off, whatever a job does to the files of the agent. Should the watchdog
-  itself be killed, a shutdown that it keeps putting off comes.
+  second process, the watchdog, sees to it where the script itself is killed, where the agent has not joined in time,
+  and where it hangs: where it has not heard the control plane for so long that it should have ended itself.
+- The watchdog also asks for itself, as root: a TLS handshake with the pinned certificate is a proof that no job can
+  make. Without one for so long the machine is powered off, whatever a job does to the files of the agent. If the
+  watchdog itself is killed, a planned shutdown comes, which it keeps putting off.
 - The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
   launch deadline has passed. It is in no command line, no environment and no file besides the script.
 - The agent, and so every job, runs as a user of its own where one can be made; its program belongs to root.
@@ -63,8 +63,8 @@ trap end EXIT
 trap 'exit 1' HUP INT TERM
 fail() {{ why=$1; exit 1; }}
 
-# Ends the machine where this script cannot: it was killed, the agent has not joined in time or hangs (n), or the control
-# plane is gone (m), whatever files say: jobs reach those of the agent. It compares only times that it has counted itself.
+# Ends the machine where this script cannot: it was killed, the agent has not joined in time or hangs (n), or the
+# control plane is gone (m), whatever files say: jobs reach them. It compares only times that it has counted itself.
 check='{check}'
 watch='n=0 m=0 c=0 r=0 heard= most=$3
 lives() {{
