@@ -36,7 +36,8 @@ EXIT_MARGIN_SECONDS = 120
 """For how long after the agent should have ended for want of a control plane the machine is left alone."""
 END_MINUTES = 30
 """After that time, the shutdown that a living watchdog puts off."""
-MAX_ADDRESSES = 8
+MAX_ADDRESSES = 4
+"""Of those in the token, and the one that the agent has joined at."""
 HEARD_FILE = "heard"
 """In the directory of the agent: its time changes whenever the control plane was heard."""
 MAX_BYTES = 16 * 1024
