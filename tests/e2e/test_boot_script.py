@@ -274,6 +274,37 @@ def test_a_hung_agent_does_not_keep_the_machine_alive(plane: Shell, machine: Mak
     assert is_running(booted.process.pid), "it was not the script that ended it"
 
 
+def test_no_file_keeps_the_machine_alive_when_the_control_plane_is_gone(tmp_path: Path, machine: Make) -> None:
+    (tmp_path / "here").mkdir()
+    plane = Shell(tmp_path / "state", tmp_path / "here")
+    plane("daemon", "start", "--listen", "127.0.0.1:0", "--tls", check=0)
+    try:
+        order = order_for("kept", token_for(plane, "kept"), GRID_WORKER_EXIT_SECONDS="8")
+        booted = machine().boot(order, margin_seconds=2)
+        folder = booted.home / "agent"
+        wait_until(lambda: (folder / HEARD_FILE).exists() or booted.power_offs(), 60)
+        assert booted.power_offs() == [], booted.said
+        assert booted.planned_ends()[-1].startswith("-P +"), "it has an end of its own, should all of it be killed"
+        # A job does all that it can: it stops the agent, and has every file of the agent look new.
+        agent = next(pid for pid in booted.processes() if b"distributed_grid.agent\0" in read(pid, "cmdline"))
+        os.kill(agent, signal.SIGSTOP)
+        (folder / "joined.json").unlink()
+        script = f"while :; do touch {folder}/{HEARD_FILE} {folder}/joined.json; sleep 0.5; done"
+        with subprocess.Popen(["sh", "-c", script]) as toucher:
+            try:
+                touched = (folder / HEARD_FILE).stat().st_mtime_ns
+                wait_until(lambda: (folder / HEARD_FILE).stat().st_mtime_ns > touched)
+                plane.close()
+                wait_until(booted.power_offs, 60)
+            finally:
+                toucher.kill()
+        assert booted.process is not None
+        assert is_running(agent), "it was not its own end"
+        assert is_running(booted.process.pid), "it was not the script that ended it"
+    finally:
+        plane.close()
+
+
 @pytest.fixture
 def private_accounts() -> None:
     if os.geteuid() != 0:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -390,6 +393,56 @@ def test_a_waiting_worker_gets_a_task_as_soon_as_there_is_one(
         assert task["task_id"] == task_id
         coordinator.task_manager.complete_task(task)
         ask(worker, type="unregister", worker_id="ws-3")
+
+
+WAITING_WORKER = """
+import json, sys
+from websockets.sync.client import connect
+
+url, bearer, name, wait_seconds, resources = sys.argv[1:]
+with connect(url, additional_headers={"Authorization": f"Bearer {bearer}"}) as worker:
+    worker.send(json.dumps({"type": "register", "worker_id": name, "resources": json.loads(resources)}))
+    worker.recv()
+    worker.send(json.dumps({"type": "get_task", "worker_id": name, "wait_seconds": float(wait_seconds)}))
+    print("waits", flush=True)
+    print(worker.recv(), flush=True)
+"""
+WAITING_CALLER = """
+import sys
+from distributed_grid.orchestration.coordinator import TaskManager
+
+print("waits", flush=True)
+print(TaskManager(state_dir=sys.argv[1]).get_next_task(sys.argv[2], wait_seconds=60), flush=True)
+"""
+
+
+@pytest.mark.parametrize("over", ["websocket", "socket"])
+def test_a_worker_that_is_killed_while_it_waits_gets_no_task(
+    server: CoordinatorServer, coordinator: Coordinator, shared_grid: Shell, over: str
+):
+    tasks, dead, alive = coordinator.task_manager, f"dead-{over}", f"alive-{over}"
+    coordinator.worker_manager.register_worker(alive, resources=HAS)
+    if over == "websocket":
+        words = [WAITING_WORKER, server.url, token(shared_grid), dead, "60", json.dumps(HAS)]
+    else:
+        coordinator.worker_manager.register_worker(dead, resources=HAS)
+        words = [WAITING_CALLER, str(shared_grid.state_dir), dead]
+    with subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(1)  # its request is on its way: nothing shows that it has arrived
+        process.kill()
+    task_id = tasks.add_task({"type": "test"})
+    began = time.monotonic()
+    task = tasks.get_next_task(alive, wait_seconds=20)
+    assert task is not None
+    assert time.monotonic() - began < 3, "the dead one was waited for"
+    assert (task["task_id"], task["worker_id"]) == (task_id, alive)
+    assert tasks.complete_task(task)
+    started = [one for one in shared_grid.job(task_id)["attempts"] if one["started_at"]]
+    assert len(started) == 1
+    for name in (dead, alive):
+        coordinator.worker_manager.remove_worker(name)
 
 
 @pytest.mark.parametrize("bearer", ["", "grid_00000000_wrong", "nonsense"])

@@ -43,7 +43,8 @@ class BareMachine:
             (self.programs / tool).symlink_to(str(shutil.which(tool)))
         if python is not None:
             (self.programs / "python3").symlink_to(python)
-        self.add_program("shutdown", f'echo "$@" >> {folder}/shutdown.txt')
+        planned = f'-c | "-P +"*) echo "$@" >> {folder}/planned.txt ;;'
+        self.add_program("shutdown", f'case "$*" in {planned} *) echo "$@" >> {folder}/shutdown.txt ;; esac')
         self.console = folder / "console.txt"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -91,6 +92,11 @@ class BareMachine:
     def power_offs(self) -> list[str]:
         """What `shutdown` was told so far."""
         record = self.folder / "shutdown.txt"
+        return record.read_text().splitlines() if record.exists() else []
+
+    def planned_ends(self) -> list[str]:
+        """The shutdowns that were planned or cancelled so far."""
+        record = self.folder / "planned.txt"
         return record.read_text().splitlines() if record.exists() else []
 
     def wait_until_off(self, seconds: float = 30) -> str:

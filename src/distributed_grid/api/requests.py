@@ -476,6 +476,15 @@ class TakeTask(Message, frozen=True):
     incarnation: Name = ""
     running: Annotated[tuple[Name, ...], Meta(max_length=10_000)] = ()
     wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    ask_id: Name = ""
+
+
+class WithdrawAsk(Message, frozen=True):
+    """A pull worker is gone that asked: it did not get the answer to the request with this `ask_id`."""
+
+    worker_id: WorkerId
+    incarnation: Name = ""
+    ask_id: Name = ""
 
 
 class ReportTask(Message, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ RETURNS = frozenset(
         *("cancel_job", "cancel_move", "release_lease", "release_boost", "free_block", "terminate_workers"),
         *("remove_pull_worker", "detach_ray", "drain_node", "withdraw_consent", "revoke_token", "revoke_join_token"),
         *("stop_daemon", "wait_for_job", "fetch_files", "explain", "reload_config", "renew_blocks"),
-        *("report_task", "report_pull_worker"),
+        *("report_task", "report_pull_worker", "withdraw_ask"),
     }
 )
 """Requests that end, return or fetch something, or report on what was begun before."""

@@ -97,6 +97,16 @@ class TaskAsked(Struct, frozen=True):
     worker: str
     incarnation: str = ""
     running: tuple[str, ...] = ()
+    ask_id: str = ""  # names the answer, so that it can be given back undelivered
+
+
+class TaskAskWithdrawn(Struct, frozen=True):
+    """The connection is gone on which a pull worker asked: it asks no more, and the answer to this ask, if there was
+    one, was not delivered."""
+
+    worker: str
+    incarnation: str = ""
+    ask_id: str = ""
 
 
 class ReassessmentRequested(Struct, frozen=True):
@@ -891,6 +901,7 @@ Event = (
     | NodeHeard
     | PullWorkerRegistered
     | TaskAsked
+    | TaskAskWithdrawn
     | ReassessmentRequested
     | AgentRequested
     | NodeDrained

@@ -187,7 +187,8 @@ class NodeObservation(Struct, frozen=True):
     what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`), and has
     not started what was placed on it `failed_starts` times in a row, last at `start_failed_at_ms`. With `disk_full`
     nothing new fits on the disk of its jobs.
-    A pull worker has been asking for a task since `asking_since_ms` (0: it is not). With `report_wanted` the node is to
+    A pull worker has been asking for a task since `asking_since_ms` (0: it is not), and the last task it was given,
+    `handed_out`, was the answer to `handed_out_ask`. With `report_wanted` the node is to
     say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
     by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
     `clock_recorded_ms`.
@@ -219,6 +220,8 @@ class NodeObservation(Struct, frozen=True):
     start_failed_at_ms: int = 0
     disk_full: bool = False
     asking_since_ms: int = 0
+    handed_out: str = ""
+    handed_out_ask: str = ""
     report_wanted: bool = False
     clock_jump_ms: int = 0
     clock_waits_ms: int = 0

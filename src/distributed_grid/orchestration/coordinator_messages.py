@@ -37,8 +37,14 @@ def parse_message(message: Any, *, connection: str = "") -> CoordinatorCall:
     kind = message.get("type")
     parse = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parse is None:
-        raise BadInput(f"no message type {kind!r}; the types are: {', '.join(sorted(_PARSERS))}")
-    return parse(message, connection)
+        shown = repr(kind[:40]) if isinstance(kind, str) else "None" if kind is None else type(kind).__name__
+        raise BadInput(f"no message type {shown}; the types are: {', '.join(sorted(_PARSERS))}")
+    try:
+        call = parse(message, connection)
+    except RecursionError:
+        raise BadInput(f"the message {kind} is nested too deeply") from None
+    checked_json(call.arguments, f"the message {kind}")
+    return call
 
 
 def error_reply(error: Exception) -> Reply:
@@ -57,17 +63,20 @@ def registration(
     hold_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """The request that registers a worker; what it has comes from its resources, or else from its capabilities."""
-    has = _mapping(resources or _resources_of(capabilities or {}), "resources")
+    capabilities = _mapping(capabilities or {}, "capabilities")
+    has = _mapping(resources or _resources_of(capabilities), "resources")
     reported_resources(has)
-    return {
+    fields = {
         "worker_id": worker_id,
         "incarnation": incarnation or uuid.uuid4().hex,
         "resources": dict(has),
         "hostname": hostname,
-        "capabilities": dict(checked_json(_mapping(capabilities or {}, "capabilities"), "capabilities")),
+        "capabilities": dict(checked_json(capabilities, "capabilities")),
         "tags": _tags(tags),
         "hold_seconds": hold_seconds,
     }
+    checked_json(fields, "a registration")
+    return fields
 
 
 def _resources_of(capabilities: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,16 +16,19 @@ import json
 import logging
 import ssl
 import threading
+import uuid
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.errors import BadInput, GridError, Refused, TimedOut, Unreachable
-from distributed_grid.orchestration.coordinator_messages import Reply, error_reply, parse_message
+from distributed_grid.orchestration.coordinator_messages import CoordinatorCall, Reply, error_reply, parse_message
 
 if TYPE_CHECKING:
     from distributed_grid.orchestration.coordinator import Coordinator
@@ -218,11 +221,22 @@ class WorkerSessions:
         """Answer the messages of one connection, one after the other, until it ends."""
         self._open += 1
         registered: dict[str, str] = {}
+        closed = asyncio.ensure_future(connection.wait_closed())
+        asked: list[CoordinatorCall] = []  # for a task, and the answer was not sent yet
         try:
             async for body in connection:
-                reply = await self._answer(body, str(connection.id), registered)
+                asked.clear()
+                answering = asyncio.create_task(self._answer(body, str(connection.id), registered, asked))
+                await asyncio.wait((answering, closed), return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    answering.cancel()  # the worker is gone: what it waits for goes to others
+                    await asyncio.wait((answering,))
+                    break
+                if connection.state is not State.OPEN:
+                    break
+                asked.clear()  # from here on it may have been delivered
                 async with asyncio.timeout(self._send_seconds):
-                    await connection.send(json.dumps(reply))
+                    await connection.send(json.dumps(answering.result()))
         except ConnectionClosed:
             pass
         except TimeoutError:
@@ -230,9 +244,23 @@ class WorkerSessions:
             connection.transport.abort()
         finally:
             self._open -= 1
+            closed.cancel()
+            for call in asked:
+                await self._withdraw(call)
 
-    async def _answer(self, body: str | bytes, connection: str, registered: dict[str, str]) -> Reply:
-        """The reply to one message. A worker that this connection has registered is the process that it said it is."""
+    async def _withdraw(self, call: CoordinatorCall) -> None:
+        """A request for a task whose answer was not delivered: another worker gets that task."""
+        fields = {name: call.arguments[name] for name in ("worker_id", "incarnation", "ask_id")}
+        try:
+            await self._client.call("withdraw_ask", **fields)
+        except GridError as error:  # then it is lost when the worker's hold runs out
+            log.warning("a task that %s did not get could not be given back: %s", fields["worker_id"], error)
+
+    async def _answer(
+        self, body: str | bytes, connection: str, registered: dict[str, str], asked: list[CoordinatorCall]
+    ) -> Reply:
+        """The reply to one message. A worker that this connection has registered is the process that it said it is; a
+        request for a task is put into `asked`."""
         try:
             message = json.loads(body)
             worker = message.get("worker_id") if isinstance(message, dict) else None
@@ -240,6 +268,9 @@ class WorkerSessions:
             if isinstance(message, dict) and message.get("type") == "register":
                 named = connection
             call = parse_message(message, connection=named)
+            if call.op == "take_task":
+                call = replace(call, arguments={**call.arguments, "ask_id": uuid.uuid4().hex})
+                asked.append(call)
             reply = call.reply(await self._client.call(call.op, **call.arguments))
         except GridError as error:
             return error_reply(error)
@@ -247,7 +278,7 @@ class WorkerSessions:
             return {"type": "error", "error": "BadInput", "message": f"a message must be JSON: {error}"}
         if reply["type"] == "registered":
             registered[reply["worker_id"]] = reply["incarnation"]
-        if isinstance(message, dict) and "request_id" in message:
+        if isinstance(message, dict) and isinstance(message.get("request_id"), str | int):
             reply["request_id"] = message["request_id"]
         return reply
 

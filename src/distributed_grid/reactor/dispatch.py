@@ -76,6 +76,7 @@ DECIDERS: dict[type, Decider] = {
     events.NodeHeard: node_liveness.on_heard,
     events.PullWorkerRegistered: pull_workers.on_registered,
     events.TaskAsked: pull_workers.on_task_asked,
+    events.TaskAskWithdrawn: pull_workers.on_task_ask_withdrawn,
     events.ReassessmentRequested: pull_workers.on_reassessment_requested,
     events.AgentRequested: nodes.on_agent_requested,
     events.NodeDrained: nodes.on_drained,

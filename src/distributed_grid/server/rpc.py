@@ -116,6 +116,11 @@ class Connection(asyncio.Protocol):
         """Whether a request has not been answered yet."""
         return self._busy or not self._messages.empty()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the client is gone, as far as is known: what is sent now is not delivered."""
+        return self._transport is None or self._transport.is_closing()
+
     async def _run(self) -> None:
         try:
             await self._answer_all()
@@ -153,7 +158,7 @@ class Connection(asyncio.Protocol):
         self.send_frame(JSON, body)
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self.is_closing:
             self._transport.write(frame(kind, body))
 
     async def drain(self) -> None:
@@ -292,6 +297,7 @@ def _task_table(workers: PullWorkerService, tasks: TaskService) -> AnswerTable:
         requests.SubmitTask: tasks.submit,
         requests.ListTasks: lambda op, caller: tasks.list(op),
         requests.TakeTask: lambda op, caller: tasks.take(op),
+        requests.WithdrawAsk: lambda op, caller: tasks.withdraw(op),
         requests.ReportTask: lambda op, caller: tasks.report(op),
     }
 
@@ -350,11 +356,18 @@ class Dispatcher:
             raise op
         kind = type(op)
         if kind in self._answers:
-            client.send(await self._answers[kind](op, self._owner))
+            answer = await self._answers[kind](op, self._owner)
+            client.send(answer)
+            if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
+                undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
+                start_logged(self._withdraw(undelivered), "a task that was not delivered")
         elif kind in self._progress:
             client.send({**await self._progress[kind](op, self._owner, client.send), "done": True})
         else:
             await self._streams[kind](op, client)
+
+    async def _withdraw(self, op: requests.WithdrawAsk) -> None:
+        await self._answers[requests.WithdrawAsk](op, self._owner)
 
     async def _read_logs(self, op: requests.ReadLogs, client: Connection) -> None:
         client.send({**await self._jobs.read_logs(op, self._owner, _SocketOutput(client)), "done": True})

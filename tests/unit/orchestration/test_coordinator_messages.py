@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.api import requests
+from distributed_grid.client.conversation import encode
 from distributed_grid.errors import BadInput
 from distributed_grid.orchestration.coordinator_messages import MESSAGE_TYPES, parse_message
 
@@ -81,3 +82,56 @@ def test_no_message_does_more_than_be_refused(kind: str, said: dict[str, object]
     with contextlib.suppress(BadInput):
         call = parse_message({"type": kind, **said})
         assert call.op in {requests._snake_case(one.__name__) for one in requests.REQUEST_TYPES}
+
+
+def nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+MALFORMED = [
+    *(None, 5, -1, True, float("nan"), float("inf"), 10**400, "x", "x" * 100_000, b"x", object(), {1, 2}),
+    *([], [1], [None], {}, {1: 2}, {("a",): 1}, {"a": {1, 2}}, nested(5_000)),
+    *({"cpu": 5}, {"cpu": {"cores": "x"}}, {"cpu": {"cores": float("nan")}}, {"cpu": {"cores": 4, "x": object()}}),
+]
+FIELDS = (
+    "type",
+    "worker_id",
+    "hostname",
+    "capabilities",
+    "tags",
+    "resources",
+    "incarnation",
+    "hold_seconds",
+    "running",
+)
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES)
+def test_a_malformed_message_is_refused_or_can_be_sent_and_never_raises_anything_else(kind: str) -> None:
+    whole = {"worker_id": "w1", "resources": HAS, "task_id": "t1", "fence": 3, "task": {"type": "x"}}
+    fields = (*FIELDS, "wait_seconds", "task_id", "fence", "result", "status", "error", "task", "hardware_metrics")
+    malformed = [{**whole, "type": kind, name: value} for name in fields for value in MALFORMED]
+    missing = [{"type": kind, **{name: whole[name] for name in whole if name != left_out}} for left_out in whole]
+    for message in (*malformed, *missing):
+        with contextlib.suppress(BadInput):
+            call = parse_message(message, connection="c1")
+            assert encode({"op": call.op, **call.arguments})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("capabilities", "fast", "capabilities must be a mapping, not str"),
+        ("hold_seconds", float("nan"), "cannot be written as JSON"),
+        ("resources", {"cpu": {"cores": 4, "x": object()}}, "cannot be written as JSON"),
+        ("worker_id", 7, "worker_id must be text"),
+        ("type", nested(5_000), "no message type list"),
+    ],
+)
+def test_a_malformed_registration_is_one_line(field: str, value: object, line: str) -> None:
+    message = {"type": "register", "worker_id": "w1", field: value}
+    with pytest.raises(BadInput, match=line):
+        parse_message({"resources": HAS, **message} if field != "capabilities" else message)

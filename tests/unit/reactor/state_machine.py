@@ -315,7 +315,11 @@ class World(LedgerWatch):
         """A pull worker asks for its next task; it has those that it was given, or says that it has none."""
         name = PULLERS[which]
         mine = tuple(job.id for job in self.ledger.jobs_of(name) if job.state is JobState.RUNNING) if keeps else ()
-        self.handle(events.TaskAsked(name, incarnation, mine))
+        self.handle(events.TaskAsked(name, incarnation, mine, f"{name}-{incarnation}"))
+
+    def withdraw_ask(self, which: int, incarnation: str) -> None:
+        """The connection on which a pull worker asked last is gone."""
+        self.handle(events.TaskAskWithdrawn(PULLERS[which], incarnation, f"{PULLERS[which]}-{incarnation}"))
 
     def reserve(self, which: int, cores: int) -> None:
         """Somebody reserves some of a pull worker for a task."""

@@ -111,6 +111,7 @@ ACTIONS = {
     "register": (pullers, incarnations),
     "submit_task": (modest_requests, st.sampled_from([0, 0, 1]), st.sampled_from([WorkerKind.PULL, WorkerKind.ANY])),
     "take": (pullers, incarnations, st.booleans()),
+    "withdraw_ask": (pullers, incarnations),
     "reserve": (pullers, st.integers(1, 3)),
     "fill": (modest_requests, st.integers(2, 5)),
     "work": (st.sampled_from([0, 0, 1]),),
@@ -138,6 +139,7 @@ SELDOM = (
     *("displaced", "displaced", "ship", "ship", "started_too_soon"),
     *("scale", "scale", "provide", "provide", "provide", "take_away"),
     *("register", "register", "submit_task", "submit_task", "take", "take", "take", "reserve"),
+    "withdraw_ask",
     *(
         "declare",
         "forget",

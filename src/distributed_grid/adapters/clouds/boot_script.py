@@ -5,8 +5,11 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 `grid` of the same version.
 
 - Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
-  second process sees to it where the script itself is killed, where the agent has not joined in time, and where it
-  hangs: where it has not heard the control plane for so long that it should have ended itself.
+  second process, the watchdog, sees to it where the script itself is killed, where the agent has not joined in time,
+  and where it hangs: where it has not heard the control plane for so long that it should have ended itself.
+- The watchdog also asks for itself, as root: a TLS handshake with the pinned certificate is a proof that no job can
+  make. Without one for so long the machine is powered off, whatever a job does to the files of the agent. If the
+  watchdog itself is killed, a planned shutdown comes, which it keeps putting off.
 - The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
   launch deadline has passed. It is in no command line, no environment and no file besides the script.
 - The agent, and so every job, runs as a user of its own where one can be made; its program belongs to root.
@@ -14,11 +17,13 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 
 from __future__ import annotations
 
+import re
 import shlex
 from math import ceil
 from pathlib import Path
 
 from distributed_grid import __version__
+from distributed_grid.adapters.clouds.agent_download import read_token
 from distributed_grid.ports import JOIN_VARIABLE, WorkerOrder
 
 HOME = "/var/lib/distributed-grid"
@@ -29,6 +34,10 @@ DEADLINE_SECONDS = "1200"
 EXIT_VARIABLE = "GRID_WORKER_EXIT_SECONDS"
 EXIT_MARGIN_SECONDS = 120
 """For how long after the agent should have ended for want of a control plane the machine is left alone."""
+END_MINUTES = 30
+"""After that time, the shutdown that a living watchdog puts off."""
+MAX_ADDRESSES = 4
+"""Of those in the token, and the one that the agent has joined at."""
 HEARD_FILE = "heard"
 """In the directory of the agent: its time changes whenever the control plane was heard."""
 MAX_BYTES = 16 * 1024
@@ -55,21 +64,41 @@ trap end EXIT
 trap 'exit 1' HUP INT TERM
 fail() {{ why=$1; exit 1; }}
 
-# Ends the machine where this script cannot: when it was killed, or when the agent has not joined in time, or hangs.
-# Only times that it has counted itself are compared: a clock may be set, and a machine may sleep or boot again.
-watch='n=0 heard=
+# Ends the machine where this script cannot: it was killed, the agent has not joined in time or hangs (n), or the
+# control plane is gone (m), whatever files say: jobs reach them. It compares only times that it has counted itself.
+check='{check}'
+watch='n=0 m=0 c=0 r=0 heard= most=$3
+lives() {{
+    for python in python3 python3.14 python3.13 python3.12 python3.11; do
+        command -v $python > /dev/null || continue
+        $python -I -c "$5" "$6" "$2/joined.json" $7
+        return
+    done
+}}
+put_off() {{
+    r=0
+    [ -z "$8" ] || {{ shutdown -c; shutdown -P "+$8"; }}
+}}
+put_off "$@"
 while kill -0 "$1" 2> /dev/null; do
-    most=$3
     [ ! -e "$2/joined.json" ] || most=$4
-    [ -z "$most" ] || [ "$n" -lt "$most" ] || break
+    [ -z "$most" ] || {{ [ "$n" -lt "$most" ] && [ "$m" -lt "$most" ]; }} || break
     sleep 5
-    n=$((n + 5)) last=$heard
+    n=$((n + 5)) m=$((m + 5)) c=$((c + 5)) r=$((r + 5)) last=$heard
     heard=$(stat -c %y "$2/{heard}") && [ "$heard" != "$last" ] && n=0
+    command -v stat || n=0
+    if [ -n "$most" ] && [ "$c" -gt $((most / 12)) ]; then
+        c=0
+        if lives "$@"; then
+            m=0
+            [ "$r" -lt 300 ] || put_off "$@"
+        fi
+    fi
 done
 '$off
 detached=$(command -v setsid)
-command -v stat > /dev/null || silence=
-$detached sh -c "$watch" grid-watchdog $$ "$home/agent" "$deadline" "$silence" < /dev/null > /dev/null 2>&1 &
+$detached sh -c "$watch" grid-watchdog $$ "$home/agent" "$deadline" "$silence" "$check" "$fingerprint" "$addresses" \
+    "$end_minutes" < /dev/null > /dev/null 2>&1 &
 watchdog=$!
 
 mkdir -p "$home/agent" "$home/home" && chmod 755 "$home" && cd "$home" || fail "$home cannot be made"
@@ -123,6 +152,9 @@ def boot_script(order: WorkerOrder, home: str = HOME, *, margin_seconds: int = E
         "deadline": environ.pop(DEADLINE_VARIABLE, DEADLINE_SECONDS),
         "silence": str(ceil(exit_seconds) + margin_seconds) if exit_seconds else "",
     }
+    values["addresses"], values["fingerprint"] = _addresses(values["token"])
+    silence = max(float(values["deadline"]), float(values["silence"] or 0))
+    values["end_minutes"] = str(ceil(silence / 60) + END_MINUTES) if values["silence"] else ""
     settings = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     settings += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
     script = _SCRIPT.format(
@@ -131,11 +163,35 @@ def boot_script(order: WorkerOrder, home: str = HOME, *, margin_seconds: int = E
         heard=HEARD_FILE,
         version=shlex.quote(f"grid {__version__}"),
         download=download_program(),
+        check=check_program(),
     )
     assert len(script.encode()) <= MAX_BYTES
     return script
 
 
+def _addresses(token: str) -> tuple[str, str]:
+    """The addresses of the control plane that a join token names, and the fingerprint of its certificate."""
+    try:
+        addresses, fingerprint, _, _ = read_token(token)
+    except ValueError:
+        return "", ""
+    safe = (one for one in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", one))
+    return " ".join(list(safe)[:MAX_ADDRESSES]), str(fingerprint)
+
+
+def check_program() -> str:
+    """The source of the program that asks for the control plane."""
+    program = _source("control_plane_check.py")
+    assert "'" not in program, "it is an argument in single quotes"
+    return program
+
+
 def download_program() -> str:
     """The source of the program that downloads the agent."""
-    return Path(__file__).with_name("agent_download.py").read_text().strip()
+    return _source("agent_download.py")
+
+
+def _source(name: str) -> str:
+    """A program of this folder without its first docstring and its comments: a script has little room."""
+    text = Path(__file__).with_name(name).read_text().split('"""', 2)[2].strip()
+    return re.sub(r"  # [^\"\n]*$", "", text, flags=re.MULTILINE)

@@ -96,7 +96,8 @@ class AttemptHost:
         self._boot_id = boot_id()
         self._hold = HoldDeadline(self._root)
         self._affinity = CoreAffinity(self._root, self._running, real_cores)
-        locks = (f"{self._root}/{job_dir.HOST_LOCK}", *map(str, grid_locks))
+        own_locks = (f"{self._root}/{job_dir.HOST_LOCK}", f"{self._root}/{job_dir.WATCH_LOCK}")
+        locks = (*own_locks, *map(str, grid_locks))
         self._grid = process_tree.GridProcesses(locks, partial(job_dir.live_shim_locks, self._root))
         self._spawner = SpawnerClient(
             self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s, grid_locks=locks

@@ -12,6 +12,7 @@ costs would otherwise be the fork and the pages that are copied after it.
 - What a shim that died early left behind becomes the spawner's child, and is killed.
 - A shim takes the next attempt only when nothing of the last is left (no process, no control group, no limit) and
   the agent has read its end. Until then the agent may pause, move or measure what is below the shim.
+- While a hold is pending it keeps a hold watcher (`hold_watcher.py`) running, which outlives it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 from functools import partial
 from typing import Final, NoReturn
 
+from distributed_grid.agent.execution.hold_watcher import HoldWatcher, is_hold_pending
 from distributed_grid.agent.execution.shim import Shim
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir, journal_entry
@@ -34,13 +36,14 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
 from distributed_grid.agent.limits.process_tree import GridProcesses
 from distributed_grid.agent.limits.timer import DeadlineTimer, become_subreaper, install_signal_handlers
-from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
 BOOT_ID: Final = boot_id()
 PACKET_BYTES: Final = 1024  # the longest id of an attempt takes 800
 SPARES: Final = 2  # enough that one forks while the other is taken
 MAX_SPARES: Final = SPARES + len(os.sched_getaffinity(0))  # of those that come back
 REFILL_MS, RETRY_FORK_MS, SHRINK_MS = 1, 100, 1000
+WATCHER_RETRY_MS: Final = 1000  # between two hold watchers, should each die at once
 MAX_ATTEMPTS: Final = 200  # of one shim, as nothing collects its garbage
 READY: Final = b"+"
 
@@ -126,13 +129,16 @@ class Spawner:
         self.spares: list[socket.socket] = []
         self.busy: dict[int, socket.socket] = {}
         self.fork_error: str | None = None
+        self.watcher = 0  # the pid of the hold watcher
+        self.watcher_forked_ms = 0
+        self.needs_watcher = True  # to look whether one is needed: attempts of an earlier agent may run
         self.poll = select.poll()
         self.woken, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         install_signal_handlers()
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
 
-    def serve(self) -> PreforkedShim | None:
-        """Serve until the socket closes or SIGTERM comes, and return None; in a forked child, return its shim."""
+    def serve(self) -> PreforkedShim | HoldWatcher | None:
+        """Serve until the socket closes or SIGTERM comes, and return None; in a forked child, return what it is."""
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
         while True:
@@ -148,7 +154,7 @@ class Spawner:
                 self.spares = [spare for spare in self.spares if _is_waiting(spare)]
             if not ready and len(self.spares) > SPARES:
                 self.spares.pop(0).close()  # which ends it
-            elif not ready or (asked and not self.spares):
+            elif (not ready and len(self.spares) < SPARES) or (asked and not self.spares):
                 spare = self.fork_shim()
                 if spare is not None:
                     return spare
@@ -159,12 +165,36 @@ class Spawner:
                 spare = self.launch(packet, descriptors[0])
                 if spare is not None:
                     return spare
+                self.needs_watcher = self.watcher == 0
+            if self.needs_watcher:
+                watcher = self.fork_watcher()
+                if watcher is not None:
+                    return watcher
 
     def poll_timeout_ms(self) -> int | None:
-        """How long to wait for something to do before the number of spares is put right; None: for ever."""
+        """How long to wait for something to do before the number of spares is put right, or a watcher is forked; None:
+        for ever."""
         if len(self.spares) < SPARES:
             return RETRY_FORK_MS if self.fork_error else REFILL_MS
-        return SHRINK_MS if len(self.spares) > SPARES else None
+        return SHRINK_MS if len(self.spares) > SPARES else WATCHER_RETRY_MS if self.needs_watcher else None
+
+    def fork_watcher(self) -> HoldWatcher | None:
+        """Fork the hold watcher where a hold is pending and there is none; returns it in the child."""
+        self.needs_watcher = is_hold_pending(self.root)
+        if not self.needs_watcher or boot_ms() < self.watcher_forked_ms + WATCHER_RETRY_MS:
+            return None
+        self.watcher_forked_ms = boot_ms()
+        try:
+            pid = os.fork()
+        except OSError:  # too many processes: it is tried again
+            return None
+        if pid == 0:
+            self._become_child()
+            return HoldWatcher(self.root, self.grid)
+        self.needs_watcher = False
+        self.watcher = pid
+        self.shims.add(pid)
+        return None
 
     def reclaim(self, fd: int) -> None:
         """A shim that was given away is ready for another attempt, or gone."""
@@ -227,12 +257,8 @@ class Spawner:
             self.fork_error = error.strerror
             pid = -1
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for sock in (ours, self.sock, *self.spares, *self.busy.values()):
-                sock.close()
-            for fd in (self.host_lock, self.woken, self.wake):
-                os.close(fd)
-            os.setsid()
+            ours.close()
+            self._become_child()
             become_subreaper()
             return PreforkedShim(self.root, theirs, self.controllers, self.grid)
         theirs.close()
@@ -243,6 +269,15 @@ class Spawner:
         else:
             ours.close()
         return None
+
+    def _become_child(self) -> None:
+        """Leave behind what belongs to the spawner alone."""
+        signal.set_wakeup_fd(-1)
+        for sock in (self.sock, *self.spares, *self.busy.values()):
+            sock.close()
+        for fd in (self.host_lock, self.woken, self.wake):
+            os.close(fd)
+        os.setsid()
 
     def reap(self) -> None:
         """Collect dead shims and whatever else became ours."""
@@ -255,6 +290,8 @@ class Spawner:
             if pid == 0:
                 break
             self.shims.discard(pid)
+            if pid == self.watcher:
+                self.watcher, self.needs_watcher = 0, True
             orphaned = orphaned or status != 0
         for _ in range(50 if orphaned else 0):
             left = process_tree.descendants(os.getpid(), self._is_ours)
@@ -293,7 +330,7 @@ def _report_refusal(channel: int, detail: str) -> None:
 
 
 def main() -> None:
-    """Run the spawner, or in a forked child the shim."""
+    """Run the spawner, or in a forked child the shim or the hold watcher."""
     root, sock_fd, host_lock, cgroups = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
     low, high = sorted((sock_fd, host_lock))
     os.closerange(3, low)
@@ -309,9 +346,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page it touches
     gc.disable()
-    spare = spawner.serve()
-    if spare is not None:
-        spare.serve()
+    child = spawner.serve()
+    if child is not None:
+        child.serve()
 
 
 if __name__ == "__main__":

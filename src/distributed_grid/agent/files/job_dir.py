@@ -5,6 +5,7 @@ Below the root, mode 0700 (files 0600):
     .control/                 written by agent, spawner and shims only: no job's directory is in it, and no descriptor
                               or variable of a job points into it
         .host.lock            held by the one `AttemptHost` of this root and by its spawner
+        .watch.lock           held by the process that ends attempts whose shim is stopped at the end of their hold
         .throttled            there while something here may be stopped or confined because the owner needs the machine
         .hold                 the hold deadline of all attempts that have a hold; made with the root and then written
                               in place, which a full disk has room for
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 CONTROL = ".control"
 HOST_LOCK = f"{CONTROL}/.host.lock"
 HOLD = f"{CONTROL}/.hold"
+WATCH_LOCK = f"{CONTROL}/.watch.lock"
 THROTTLED = f"{CONTROL}/.throttled"
 SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
@@ -386,12 +388,17 @@ def _replace_hold(root: str, record: bytes) -> None:
 
 def read_hold(root: str, key: str) -> int:
     """The hold deadline of the root; 0 where none was written with this key, that of the attempts of a boot."""
+    until, written_key = read_hold_record(root)
+    return until if written_key == key else 0
+
+
+def read_hold_record(root: str) -> tuple[int, str]:
+    """The hold deadline that is written and its key, whichever that is; (0, "") where none is."""
     for _ in range(HOLD_READS):
         words = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES)[:MAX_HOLD_BYTES].decode("ascii", "replace").split()
         if len(words) != 3 or words[0] == words[2]:
-            is_valid = len(words) == 3 and words[1] == key and words[0].isdecimal()
-            return int(words[0]) if is_valid else 0
-    return 0
+            return (int(words[0]), words[1]) if len(words) == 3 and words[0].isdecimal() else (0, "")
+    return 0, ""
 
 
 def _hold_record(until_boot_ms: int, key: str) -> bytes:

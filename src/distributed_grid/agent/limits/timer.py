@@ -26,12 +26,18 @@ HANDLED_SIGNALS: Final = frozenset(
     (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, *STOP_SIGNALS.values(), KILL_SIGNAL)
 )
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def become_subreaper() -> None:
     """Make orphans below this process its own children, so that their deaths wake it."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def signal_parent_death(signum: int) -> None:
+    """Have the kernel send this process a signal when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def install_signal_handlers() -> None:

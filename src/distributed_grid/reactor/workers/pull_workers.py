@@ -14,21 +14,24 @@ from distributed_grid.domain.events import (
     Event,
     HeartbeatReceived,
     LeaseLost,
+    LeaseReclaimed,
     NodeDeclared,
     PullWorkerRegistered,
     QueueScanned,
     ReassessmentRequested,
     TaskAsked,
+    TaskAskWithdrawn,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Job, Outcome
+from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import GpuUsage, Node, NodeObservation, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, Record
+from distributed_grid.reactor.jobs import requeue_unstarted
 from distributed_grid.reactor.nodes import on_declared
 
 
@@ -80,6 +83,8 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
             over.follow.append(AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
             continue
         decision = _handed_out(ledger, job, node, now)
+        seen = last or NodeObservation(node.name, 0)
+        decision.changes.append(replace(seen, handed_out=job.uid, handed_out_ask=event.ask_id))
         decision.follow = over.follow
         return decision
     seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
@@ -87,6 +92,39 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
     if ledger.waiting and not seen.asking_since_ms:
         over.follow.append(QueueScanned())
     return over
+
+
+def on_task_ask_withdrawn(ledger: Ledger, event: TaskAskWithdrawn, now: int) -> Decision:
+    """The worker asks no more. What is assigned to it and not taken goes to others, and so does the answer to this ask,
+    which it never got: that uses up no retry. A task that was handed out again since may run, and stays."""
+    node, seen = ledger.nodes.get(event.worker), ledger.observations.get(event.worker)
+    if node is None or not node.is_pull or seen is None:
+        return Decision()
+    if event.incarnation and event.incarnation != node.incarnation:
+        return Decision()
+    why = f"the connection of {node.name} was lost before it got the task"
+    decision, job = Decision(), ledger.jobs.get(seen.handed_out)
+    if event.ask_id and event.ask_id == seen.handed_out_ask and job is not None:
+        decision = _given_back(ledger, job, node, why, now)
+        seen = replace(seen, handed_out="", handed_out_ask="")
+    for one in ledger.jobs_of(node.name):
+        if one.state is JobState.ASSIGNED and not ledger.leases[one.lease_id].awaits:
+            decision.follow.insert(0, LeaseReclaimed(one.lease_id, why))
+    decision.changes.append(replace(seen, asking_since_ms=0))
+    return decision
+
+
+def _given_back(ledger: Ledger, job: Job, node: Node, why: str, now: int) -> Decision:
+    """An attempt that was handed out and not delivered never started."""
+    attempt = job.attempt
+    if attempt is None or attempt.node != node.name or job.state not in (JobState.RUNNING, JobState.STOPPING):
+        return Decision()
+    if job.state is JobState.STOPPING:
+        assert job.stop is not None
+        outcome = Outcome(job.stop.ending, detail=job.stop.detail)
+        return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+    untaken = replace(job, attempts=(*job.attempts[:-1], replace(attempt, started_at_ms=0, machine="")))
+    return requeue_unstarted(ledger, untaken, LeaseEnd.RECLAIMED, why, now, ending=Ending.NEVER_STARTED)
 
 
 def _handed_out(ledger: Ledger, job: Job, node: Node, now: int) -> Decision:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,13 @@ from distributed_grid.api import requests
 from distributed_grid.api.worker_resources import required_amounts, requirements_view
 from distributed_grid.control.grid import Grid, tasks_key
 from distributed_grid.control.views import View, Viewer
-from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked
+from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked, TaskAskWithdrawn
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.errors import BadInput
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker
@@ -33,6 +34,7 @@ from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import command_shape
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
+from distributed_grid.supervision import start_logged
 
 ASK_SECONDS = 5.0
 """A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""
@@ -49,6 +51,7 @@ class TaskService:
         self._viewer = viewer
         self._workers = workers
         self._sizer = sizer
+        self._waiting: dict[str, set[asyncio.Event]] = {}  # requests that wait for a task, by worker
 
     async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
         """Queue a task; the same request id again gets the same one."""
@@ -106,25 +109,54 @@ class TaskService:
         return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
 
     async def take(self, op: requests.TakeTask) -> View:
-        """The task that a worker is to run now, or None; the same one again until it is reported."""
+        """The task that a worker is to run now, or None; the same one again until it is reported.
+
+        Cancelled, because its connection is gone, it gives back whatever it was about to answer.
+        """
+        op = op if op.ask_id else msgspec.structs.replace(op, ask_id=uuid.uuid4().hex)
         changed = self._grid.watch(tasks_key(op.worker_id))
+        waiting = self._waiting.setdefault(op.worker_id, set())
+        waiting.add(changed)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + op.wait_seconds
+        asking: asyncio.Task[Job | None] | None = None
         try:
-            async with asyncio.timeout(op.wait_seconds or None) as limit:
-                while (job := await self._ask(op)) is None and op.wait_seconds:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), ASK_SECONDS)
-                    changed.clear()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            job = None
+            while True:
+                asking = asyncio.create_task(self._ask(op))
+                job = await asyncio.shield(asking)  # once begun it hands out a task, whether this is cancelled or not
+                left = ends_at - loop.time()
+                if job is not None or left <= 0:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(ASK_SECONDS, left))
+                changed.clear()
+        except asyncio.CancelledError:
+            start_logged(self._give_back(op, asking), "a task that was not delivered")
+            raise
         finally:
             self._grid.unwatch(tasks_key(op.worker_id), changed)
-        return {"task": task_view(job) if job is not None else None}
+            waiting.discard(changed)
+            if not waiting:
+                self._waiting.pop(op.worker_id, None)
+        return {"task": task_view(job) if job is not None else None, "ask_id": op.ask_id}
+
+    async def _give_back(self, op: requests.TakeTask, asking: asyncio.Task[Job | None] | None) -> None:
+        if asking is not None:
+            with contextlib.suppress(GridError):
+                await asking
+        await self.withdraw(requests.WithdrawAsk(op.worker_id, op.incarnation, op.ask_id))
+
+    async def withdraw(self, op: requests.WithdrawAsk) -> View:
+        """The answer with this `ask_id` was not delivered; another connection on which the worker asks does so again. A
+        second call changes nothing."""
+        await self._grid.handle_with_retry(TaskAskWithdrawn(op.worker_id, op.incarnation, op.ask_id))
+        for changed in self._waiting.get(op.worker_id, ()):
+            changed.set()
+        return {"worker_id": op.worker_id}
 
     async def _ask(self, op: requests.TakeTask) -> Job | None:
         """Ask once, and again where asking has brought something. It is a sign of life, too."""
-        asked = TaskAsked(op.worker_id, op.incarnation, op.running)
+        asked = TaskAsked(op.worker_id, op.incarnation, op.running, op.ask_id)
         registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         self._workers.hear_again(op.worker_id)
         _, answer = await asyncio.gather(self._grid.handle(NodeHeard(op.worker_id)), self._grid.handle(asked))

@@ -19,6 +19,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     ReassessmentRequested,
     TaskAsked,
+    TaskAskWithdrawn,
     TimePassed,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
@@ -427,3 +428,67 @@ def test_a_step_changes_little_with_thousands_of_tasks_waiting_and_two_hundred_w
         assert isinstance(answer, JobAnswer)
         got.add(answer.job.id)
     assert len(got) == 200
+
+
+# ------------------------------------------------------------------ a connection that is gone
+
+
+def hand_out(grid: Workers, name: str = "w1", *, ask_id: str) -> Job:
+    asked = TaskAsked(name, "one", (), ask_id)
+    answer = grid.handle(asked).answer or grid.handle(asked).answer
+    assert isinstance(answer, JobAnswer)
+    return answer.job
+
+
+def test_who_is_gone_asks_no_more_and_the_next_task_goes_to_another(grid: Workers) -> None:
+    grid.register("w1")
+    assert grid.take("w1") is None
+    grid.handle(TaskAskWithdrawn("w1", "one", "a1"))
+    grid.register("w2")
+    assert grid.take("w2") is None
+    grid.add("t1")
+    assert grid.job("t1").attempts[-1].node == "w2"
+
+
+def test_a_task_that_was_not_delivered_goes_to_another_and_uses_up_no_retry(grid: Workers) -> None:
+    grid.register("w1")
+    grid.add("t1")
+    assert hand_out(grid, ask_id="a1").state is JobState.RUNNING
+    grid.register("w2")
+    assert grid.take("w2") is None
+    grid.handle(TaskAskWithdrawn("w1", "one", "a1"))
+    job = grid.take("w2")
+    assert job is not None
+    assert (job.id, job.retries_left, job.attempts[-1].node) == ("t1", 0, "w2")
+    first = job.attempts[0]
+    assert (first.started_at_ms, first.outcome.ending if first.outcome else None) == (0, Ending.NEVER_STARTED)
+    assert grid.report(job).answer is not None
+    assert grid.handle(TaskAskWithdrawn("w1", "one", "a1")).answer is None  # a second time changes nothing
+
+
+@pytest.mark.parametrize("change", ["handed out again", "another process", "another ask", "reported"])
+def test_a_task_that_may_run_is_not_given_to_another(grid: Workers, change: str) -> None:
+    grid.register("w1")
+    grid.add("t1")
+    job = hand_out(grid, ask_id="a1")
+    if change == "handed out again":
+        assert hand_out(grid, ask_id="a2").id == "t1"
+    elif change == "reported":
+        grid.report(job)
+    incarnation = "two" if change == "another process" else "one"
+    grid.handle(TaskAskWithdrawn("w1", incarnation, "a0" if change == "another ask" else "a1"))
+    if change != "reported":
+        assert (grid.job("t1").state, len(grid.job("t1").attempts)) == (JobState.RUNNING, 1)
+    grid.register("w2")
+    assert grid.take("w2") is None
+
+
+def test_a_task_that_is_assigned_and_not_taken_goes_to_another_at_once(grid: Workers) -> None:
+    grid.register("w1")
+    assert grid.take("w1") is None
+    grid.add("t1")
+    assert grid.job("t1").state is JobState.ASSIGNED
+    grid.register("w2")
+    assert grid.take("w2") is None
+    grid.handle(TaskAskWithdrawn("w1", "one", "a1"))
+    assert grid.take("w2") is not None
