@@ -41,6 +41,7 @@ MAX_LISTING_BYTES = 1024 * 1024
 MAX_SKIPPED, MAX_SKIPPED_CHARS = 100, 1000
 MAX_PATTERNS, MAX_PATTERN_CHARS = 500, 1024
 MAX_MARKS = 2_000
+MAX_STARTING = 1_000
 MAX_PROCESSES = 100
 """In one message; a listing of more is sent in pages."""
 MAX_MOVES = 500
@@ -158,7 +159,7 @@ class Heartbeat(_FromAgent, frozen=True):
     `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
     of it, too. `starting` are the attempts that the agent has been ordered to start and whose start or end the control
     plane may not know of yet: files are being fetched, or a shim has them, or a report is not acknowledged. A list of
-    `MAX_IDS` may be incomplete."""
+    `MAX_STARTING` may be incomplete."""
 
     node: Name
     usage: Usage
@@ -169,7 +170,7 @@ class Heartbeat(_FromAgent, frozen=True):
     capacity: ReportedCapacity | None = None
     end: AnnouncedEnd | None = None
     clock_jump: PendingClockJump | None = None
-    starting: Ids = ()
+    starting: Annotated[tuple[Id, ...], Meta(max_length=MAX_STARTING)] = ()
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):

@@ -20,7 +20,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.errors import GridError
-from distributed_grid.wire import MAX_IDS, AttemptEndedReport, PauseAttemptOrder, StartAttemptOrder, StopAttemptOrder
+from distributed_grid.wire import (
+    MAX_STARTING,
+    AttemptEndedReport,
+    PauseAttemptOrder,
+    StartAttemptOrder,
+    StopAttemptOrder,
+)
 
 MIN_HOLD_MS = 200
 MAX_REFUSED = 10_000
@@ -145,7 +151,7 @@ class OrderExecutor(Generic[Task]):
         the control plane may not know of it."""
         known = dict.fromkeys(self._preparing)
         known |= dict.fromkeys((*self._attempts.unstarted(), *self._outbox.unacknowledged_attempts()))
-        named = tuple(known)[:MAX_IDS]
+        named = tuple(known)[:MAX_STARTING]
         for lease_id in named[: len(self._preparing)]:
             preparation = self._preparing[lease_id]
             if preparation.listed_beat is None and preparation.order.node == node:

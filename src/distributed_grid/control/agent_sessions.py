@@ -56,7 +56,7 @@ from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
     MAX_CONNECTIONS_PER_PEER,
-    MAX_IDS,
+    MAX_STARTING,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -185,7 +185,7 @@ class StartDeadlines:
         deadlines = self._of_node.get(node.name)
         if not deadlines:
             return
-        named = deadlines if len(message.starting) >= MAX_IDS else message.starting
+        named = deadlines if len(message.starting) >= MAX_STARTING else message.starting
         for lease_id in named:
             deadline = deadlines.get(lease_id)
             if deadline is not None:
