@@ -267,6 +267,11 @@ class World(LedgerWatch):
         known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
         self.handle(events.AttemptsListed(name, known[:: every + 1], boot))
 
+    def expire_starts(self, which: int) -> None:
+        """A node has not started anything in time that it was given; what has started is named, too."""
+        name = NAMES[which]
+        self.handle(events.StartsExpired(name, tuple(lease.id for lease in self.ledger.leases_of(name))))
+
     def vanish(self, which: int) -> None:
         """One of those that are being stopped is gone."""
         stopping = [job for job in self.ledger.jobs.values() if job.state is JobState.STOPPING]

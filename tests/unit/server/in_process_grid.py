@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
@@ -110,7 +112,7 @@ class InProcessGrid:
         """The agent proves the current attempt over, and says what it used."""
         number, fence = await self._attempt(uid)
         code = 0 if ending is Ending.EXITED else None
-        outcome = Outcome(ending, exit_code=code, detail=detail, **used)
+        outcome = replace(Outcome(ending, exit_code=code, detail=detail), **used)
         await self.grid.handle(AttemptEnded(uid, number, fence, outcome))
 
     async def _attempt(self, uid: str) -> tuple[int, int]:
