@@ -39,6 +39,11 @@ class Cluster(Shell):
         assert isinstance(row, dict)
         return row
 
+    def lends_nothing_because(self, name: str, word: str) -> bool:
+        """True if the status of a node gives a reason with this word for what it does not lend."""
+        rows = [row for row in self.observe("status")["nodes"] if row["node_id"] == name]
+        return any(word in reason for row in rows for reason in row["keeps"])
+
     def is_alive(self, name: str) -> bool:
         row = self.node(name)
         return (row["state"], row["link"]) == ("alive", "up") and row["seconds_since_heard"] < 5

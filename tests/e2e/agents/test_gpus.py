@@ -35,7 +35,7 @@ def grid(tmp_path: Path, machine: GpuMachine) -> Iterator[FarGrid]:
     (tmp_path / "here").mkdir()
     made = FarGrid(tmp_path / "state", tmp_path / "here")
     config = tmp_path / "far.yaml"
-    config.write_text(CONFIG.format(hold=60, far=NODE))
+    config.write_text(CONFIG.format(hold=60, start=60, far=NODE))
     made.env["GRID_CONFIG"] = str(config)
     made("daemon", "start", check=0)
     agent = FarAgent("gpu2", tmp_path / "gpu2", made.host_dir / "links" / "gpu2.sock")

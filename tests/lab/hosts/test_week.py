@@ -165,9 +165,11 @@ def thursday_a_full_disk_on_both_sides(desk: Desk, lab: Lab) -> None:
     finally:
         disk.unmount()
     host.disk.fill()
-    full = desk("run-shared", *on_gpu1, "--workdir", "none", "sh", "-c", "echo x > y", timeout=120)
+    wait_until(lambda: desk.lends_nothing_because("gpu1", "disk"), 30)
+    full = desk("run-shared", "-w", "1", *on_gpu1, "--workdir", "none", "sh", "-c", "echo x > y", timeout=120)
     host.disk.free()
-    assert full.returncode != 0
+    assert full.returncode == 124
+    wait_until(lambda: not desk.lends_nothing_because("gpu1", "disk"), 30)
 
 
 def friday_a_moved_process(desk: Desk, lab: Lab) -> None:
