@@ -24,7 +24,7 @@ from distributed_grid.domain.indexes.columns import (
     RunningColumns,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
-from distributed_grid.domain.indexes.waiting import WaitingIndex, remove_sorted
+from distributed_grid.domain.indexes.waiting_index import WaitingIndex, remove_sorted
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request, first_fence
 from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch

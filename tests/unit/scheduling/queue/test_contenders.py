@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.queue_mix import MIXES, MixedQueue
-from distributed_grid.domain.indexes.waiting import scan_weight
+from distributed_grid.domain.indexes.waiting_index import scan_weight
 from distributed_grid.domain.leases import MAX_NAMES, Request
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy

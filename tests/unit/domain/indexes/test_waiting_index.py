@@ -7,7 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.indexes.waiting import NAMES_PER_GROUP, AgeKey, WaitingIndex, scan_weight
+from distributed_grid.domain.indexes.waiting_index import NAMES_PER_GROUP, AgeKey, WaitingIndex, scan_weight
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.resources import Priority
 from tests.support.builders import a_request
