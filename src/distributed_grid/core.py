@@ -114,7 +114,7 @@ class GridOrchestrator:
 
         Without a type and an amount it gets one core, and a memory limit where earlier runs say how much it needs.
         On another machine it finds `workdir` (default: `cwd`, if small and no home directory; "none": nothing), without
-        files that look like secrets, unless a pattern of `ship` names them. What fits `fetch` comes back into that
+        files that look like secrets, unless a pattern of `ship` names them. Files that fit `fetch` come back into that
         directory: a file that was edited there since stays, and the job's version is put beside it as NAME.from-JOB;
         `overwrite` replaces it. `target_node` is the node whose work it is, wherever it runs. `restartable`: it may be
         started again from the beginning on another node. `placing` says more about where it may run:

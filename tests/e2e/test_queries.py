@@ -128,7 +128,7 @@ def test_a_wait_without_names_counts_the_jobs_that_failed_before_it(grid: Shell)
 
 
 def a_terminal(grid: Shell, *words: str) -> str:
-    """What a person sees of a command on a terminal of 80 columns."""
+    """Screen of a command on a terminal of 80 columns."""
     command = shlex.join([*GRID, *words])
     shown = subprocess.run(
         ["script", "-qec", f"stty cols 80 rows 24; {command}", "/dev/null"],

@@ -1,7 +1,7 @@
 """Campaign of wrong wall clocks: each decision that depends on time, under jumps of an hour, 40 days and a year.
 
 A jump comes while the machine is on, or while it is off. Nothing is deleted, lost or refused for good by it, and when
-the clock is right again all is as before. What is really old still goes.
+the clock is right again all is as before. Really old rows still go.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
 
 
 class PastDay(Struct, frozen=True, array_like=True):
-    """What the workers of a provider have cost on a day that is over, unless the wall clock was wrong about that."""
+    """Cost of the workers of a provider on a day that is over, unless the wall clock was wrong about that."""
 
     day: int
     spent_micro: int

@@ -354,7 +354,7 @@ def _masked_element(found: re.Match[str]) -> str:
 
 
 def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:
-    """What was found, with one group masked unless it only says where the secret is."""
+    """The match, with one group masked unless it only says where the secret is."""
     secret = found[group]
     if secret == MASK or is_reference(_unquoted(secret), in_code=in_code):
         return found[0]

@@ -489,7 +489,7 @@ def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
 def on_starts_expired(ledger: Ledger, event: StartsExpired, now: int) -> Decision:
     """End attempts that their node has not started in time and cannot start any more: their jobs go elsewhere.
 
-    What has started after all, or may be run by another agent than the node's, is left alone.
+    An attempt that has started after all, or that another agent than the node's may run, is left alone.
     """
     seen = ledger.observations.get(event.node)
     missing = {one.lease_id for one in seen.missing} if seen is not None else set()

@@ -30,7 +30,7 @@ class OutputReader(Protocol):
 
 
 class Haul(Struct):
-    """What was brought home so far, and what is lost; `room_bytes` is how much more may come."""
+    """Files brought home so far, and those that are lost; `room_bytes` is how much more may come."""
 
     room_bytes: int
     files: int = 0

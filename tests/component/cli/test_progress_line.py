@@ -52,7 +52,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
 
 
 def redraws(shown: bytes) -> list[str]:
-    """What was drawn between two returns of the carriage, without the sequence that clears the rest of a line."""
+    """Texts drawn between two returns of the carriage, without the sequence that clears the rest of a line."""
     return [text.replace("\x1b[K", "") for text in shown.decode().split("\r") if text.strip()]
 
 

@@ -592,7 +592,7 @@ def dropped_output(jobs: str, attempt: str, name: str) -> int:
 
 
 def read_part(folder: str, name: str, offset: int, room: int) -> bytes:
-    """What a job has written to a file of its directory; nothing where something else is in the place of either."""
+    """Content of a file in a job's directory; nothing where something else is in the place of either."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         directory = os.open(folder, flags | os.O_DIRECTORY)

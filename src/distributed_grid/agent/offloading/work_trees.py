@@ -260,7 +260,7 @@ def _named_paths(word: str, cwd: str) -> Iterable[str]:
 
 
 def _parts(word: str) -> Iterable[str]:
-    """What may be a path in a word of a command: the word itself, and the value of an option."""
+    """Possible paths in a word of a command: the word itself, and the value of an option."""
     for part in (word, word.partition("=")[2]):
         if part and "://" not in part and len(part) < 4096 and not part.startswith("-"):
             yield part

@@ -107,7 +107,7 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
 
 @cluster.command(Argument("node", required=False))
 def env(session: CliSession, node: str | None) -> None:
-    """What to export so that Ray programs and `ray status` reach the grid's Ray: on this machine, or on a node.
+    """Variables to export so that Ray programs and `ray status` reach the grid's Ray: on this machine, or on a node.
 
     Where Ray's head is another machine and no node of Ray is this one, programs use Ray Client, and the last line says
     which address `ray status` needs.
@@ -183,7 +183,7 @@ def _ray_token() -> str:
 
 
 def _ray_hint(ray: dict[str, Any] | None) -> str:
-    """What to type on this machine to use the grid's Ray."""
+    """Command to type on this machine to use the grid's Ray."""
     if ray is None or ray["head"] == ray["address"]:
         return USE_RAY
     return USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER

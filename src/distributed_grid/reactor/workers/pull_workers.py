@@ -95,7 +95,7 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
 
 
 def on_task_ask_withdrawn(ledger: Ledger, event: TaskAskWithdrawn, now: int) -> Decision:
-    """The worker asks no more. What is assigned to it and not taken goes to others, and so does the answer to this ask,
+    """The worker asks no more. Its untaken tasks go to others, and so does the answer to this ask,
     which it never got: that uses up no retry. A task that was handed out again since may run, and stays."""
     node, seen = ledger.nodes.get(event.worker), ledger.observations.get(event.worker)
     if node is None or not node.is_pull or seen is None:

@@ -102,7 +102,7 @@ def user_leases(ledger: Ledger) -> list[Lease]:
 
 
 class Holdings(NamedTuple):
-    """What keeps a control plane under its config."""
+    """Holdings that keep a control plane under its config."""
 
     leases: int
     agents: list[str]
@@ -110,7 +110,7 @@ class Holdings(NamedTuple):
     workers: list[str]
 
     def advice(self) -> str:
-        """What holds the control plane, and the command that ends that; empty where nothing does."""
+        """The holdings, and the command that ends them; empty where there are none."""
         if self.workers:
             return f"this one has workers of a provider ({name_some(self.workers)}): first type: {TERMINATE_ADVICE}"
         if self.leases:
@@ -122,7 +122,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(ledger: Ledger, now: int) -> Holdings:
-    """What is held at present."""
+    """The holdings of the ledger."""
     wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
     return Holdings(len(user_leases(ledger)), wanted, list(ledger.workers))
 

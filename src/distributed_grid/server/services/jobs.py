@@ -1,7 +1,7 @@
 """Jobs: submit, list, wait, cancel, and stream their output and files. Used by the socket and by REST.
 
 Only the owner of a job, or an admin, cancels it, reads its output and fetches its files; others see it without its
-texts (`Viewer.for_reader`). What was shipped for jobs is trimmed in the background.
+texts (`Viewer.for_reader`). Shipped working directories are trimmed in the background.
 """
 
 from __future__ import annotations
