@@ -8,7 +8,7 @@ the ledger has not.
 Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
 whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent.
 
-Attempts that a node does not start are ended here (`StartDeadlines`), so that a node which is heard and starts nothing gets
+Attempts that a node does not start are ended here (`StartDeadlines`): a node that is heard and starts nothing gets
 nothing more.
 """
 
