@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Request
-from distributed_grid.domain.processes import ProcessIdentity, StandardStream
+from distributed_grid.domain.processes import ProcessIdentity, ProcessLook, StandardStream
 from distributed_grid.domain.states import MoveState
 
 MOVE_PREFIX = "move-"
@@ -48,12 +48,14 @@ class MoveEnd(enum.StrEnum):
 
 
 class MovedProcess(Struct, frozen=True, omit_defaults=True):
-    """The original of a move of a process: who it is, where it runs, and where its output goes."""
+    """The original of a move of a process: who it is, where it runs, where its output goes, and what was seen of it at
+    the request."""
 
     identity: ProcessIdentity
     cwd: str
     streams: tuple[StandardStream, ...] = ()
     shape: str = ""
+    look: ProcessLook | None = None
 
 
 class Move(Struct, frozen=True, omit_defaults=True):

@@ -61,6 +61,7 @@ class SimulatedOriginal:
         self.identity = ProcessIdentity(pid, machine.boot_ms // 10, machine.boot)
         self.run_ms = run_ms
         self.is_alive, self.stopped_at, self.ended = True, 0, ""
+        self.version = 1
         self.longest_still_ms = 0
         self.on_end: Callable[[], None] = _nobody
         self._worked_ms, self._resumed_at = 0, machine.queue.now
@@ -91,6 +92,11 @@ class SimulatedOriginal:
             self.longest_still_ms = max(self.longest_still_ms, self.still_ms)
             self.stopped_at, self._resumed_at = 0, self._queue.now
             self._finish = self._queue.after(self.run_ms - self._worked_ms, lambda: self.end("by itself"))
+
+    def change(self) -> None:
+        """It runs another program, or takes a lock: what its move relies on is another thing now."""
+        if self.is_alive and not self.is_still:
+            self.version += 1
 
     def end(self, how: str) -> None:
         """It is gone, with its whole tree."""
@@ -146,7 +152,7 @@ class SimulatedGuard:
         same_boot = self.journal.identity.boot == self._machine.boot
         self._perform(self._core.resume(self._machine.boot_ms, self._view(), same_boot=same_boot))
 
-    def order(self, step: str, freeze_ms: int = 0) -> None:
+    def order(self, step: str, number: int = 0) -> None:
         """Carry out an order of the agent when those before it are carried out; a disk may take its time for each."""
         self._orders.append((step, freeze_ms))
         if len(self._orders) == 1:
@@ -166,6 +172,8 @@ class SimulatedGuard:
         if step == "freeze":
             member = ((self.journal.identity.pid, self.journal.identity.pid_start),)
             self._perform(core.freeze(now, freeze_ms, member, ()))
+        elif step == "check":
+            self._perform(core.check(now, self._view(), self._changes(version)))
         elif step == "commit":
             self._perform(core.commit(now, self._view()))
         elif step in ("thaw", "close"):
