@@ -103,9 +103,10 @@ class SourceMove:
             self._is_given_up = True
         if order.step == "freeze":
             self.guard.order("freeze", freeze_ms=order.freeze_ms)
-        elif order.step == "commit" and self.phase is GuardPhase.FROZEN:
+        elif order.step == "commit" and self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN):
             self._is_commit_asked = True
-            self._begin_check()
+            if self.phase is GuardPhase.FROZEN:
+                self._begin_check()
         else:
             self.guard.order(order.step)
 

@@ -20,9 +20,7 @@ LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-async def look_again(
-    original: OriginalProcess, first: ProcessLook, surroundings: Callable[[], Surroundings]
-) -> str:
+async def look_again(original: OriginalProcess, first: ProcessLook, surroundings: Callable[[], Surroundings]) -> str:
     """The reason why the original may not be ended; empty where it is as it was at the request."""
     try:
         around = surroundings()

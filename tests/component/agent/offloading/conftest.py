@@ -88,6 +88,7 @@ class Source:
         """Give an order; what was seen of the process when it was opened is what it is compared with."""
         if step in ("freeze", "commit"):
             details.setdefault("look", self.looks.get(move))
+
         async def give() -> None:
             self.moves.carry_out(MoveOrder("here", move, step, process, **details))
 

@@ -232,7 +232,9 @@ def test_what_ends_while_it_is_frozen_lets_the_rest_of_its_tree_go_on(machine: M
     assert not machine.is_still
 
 
-@pytest.mark.parametrize(("before", "after"), [("opened", "gone"), ("frozen", "gone"), ("checked", "gone"), ("decided", "dead")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("opened", "gone"), ("frozen", "gone"), ("checked", "gone"), ("decided", "dead")]
+)
 def test_after_a_restart_of_the_machine_nothing_of_it_is_left(machine: Machine, before: str, after: str) -> None:
     if before != "opened":
         machine.freeze()
@@ -248,7 +250,12 @@ def test_after_a_restart_of_the_machine_nothing_of_it_is_left(machine: Machine, 
 
 ORDERS = st.one_of(
     st.tuples(st.just("freeze"), st.integers(0, 70_000)),
-    st.tuples(st.sampled_from(["look", "change", "commit", "commit", "thaw", "die", "continue", "take_over", "room", "stops"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(
+            ["look", "change", "commit", "commit", "thaw", "die", "continue", "take_over", "room", "stops"]
+        ),
+        st.just(0),
+    ),
     st.tuples(st.just("wait"), st.integers(0, 12_000)),
     st.tuples(st.just("kill"), st.integers(0, 3)),
 )
