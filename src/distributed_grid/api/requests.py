@@ -695,9 +695,10 @@ class ScanOffload(Message, frozen=True):
 
 class ExecuteOffload(Message, frozen=True):
     """Move a process (its pid) or a job (its id) off its node. The caller makes the move's id, so a repeated request
-    moves it once. With `consent` processes of this command shape may be moved from now on, with these variables of
-    their environment. `node` is where the pid is, where that is not the node on which it was typed (`origin`). With
-    `pid_start` only the process that began then is meant, not another one that has its pid by now."""
+    moves it once. With `consent` processes of this command shape in this directory may be moved from now on, with these
+    variables of their environment; without it, `variables` are none or those that the consent names. `node` is where
+    the pid is, where that is not the node on which it was typed (`origin`). With `pid_start` only the process that
+    began then is meant, not another one that has its pid by now."""
 
     move_id: Id
     subject: Name
@@ -733,7 +734,7 @@ class ListConsents(Message, frozen=True):
 
 
 class WithdrawConsent(Message, frozen=True):
-    """Processes of this command shape may not be moved any more."""
+    """Processes of this command shape may not be moved any more, whatever their directory."""
 
     shape: Text
 

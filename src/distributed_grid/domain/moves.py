@@ -129,8 +129,14 @@ class Move(Struct, frozen=True, omit_defaults=True):
         return self.state in (MoveState.DECIDED, MoveState.DEAD, MoveState.RUNNING)
 
 
+def consent_key(user: str, shape: str, cwd: str) -> str:
+    """The key of a consent; a shape has no line breaks."""
+    return f"{user}/{cwd}\n{shape}" if cwd else f"{user}/{shape}"
+
+
 class MoveConsent(Struct, frozen=True, omit_defaults=True):
-    """A user allows that processes of this command shape are restarted elsewhere, with these variables of theirs."""
+    """A user allows that processes of this command shape that run in this directory are restarted elsewhere, with these
+    variables of theirs. One without a directory was given to an earlier version and covers nothing."""
 
     kind: ClassVar[str] = "move_consent"
 
@@ -139,10 +145,11 @@ class MoveConsent(Struct, frozen=True, omit_defaults=True):
     given_at_ms: int
     variables: tuple[str, ...] = ()
     withdrawn: bool = False
+    cwd: str = ""
 
     @property
     def key(self) -> str:
-        return f"{self.user}/{self.shape}"
+        return consent_key(self.user, self.shape, self.cwd)
 
     @property
     def is_over(self) -> bool:

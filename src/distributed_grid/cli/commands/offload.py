@@ -30,6 +30,7 @@ from distributed_grid.errors import BadInput, Refused
 Row = dict[str, Any]
 POLL_SECONDS = 0.2
 FAILED_ENDS = ("failed", "cancelled")
+OLD_CONSENT = "none: not valid any more"
 NAMES_VARIABLE = "GRID_OFFLOAD_COMMANDS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
 RESERVED_NAMES = frozenset(
@@ -63,7 +64,11 @@ def scan(session: CliSession, node: str, all_: bool) -> None:
     Option("--all-recommended", is_flag=True, help="Everything that a scan advises to move."),
     Option("-n", "--node", default="", metavar="NODE", help="Where the process is (default: this machine's node)."),
     Option("-t", "--target", default="", metavar="NODE", help="Where to (default: the best node)."),
-    Option("--consent", is_flag=True, help="Allow to restart processes of this command shape; remembered."),
+    Option(
+        "--consent",
+        is_flag=True,
+        help="Allow to restart processes of this shape in this directory; remembered.",
+    ),
     Option("-e", "--env", multiple=True, metavar="NAME", help="A variable of the process that travels with --consent."),
     Option(
         "--freeze",
@@ -200,15 +205,21 @@ def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
 
 @offload.command(Option("--withdraw", default="", metavar="SHAPE", help="Do not allow this one any more."))
 def consents(session: CliSession, withdraw: str) -> None:
-    """The command shapes whose processes you have allowed to be restarted elsewhere."""
+    """The command shapes and directories whose processes you have allowed to be restarted elsewhere."""
     if withdraw:
         session.call("withdraw_consent", shape=withdraw)
         print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
         return
     found = session.query("list_consents")["consents"]
-    rows = [(one["shape"], ", ".join(one["variables"]), one["user"], format_time(one["given_at"])) for one in found]
+    rows = [
+        (
+            *(one["shape"], printable(one["directory"] or OLD_CONSENT), ", ".join(one["variables"]), one["user"]),
+            format_time(one["given_at"]),
+        )
+        for one in found
+    ]
     empty = "no consents; grid offload execute PID --consent gives one"
-    print_answer(session, found, table(("COMMAND SHAPE", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
+    print_answer(session, found, table(("COMMAND SHAPE", "DIRECTORY", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
 
 
 @offload.command(

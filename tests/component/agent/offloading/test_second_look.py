@@ -26,48 +26,45 @@ open(here + "/done", "w").close()
 time.sleep(600)
 """
 AGAIN = "import sys, time; open(sys.argv[1] + '/done', 'w').close(); time.sleep(600)"
-CHILD = "subprocess.Popen([sys.executable, '-S', '-c', {code!r}, here])"
 HOLDS_LOCK = """
 import fcntl, sys, time
 held = open(sys.argv[1] + "/held"); fcntl.flock(held, fcntl.LOCK_EX)
 open(sys.argv[1] + "/child", "w").close(); time.sleep(600)
 """
+CONNECTS = """
+a = socket.create_server(('127.0.0.1', 0)); b = socket.create_connection(a.getsockname())
+c, _ = a.accept(); a.close(); c.close()
+"""
+SHARES_MEMORY = """
+fd = os.open('/dev/shm/' + os.path.basename(here) + str(os.getpid()), os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096)
+"""
+STARTS_CHILD = """
+subprocess.Popen([sys.executable, '-S', '-c', {code!r}, here])
+while not os.path.exists(here + '/child'): time.sleep(0.002)
+"""
+STARTS_THREAD = """
+held = open(here + '/held', 'r+')
+def work(): fcntl.lockf(held, fcntl.LOCK_EX); open(here + '/child', 'w').close(); time.sleep(600)
+threading.Thread(target=work, daemon=True).start()
+while not os.path.exists(here + '/child'): time.sleep(0.002)
+"""
+OTHER_ENVIRONMENT = """
+if 'CHANGED' not in os.environ: os.execve(sys.executable, [*sys.orig_argv], {'CHANGED': '1'})
+"""
 CASES = {
-    "exec": (
-        f"os.execv(sys.executable, [sys.executable, '-S', '-c', {AGAIN!r}, here])",
-        "its command line is `",
-    ),
-    "environment": (
-        "os.execve(sys.executable, [*sys.orig_argv], {'CHANGED': '1'}) if 'CHANGED' not in os.environ else None",
-        "its environment is another one",
-    ),
+    "exec": (f"os.execv(sys.executable, [sys.executable, '-S', '-c', {AGAIN!r}, here])", "its command line is `"),
+    "environment": (OTHER_ENVIRONMENT, "its environment is another one"),
     "lock": ("held = open(here + '/held'); fcntl.flock(held, fcntl.LOCK_EX)", "it holds a lock: flock write on "),
     "listens": ("s = socket.create_server(('127.0.0.1', 0))", "it listens on "),
-    "connects": (
-        "a = socket.create_server(('127.0.0.1', 0)); b = socket.create_connection(a.getsockname()); c, _ = a.accept();"
-        " a.close(); c.close()",
-        "connection",
-    ),
+    "connects": (CONNECTS, "connection"),
     "outside": ("out = open(here + '.outside', 'w')", "open for writing outside of "),
     "reads outside": ("data = open(here + '.input')", ".input, which was not compared with the target"),
     "stdout": ("os.dup2(os.open(here + '/log', os.O_WRONLY | os.O_CREAT), 1)", "stdout is /"),
     "directory": ("os.chdir(here + '/sub')", "it has changed its working directory"),
-    "shared memory": (
-        "fd = os.open('/dev/shm/' + os.path.basename(here) + str(os.getpid()), os.O_RDWR | os.O_CREAT);"
-        " os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096)",
-        "it shares memory: ",
-    ),
-    "child with a lock": (
-        CHILD.format(code=HOLDS_LOCK) + "\nwhile not os.path.exists(here + '/child'): time.sleep(0.002)",
-        "it holds a lock: flock write on ",
-    ),
-    "thread with a lock": (
-        "held = open(here + '/held', 'r+')\n"
-        "def work(): fcntl.lockf(held, fcntl.LOCK_EX); open(here + '/child', 'w').close(); time.sleep(600)\n"
-        "threading.Thread(target=work, daemon=True).start()\n"
-        "while not os.path.exists(here + '/child'): time.sleep(0.002)",
-        "it holds a lock: posix write on ",
-    ),
+    "shared memory": (SHARES_MEMORY, "it shares memory: "),
+    "child with a lock": (STARTS_CHILD.format(code=HOLDS_LOCK), "it holds a lock: flock write on "),
+    "thread with a lock": (STARTS_THREAD, "it holds a lock: posix write on "),
 }
 
 
@@ -106,13 +103,8 @@ def test_a_process_that_changes_before_its_freeze_goes_on_and_the_change_is_name
 
 def test_children_that_come_and_threads_that_begin_are_no_change(source: Source, original: MakeOriginal) -> None:
     child = "import sys, time; open(sys.argv[1] + '/child', 'w').close(); time.sleep(600)"
-    process = begun(
-        source,
-        original,
-        CHILD.format(code=child)
-        + "\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
-        + "\nwhile not os.path.exists(here + '/child'): time.sleep(0.002)",
-    )
+    thread = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    process = begun(source, original, STARTS_CHILD.format(code=child) + thread)
     changed(source, process)
     source.freeze(process.identity)
     source.order("commit", process.identity)
