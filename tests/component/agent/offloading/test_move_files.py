@@ -55,11 +55,13 @@ def end_process(control: ControlPlane, process: Original) -> None:
     source.reported("dead")
 
 
-def listed(reader: AttemptFileReader, answers: list[FileChunk | FileListing], source: Source) -> FileListing:
+def listed(
+    reader: AttemptFileReader, answers: list[FileChunk | FileListing], source: Source, *, tree: bool = False
+) -> FileListing:
     answers.clear()
 
     async def ask() -> None:
-        reader.received(ListFiles(1, MOVE, ("**",)))
+        reader.received(ListFiles(1, MOVE, () if tree else ("**",), tree=tree))
 
     source.run(ask())
     found = source.until(lambda: answers[-1] if answers else None)
@@ -199,6 +201,23 @@ def test_a_secret_in_the_directory_of_an_original_is_neither_listed_nor_read(
     allowed = ask(ReadFile(3, MOVE, b"work/.env", 0, 100))
     assert isinstance(allowed, FileChunk)
     assert allowed.data == b"TOKEN=1"
+
+
+def test_the_settings_of_a_repository_stay_at_home_and_the_rest_of_it_is_listed(
+    source: Source, original: MakeOriginal, tmp_path: Path
+) -> None:
+    process = original()
+    (process.folder / ".git" / "modules" / "lib").mkdir(parents=True)
+    for name in ("config", "HEAD", "modules/lib/config"):
+        (process.folder / ".git" / name).write_text("url = https://ada:token@git.example/repo")
+    answers: list[FileChunk | FileListing] = []
+    reader = AttemptFileReader(tmp_path / "jobs", answers.append, source.moves.directory)
+    source.open(process.identity)
+    found = listed(reader, answers, source, tree=True)
+    paths = [entry.path for entry in manifest.decode_listing(found.files, limit_files=10)]
+    assert ".git/HEAD" in paths
+    assert not [path for path in paths if path.endswith("config")]
+    assert found.skipped == (".git/config: looks like a secret", ".git/modules/lib/config: looks like a secret")
 
 
 def test_an_original_in_a_home_directory_is_not_opened(
