@@ -179,7 +179,7 @@ class SimulatedGuard:
             member = ((self.journal.identity.pid, self.journal.identity.pid_start),)
             self._perform(core.freeze(now, freeze_ms, member, ()))
         elif step == "check":
-            self._perform(core.check(now, self._view(), changes))
+            self._perform(core.check(now, changes))
         elif step == "commit":
             self._perform(core.commit(now, self._view()))
         elif step in ("thaw", "close"):

@@ -144,8 +144,8 @@ def test_a_guard_that_does_not_thaw_is_caught() -> None:
 class Credulous(GuardCore):
     """Takes every second look for one without changes."""
 
-    def check(self, now: int, view: TreeView, changes: str) -> list[GuardAction]:
-        return super().check(now, view, "")
+    def check(self, now: int, changes: str) -> list[GuardAction]:
+        return super().check(now, "")
 
 
 class GuardWithoutCheck(SimulatedGuard):

@@ -152,13 +152,14 @@ class GuardCore:
         begun = GuardRecord(GuardPhase.FREEZING, now, now + lease_ms, members, spared)
         return [WriteRecord(begun), StopTree(now + lease_ms // 4)]
 
-    def check(self, now: int, view: TreeView, changes: str) -> list[GuardAction]:
-        """Record the result of the second look: without changes the original may be ended, otherwise it goes on."""
+    def check(self, now: int, changes: str) -> list[GuardAction]:
+        """Record the result of the second look: without changes the original may be ended, otherwise it goes on.
+        `commit` sees to it that the tree has stood still since."""
         if self.phase is not GuardPhase.FROZEN:
             return []
         if changes:
             return self.thaw(now, changes)
-        return self._unless_continued(now, view) or [WriteRecord(GuardRecord(GuardPhase.CHECKED, now, self.until_ms))]
+        return [WriteRecord(GuardRecord(GuardPhase.CHECKED, now, self.until_ms))]
 
     def commit(self, now: int, view: TreeView) -> list[GuardAction]:
         """End the original, if it was checked and is frozen for long enough yet; else it goes on, and that is final."""

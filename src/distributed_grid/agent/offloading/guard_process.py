@@ -237,7 +237,7 @@ class GuardProcess:
         if name == "freeze":
             self._freeze(now, order)
         elif name == "check" and isinstance(changes := order.get("changes"), str):
-            self._perform(self._core.check(now, self._view(), changes))
+            self._perform(self._core.check(now, changes))
         elif name == "commit":
             self._perform(self._core.commit(now, self._view()))
         elif name in ("thaw", "close"):

@@ -108,7 +108,8 @@ class _InventoryScan:
             for row in self._table.values():
                 if row.uid == self._uid and not row.is_kernel and not row.is_dead and row.pid not in members:
                     self._index(row)
-        self._sockets = read_open_sockets()
+        if any(details is not None and details.sockets for details in map(self._read, members.values())):
+            self._sockets = read_open_sockets()
         pss = _tree_memory(trees, pss_seconds)
         described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
         found = [one for one in described if one is not None]

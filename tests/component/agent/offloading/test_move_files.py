@@ -214,7 +214,7 @@ def test_the_settings_of_a_repository_stay_at_home_and_the_rest_of_it_is_listed(
     reader = AttemptFileReader(tmp_path / "jobs", answers.append, source.moves.directory)
     source.open(process.identity)
     found = listed(reader, answers, source, tree=True)
-    paths = [entry.path for entry in manifest.decode_listing(found.files, limit_files=10)]
+    paths = [entry.path for entry in manifest.decode_tree_page(found.files, limit_entries=10)]
     assert ".git/HEAD" in paths
     assert not [path for path in paths if path.endswith("config")]
     assert found.skipped == (".git/config: looks like a secret", ".git/modules/lib/config: looks like a secret")

@@ -83,7 +83,7 @@ class Machine:
         self.perform(self.core.freeze(self.now, ms, TREE, ()))
 
     def check(self, changes: str = "") -> None:
-        self.perform(self.core.check(self.now, self.view(), changes))
+        self.perform(self.core.check(self.now, changes))
 
     def commit(self) -> None:
         self.perform(self.core.commit(self.now, self.view()))
@@ -274,7 +274,7 @@ def test_whatever_happens_it_is_dead_by_decision_or_goes_on_within_one_lease(sto
             case "commit":
                 actions = machine.core.commit(machine.now, machine.view())
             case "look":
-                actions = machine.core.check(machine.now, machine.view(), "changed" if machine.has_changed else "")
+                actions = machine.core.check(machine.now, "changed" if machine.has_changed else "")
             case "change" if not machine.is_still:
                 machine.has_changed = True
             case "thaw":
