@@ -15,7 +15,15 @@ from distributed_grid.errors import Refused
 from distributed_grid.reactor import pending
 from distributed_grid.reactor.effects import StartAttempt
 from tests.support.builders import a_node, a_request, an_exit
-from tests.unit.reactor.offloading.move_builders import THREE, a_job_move, answered, end_of, ended, request_move, submit_job
+from tests.unit.reactor.offloading.move_builders import (
+    THREE,
+    a_job_move,
+    answered,
+    end_of,
+    ended,
+    request_move,
+    submit_job,
+)
 
 
 @pytest.fixture
