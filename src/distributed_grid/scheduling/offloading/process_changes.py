@@ -68,5 +68,5 @@ def _changes(first: ProcessLook, process: ProcessInfo) -> Iterable[str]:
 
 
 def _digest(texts: Iterable[str]) -> str:
-    text = "\0".join(texts)
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:DIGEST_CHARS]
+    text = "".join(f"{text}\0" for text in texts)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
