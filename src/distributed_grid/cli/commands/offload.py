@@ -25,7 +25,7 @@ from distributed_grid.cli.request_options import ship_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
-from distributed_grid.errors import BadInput, Refused
+from distributed_grid.errors import BadInput, Conflict, Refused
 
 Row = dict[str, Any]
 POLL_SECONDS = 0.2
@@ -107,17 +107,17 @@ def execute(session: CliSession, /, **options: Any) -> int:
 def _execute_recommended(client: Client, options: Row) -> tuple[list[Row], bool]:
     """Begin to move what a scan advises; what could be begun, and whether anything was refused."""
     rows, refused = [], False
-    for subject, node, pid_start in _recommended(client, options):
+    for subject, node, seen in _recommended(client, options):
         try:
-            rows.append(_execute(client, options, subject, node, pid_start))
-        except Refused as refusal:  # the others can be moved all the same
+            rows.append(_execute(client, options, subject, node, seen))
+        except (Refused, Conflict) as refusal:  # the others can be moved all the same
             refused = True
             echo(printable(f"grid: {subject}: {refusal}"), err=True)
     return rows, refused
 
 
-def _recommended(client: Client, options: Row) -> list[tuple[str, str, int]]:
-    """What a scan advises to move, as (pid or job, node, start of the process); the rest of it is named."""
+def _recommended(client: Client, options: Row) -> list[tuple[str, str, Row]]:
+    """What a scan advises to move, as (pid or job, node, what was seen of the process); the rest of it is named."""
     found = client.call("scan_offload", node=options["node"])["proposals"]
     chosen = []
     for row in found:
@@ -126,11 +126,17 @@ def _recommended(client: Client, options: Row) -> list[tuple[str, str, int]]:
         if row["needs_consent"] and not options["consent"]:
             echo(printable(f"grid: {subject_of(row)} is left: it needs your consent (--consent)"), err=True)
             continue
-        chosen.append((subject_of(row), row["node_id"], row["process"]["pid_start"] if row["process"] else 0))
+        process = row["process"] or {}
+        seen = {
+            "pid_start": process.get("pid_start", 0),
+            "directory": process.get("cwd", ""),
+            "shape": row["shape"] or "",
+        }
+        chosen.append((subject_of(row), row["node_id"], seen))
     return chosen
 
 
-def _execute(client: Client, options: Row, subject: str, node: str, pid_start: int = 0) -> Row:
+def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
     move_id = f"move-{os.urandom(6).hex()}"
     try:
         found = client.call(
@@ -143,7 +149,7 @@ def _execute(client: Client, options: Row, subject: str, node: str, pid_start: i
             variables=list(options["env"]),
             freeze_seconds=options["freeze"],
             origin=caller_node(),
-            pid_start=pid_start,
+            **(seen or {}),
         )
     except KeyboardInterrupt:
         echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)

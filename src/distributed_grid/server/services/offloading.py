@@ -278,6 +278,9 @@ class OffloadingService:
         proposal = next((one for one in found if one.process is not None and one.process.pid == pid), None)
         _check_movable(proposal, f"{pid} on {node}", op.target)
         assert proposal is not None
+        for name, seen, now in (("shape", op.shape, proposal.shape), ("directory", op.directory, process.cwd)):
+            if seen and seen != now:
+                raise Conflict(f"{pid} on {node} has changed since the scan: its {name} is `{one_line(now)}`")
         check_input(process)
         consent = await self._consent(op, process, proposal)
         if not op.consent and consent.variables:

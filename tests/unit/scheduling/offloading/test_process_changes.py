@@ -39,7 +39,7 @@ SEEN = replace(
         ({"listening": ("tcp 127.0.0.1:80",)}, "it listens on tcp 127.0.0.1:80"),
         ({"connections": 1}, "1 connection is open, which would break"),
         ({"outside_writes": ("/srv/out",)}, "/srv/out"),
-        ({"shared_memory": ("/dev/shm/x",)}, "it shares memory: /dev/shm/x"),  # noqa: S108 a name
+        ({"shared_memory": ("/dev/shm/x",)}, "it shares memory: /dev/shm/x"),
         ({"traced": True}, "it is traced by a debugger"),
         ({"setuid": True}, "it runs with the rights of another user"),
         ({"foreign_namespace": "process 1 is in another net namespace"}, "another net namespace"),
@@ -58,8 +58,17 @@ def test_each_difference_is_named(change: dict[str, Any], cause: str) -> None:
 def test_progress_is_no_difference() -> None:
     later = replace(
         SEEN,
-        **{"age_ms": 9, "cpu_milli": 5, "cpu_ms": 99, "pss_bytes": 1 << 30, "processes": 7, "threads": 40},
-        **{"read_bytes": 5, "written_bytes": 6, "needs": SEEN.needs[:1], "ppid": 1, "name": "worker"},
+        age_ms=9,
+        cpu_milli=5,
+        cpu_ms=99,
+        pss_bytes=1 << 30,
+        processes=7,
+        threads=40,
+        read_bytes=5,
+        written_bytes=6,
+        needs=SEEN.needs[:1],
+        ppid=1,
+        name="worker",
     )
     assert process_changes(first_look(SEEN), later) == ()
     assert changes_text(()) == ""

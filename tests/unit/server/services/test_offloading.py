@@ -186,6 +186,19 @@ def test_a_process_that_runs_another_command_when_its_variables_are_read_is_not_
     run(story)
 
 
+@pytest.mark.parametrize(
+    ("seen", "name"), [({"shape": "python other.py"}, "shape"), ({"directory": "/x"}, "directory")]
+)
+def test_a_consent_for_what_a_scan_has_shown_is_none_for_what_runs_by_now(run, seen, name) -> None:
+    async def story(grid: Offloading) -> None:
+        with pytest.raises(Conflict, match=f"has changed since the scan: its {name}"):
+            await grid.execute(consent=True, **seen)
+        assert (await grid.service.consents())["consents"] == []
+        await grid.execute(consent=True, shape="python train.py --lr", directory="/srv/ann")
+
+    run(story)
+
+
 def test_only_its_owner_or_an_admin_moves_a_process_and_cancels_the_move(run) -> None:
     async def story(grid: Offloading) -> None:
         with pytest.raises(Forbidden, match="belongs to ann"):
