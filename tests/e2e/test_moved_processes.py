@@ -35,7 +35,10 @@ n, held = 0, None
 moves = begun.with_suffix(".moves")
 while n < 10 or not begun.with_suffix(".go").exists():
     n += 1
-    if where == "here" and held is None and moves.exists() and any(pathlib.Path(moves.read_text()).rglob("journal")):
+    if where == "here" and held is None and moves.exists():
+        state, *known = moves.read_text().split("\\n")
+        if {top for top, _, names in os.walk(state) if "journal" in names} <= {*known}:
+            continue
         held = open("input.txt")
         fcntl.flock(held, fcntl.LOCK_EX)
     pathlib.Path("state", "n").write_text(str(n))
@@ -95,7 +98,10 @@ with open("out.log", "wb") as out:
 
     def lock_once_it_is_moved(self, grid: Shell) -> None:
         """From now on it takes a lock as soon as there is the journal of a move, which is after the request."""
-        self.begun.with_suffix(".moves").write_text(str(grid.state_dir))
+        known = [top for top, _, names in os.walk(grid.state_dir) if "journal" in names]
+        listed = self.begun.with_suffix(".listed")
+        listed.write_text("\n".join([str(grid.state_dir), *known]))
+        listed.rename(self.begun.with_suffix(".moves"))
 
     def let_finish(self) -> None:
         self.begun.with_suffix(".go").touch()

@@ -101,7 +101,9 @@ class SourceMove:
         self.look = order.look or self.look
         if order.step == "thaw":
             self._is_given_up = True
-        if order.step == "freeze":
+        if order.step == "freeze" and self.phase in STILL_PHASES:
+            self.report_again()  # another order would take the place of the one that is not answered yet
+        elif order.step == "freeze":
             self.guard.order("freeze", freeze_ms=order.freeze_ms)
         elif order.step == "commit" and self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN):
             self._is_commit_asked = True
@@ -111,13 +113,14 @@ class SourceMove:
             self.guard.order(order.step)
 
     def _begin_check(self) -> None:
-        """Look a second time, once; without what was seen first there is nothing to compare with."""
-        if self._checking is None and (self.look is not None or self._is_commit_asked):
+        """Look a second time, unless that is under way; without a first look there is nothing to compare with."""
+        is_under_way = self._checking is not None and not self._checking.done()
+        if not is_under_way and (self.look is not None or self._is_commit_asked):
             self._checking = start_logged(self._check(self.look), f"the second look of {self.original.move_id}")
 
     async def _check(self, first: ProcessLook | None) -> None:
         if first is None:
-            changes = "it was asked for without what was seen of it: type the command again"
+            changes = "its move was requested by an earlier version, which kept no first look: type the command again"
         else:
             changes = await look_again(self.original, first, self._surroundings)
         if self.phase is GuardPhase.FROZEN and not (self.is_closing or self._is_given_up):
