@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
-from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo
+from distributed_grid.domain.processes import ProcessIdentity, ProcessInfo, ProcessLook
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
@@ -470,7 +470,7 @@ class MoveOrder(_ToAgent, frozen=True):
     """The next step of a move at its source: `open` (find the original, let its files be read), `freeze` (for so long
     at most), `commit` (end the original; refused with `thawed` once it goes on), `thaw`, `return` (put the files of a
     manifest into its working directory; `shipped` is what was there when it stood still), `close` (forget the move).
-    Each is safe to repeat."""
+    `look` is what was seen of the original at the request, to compare it with. Each is safe to repeat."""
 
     node: Name
     move_id: Id
@@ -479,6 +479,7 @@ class MoveOrder(_ToAgent, frozen=True):
     freeze_ms: Milliseconds = 0
     manifest: Name = ""
     shipped: Name = ""
+    look: ProcessLook | None = None
 
 
 class ListProcesses(_ToAgent, frozen=True):

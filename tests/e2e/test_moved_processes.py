@@ -24,16 +24,23 @@ nodes:
 - {name: right, host: local, simulated: true, cpu_count: 4, memory_gb: 8}
 """
 COMPUTE = """
-import os, pathlib, sys, time
+import fcntl, os, pathlib, sys, time
 where = os.environ.get("GRID_NODE", "here")
 begun = pathlib.Path(sys.argv[1])
 with begun.open("a") as file:
     file.write(f"{where} {os.getpid()}\\n")
 print("begins on", where, flush=True)
 pathlib.Path("state", "n").write_text("0")
-n = 0
+n, held = 0, None
+moves = begun.with_suffix(".moves")
 while n < 10 or not begun.with_suffix(".go").exists():
     n += 1
+    if where == "here" and held is None and moves.exists():
+        state, *known = moves.read_text().split("\\n")
+        if {top for top, _, names in os.walk(state) if "journal" in names} <= {*known}:
+            continue
+        held = open("input.txt")
+        fcntl.flock(held, fcntl.LOCK_EX)
     pathlib.Path("state", "n").write_text(str(n))
     time.sleep(0.02)
 pathlib.Path("result.txt").write_text(f"{pathlib.Path('input.txt').read_text()} {os.environ.get('SEED', 'none')}")
@@ -88,6 +95,13 @@ with open("out.log", "wb") as out:
         """Whether it runs and counts."""
         before = (self.cwd / "state" / "n").read_text()
         return bool(wait_until(lambda: (self.cwd / "state" / "n").read_text() != before))
+
+    def lock_once_it_is_moved(self, grid: Shell) -> None:
+        """From now on it takes a lock as soon as there is the journal of a move, which is after the request."""
+        known = [top for top, _, names in os.walk(grid.state_dir) if "journal" in names]
+        listed = self.begun.with_suffix(".listed")
+        listed.write_text("\n".join([str(grid.state_dir), *known]))
+        listed.rename(self.begun.with_suffix(".moves"))
 
     def let_finish(self) -> None:
         self.begun.with_suffix(".go").touch()
@@ -207,6 +221,36 @@ def test_a_move_that_cannot_be_or_is_not_wanted_leaves_the_original_as_it_was(pa
             assert over["end"] == "cancelled"
             assert work.goes_on()
             assert work.places == ["here"]
+
+
+def test_a_process_that_takes_a_lock_after_the_request_goes_on_and_the_move_says_so(pair: Shell, work: Work) -> None:
+    (work.cwd / "data").write_bytes(os.urandom(60 << 20))  # the files take a moment
+    work.lock_once_it_is_moved(pair)
+    failed = pair("offload", "execute", str(work.pid), "--consent", "--json")
+    assert failed.returncode == 1
+    row = json.loads(failed.stdout)
+    assert row["end"] == "failed"
+    assert row["problem"].startswith("it has changed since the request: it holds a lock: flock write on ")
+    assert work.goes_on()
+    assert work.places == ["here"]
+
+
+def test_a_consent_for_one_directory_is_none_for_another(pair: Shell, tmp_path: Path) -> None:
+    first, second = Work(tmp_path / "first"), Work(tmp_path / "second")
+    try:
+        pair.json("offload", "execute", str(first.pid), "--consent", "--env", "SEED")
+        listed = pair("offload", "consents", check=0).stdout
+        assert str(first.cwd) in listed
+        refused = pair("offload", "execute", str(second.pid))
+        assert refused.returncode != 0
+        assert "your consent is for " in refused.stderr
+        assert str(first.cwd) in refused.stderr
+        assert second.goes_on()
+        assert second.places == ["here"]
+    finally:
+        for work in (first, second):
+            work.let_finish()
+            work.end()
 
 
 @pytest.mark.parametrize("victim", ["original", "target"])

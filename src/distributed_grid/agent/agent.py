@@ -324,7 +324,7 @@ class Agent:
         if self._moves is None:
             from distributed_grid.agent.offloading.move_orders import SourceMoves  # only offloading needs it
 
-            self._moves = SourceMoves(self._moves_dir, self._outbox, self._workdirs)
+            self._moves = SourceMoves(self._moves_dir, self._outbox, self._workdirs, self._surroundings)
         return self._moves
 
     def _moved_from(self, move_id: str) -> HeldDirectory | None:

@@ -695,9 +695,11 @@ class ScanOffload(Message, frozen=True):
 
 class ExecuteOffload(Message, frozen=True):
     """Move a process (its pid) or a job (its id) off its node. The caller makes the move's id, so a repeated request
-    moves it once. With `consent` processes of this command shape may be moved from now on, with these variables of
-    their environment. `node` is where the pid is, where that is not the node on which it was typed (`origin`). With
-    `pid_start` only the process that began then is meant, not another one that has its pid by now."""
+    moves it once. With `consent` processes of this command shape in this directory may be moved from now on, with these
+    variables of their environment; without it, `variables` are none or those that the consent names. `node` is where
+    the pid is, where that is not the node on which it was typed (`origin`). With `pid_start` only the process that
+    began then is meant, not another one that has its pid by now; with `shape` and `directory` only while its command
+    has this shape there, as a scan has shown it."""
 
     move_id: Id
     subject: Name
@@ -708,6 +710,8 @@ class ExecuteOffload(Message, frozen=True):
     freeze_seconds: Annotated[float, Meta(ge=0.5, le=60)] = 10.0
     origin: Name = ""
     pid_start: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    shape: Text = ""
+    directory: Text = ""
 
 
 class ListMoves(Message, frozen=True):
@@ -733,7 +737,7 @@ class ListConsents(Message, frozen=True):
 
 
 class WithdrawConsent(Message, frozen=True):
-    """Processes of this command shape may not be moved any more."""
+    """Processes of this command shape may not be moved any more, whatever their directory."""
 
     shape: Text
 

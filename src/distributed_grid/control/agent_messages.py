@@ -142,9 +142,10 @@ def move_order(effect: OrderMoveStep) -> MoveOrder:
     """The order to the agent of the source that takes a step of a move."""
     move, step = effect.move, effect.step
     identity = move.process.identity if move.process is not None else None
+    look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
     freeze_ms = move.freeze_ms if step == "freeze" else 0
     results, shipped = (move.results, move.final) if step == "return" else ("", "")
-    return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped)
+    return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped, look)
 
 
 def orders_to(ledger: Ledger, node: str, now: int) -> list[MoveOrder]:

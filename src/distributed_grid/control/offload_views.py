@@ -134,6 +134,7 @@ def consent_view(viewer: Viewer, consent: MoveConsent) -> ConsentRow:
     return {
         "user": consent.user,
         "shape": consent.shape,
+        "directory": consent.cwd or None,
         "variables": [*consent.variables],
         "given_at": viewer.time(consent.given_at_ms),
     }

@@ -549,10 +549,12 @@ class MoveDetail(TypedDict):
 
 
 class ConsentRow(TypedDict):
-    """A command shape whose processes its user allows to be restarted elsewhere, with these variables of theirs."""
+    """A command shape whose processes in this directory their user allows to be restarted elsewhere, with these
+    variables of theirs. Without a directory it was given to an earlier version, and covers nothing."""
 
     user: str
     shape: str
+    directory: str | None
     variables: list[str]
     given_at: str | None
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Request
-from distributed_grid.domain.processes import ProcessIdentity, StandardStream
+from distributed_grid.domain.processes import ProcessIdentity, ProcessLook, StandardStream
 from distributed_grid.domain.states import MoveState
 
 MOVE_PREFIX = "move-"
@@ -48,12 +48,14 @@ class MoveEnd(enum.StrEnum):
 
 
 class MovedProcess(Struct, frozen=True, omit_defaults=True):
-    """The original of a move of a process: who it is, where it runs, and where its output goes."""
+    """The original of a move of a process: who it is, where it runs, where its output goes, and what was seen of it at
+    the request."""
 
     identity: ProcessIdentity
     cwd: str
     streams: tuple[StandardStream, ...] = ()
     shape: str = ""
+    look: ProcessLook | None = None
 
 
 class Move(Struct, frozen=True, omit_defaults=True):
@@ -127,8 +129,14 @@ class Move(Struct, frozen=True, omit_defaults=True):
         return self.state in (MoveState.DECIDED, MoveState.DEAD, MoveState.RUNNING)
 
 
+def consent_key(user: str, shape: str, cwd: str) -> str:
+    """The key of a consent; a shape has no line breaks."""
+    return f"{user}/{cwd}\n{shape}" if cwd else f"{user}/{shape}"
+
+
 class MoveConsent(Struct, frozen=True, omit_defaults=True):
-    """A user allows that processes of this command shape are restarted elsewhere, with these variables of theirs."""
+    """A user allows that processes of this command shape that run in this directory are restarted elsewhere, with these
+    variables of theirs. One without a directory was given to an earlier version and covers nothing."""
 
     kind: ClassVar[str] = "move_consent"
 
@@ -137,10 +145,11 @@ class MoveConsent(Struct, frozen=True, omit_defaults=True):
     given_at_ms: int
     variables: tuple[str, ...] = ()
     withdrawn: bool = False
+    cwd: str = ""
 
     @property
     def key(self) -> str:
-        return f"{self.user}/{self.shape}"
+        return consent_key(self.user, self.shape, self.cwd)
 
     @property
     def is_over(self) -> bool:

@@ -64,6 +64,21 @@ class ProcessIdentity(Struct, frozen=True):
     boot: Name
 
 
+Digest = Annotated[str, Meta(max_length=64)]
+
+
+class ProcessLook(Struct, frozen=True, omit_defaults=True):
+    """Facts of a process that a move relies on, as digests: they are compared again while it stands still."""
+
+    command: Digest = ""
+    program: Digest = ""
+    directory: Digest = ""
+    environment: Digest = ""
+    streams: Annotated[tuple[Digest, ...], Meta(max_length=3)] = ()
+    needs: Annotated[tuple[Digest, ...], Meta(max_length=MAX_PATHS)] = ()
+    obstacles: Annotated[tuple[Digest, ...], Meta(max_length=64)] = ()
+
+
 class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     """The root of a process tree and what is known of the tree as a whole.
 
@@ -73,7 +88,8 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     waits for it where that is a shell, make, a script, a supervisor, systemd or cron; empty where it was given up by
     its parent. `needs` are regular files outside `cwd` that it has open or mapped, or that its command names, as
     (path, bytes); system libraries are left out; 0 bytes is any size, and a path that ends with a slash a directory.
-    `environment` has only the names that were asked for. `cwd_problem` says why its working directory is not shipped,
+    `environment` has only the names that were asked for; `environment_digest` is of all variables, and set where one
+    process was asked for. `cwd_problem` says why its working directory is not shipped,
     as the end of a sentence about it; `needed_secrets` are paths in it that look like secrets, so they are not shipped,
     and that it has open or mapped, or that its command names.
     """
@@ -119,6 +135,7 @@ class ProcessInfo(Struct, frozen=True, omit_defaults=True):
     ] = ()
     cwd_problem: Text = ""
     needed_secrets: Texts = ()
+    environment_digest: Digest = ""
 
     @property
     def identity(self) -> ProcessIdentity:

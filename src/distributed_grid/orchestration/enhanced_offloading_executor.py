@@ -61,6 +61,7 @@ class EnhancedOffloadingExecutor(GridSession):
         if not recommendation.is_movable:
             causes = recommendation.obstacles
             raise Refused(f"{recommendation.subject} cannot be moved: {'; '.join(causes) or 'no way is known'}", causes)
+        process = recommendation.process
         found = await self._client.call(
             "execute_offload",
             move_id=f"{MOVE_PREFIX}{secrets.token_hex(6)}",
@@ -69,7 +70,9 @@ class EnhancedOffloadingExecutor(GridSession):
             target=await self._target(recommendation),
             consent=consent,
             variables=list(variables),
-            pid_start=recommendation.process.pid_start if recommendation.process is not None else 0,
+            pid_start=process.pid_start if process is not None else 0,
+            shape=recommendation.shape or "",
+            directory=process.cwd if process is not None else "",
         )
         row: MoveRow = found["move"]
         return row["move_id"]

@@ -25,7 +25,7 @@ from distributed_grid.agent.offloading.guard_core import (
     TreeView,
     WriteRecord,
 )
-from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 
 FULL = "No space left on device"
@@ -61,10 +61,17 @@ class SimulatedOriginal:
         self.identity = ProcessIdentity(pid, machine.boot_ms // 10, machine.boot)
         self.run_ms = run_ms
         self.is_alive, self.stopped_at, self.ended = True, 0, ""
+        self.version = 1
+        """Of all that a move relies on: its command, its files, its locks."""
         self.longest_still_ms = 0
         self.on_end: Callable[[], None] = _nobody
         self._worked_ms, self._resumed_at = 0, machine.queue.now
         self._finish = machine.queue.after(run_ms, lambda: self.end("by itself"))
+
+    @property
+    def look(self) -> ProcessLook:
+        """Its facts as a move compares them."""
+        return ProcessLook(command=str(self.version))
 
     @property
     def is_still(self) -> bool:
@@ -91,6 +98,11 @@ class SimulatedOriginal:
             self.longest_still_ms = max(self.longest_still_ms, self.still_ms)
             self.stopped_at, self._resumed_at = 0, self._queue.now
             self._finish = self._queue.after(self.run_ms - self._worked_ms, lambda: self.end("by itself"))
+
+    def change(self) -> None:
+        """It runs another program, takes a lock, or opens a socket."""
+        if self.is_alive and not self.is_still:
+            self.version += 1
 
     def end(self, how: str) -> None:
         """It is gone, with its whole tree."""
@@ -132,7 +144,7 @@ class SimulatedGuard:
         self._core = self.core_type(tuple(journal.records))
         self._life = 0
         self._wake: ScheduledEvent | None = None
-        self._orders: list[tuple[str, int]] = []
+        self._orders: list[tuple[str, int, str]] = []
         self.hear: Callable[[GuardRecord], None] = _nobody_hears
         if original is not None:
             original.on_end = self._observe_soon
@@ -146,9 +158,9 @@ class SimulatedGuard:
         same_boot = self.journal.identity.boot == self._machine.boot
         self._perform(self._core.resume(self._machine.boot_ms, self._view(), same_boot=same_boot))
 
-    def order(self, step: str, freeze_ms: int = 0) -> None:
+    def order(self, step: str, freeze_ms: int = 0, changes: str = "") -> None:
         """Carry out an order of the agent when those before it are carried out; a disk may take its time for each."""
-        self._orders.append((step, freeze_ms))
+        self._orders.append((step, freeze_ms, changes))
         if len(self._orders) == 1:
             self._later(self._takes(ORDER_MS), self._carry_out_next)
 
@@ -161,11 +173,13 @@ class SimulatedGuard:
         if self._orders:
             self._later(self._takes(ORDER_MS), self._carry_out_next)
 
-    def _carry_out(self, step: str, freeze_ms: int) -> None:
+    def _carry_out(self, step: str, freeze_ms: int, changes: str) -> None:
         core, now = self._core, self._machine.boot_ms
         if step == "freeze":
             member = ((self.journal.identity.pid, self.journal.identity.pid_start),)
             self._perform(core.freeze(now, freeze_ms, member, ()))
+        elif step == "check":
+            self._perform(core.check(now, changes))
         elif step == "commit":
             self._perform(core.commit(now, self._view()))
         elif step in ("thaw", "close"):

@@ -3,6 +3,7 @@
 - Never two: the job that takes the place of a process begins only when nothing of that process is left.
 - Never none: a process that a guard has frozen goes on, or is ended for good, when its freeze lease is over.
 - What was ended by a guard is a job from then on, which starts from what was last written.
+- What was ended by a guard was, at its end, as it was when its move was asked for.
 - A process that was moved by nobody is left alone.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from distributed_grid.agent.offloading.guard_core import GuardPhase
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
+from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.reactor.offloading.process_moves import job_uid
 from distributed_grid.simulation.guarded_process import SimulatedOriginal
 from distributed_grid.simulation.machine import Machine, SimulatedProcess
@@ -20,6 +22,7 @@ from distributed_grid.simulation.machine import Machine, SimulatedProcess
 SLACK_MS = 3_000
 """What thawing may take on top of the lease, also where the guard has to be replaced on a slow machine."""
 TWO, NONE, LOST = "never two of what is moved", "never none for longer than a freeze lease", "what was ended goes on"
+CHANGED = "what is ended is what was asked for"
 Hold = Callable[[bool, str, str], None]
 
 
@@ -32,11 +35,13 @@ class MoveInvariants:
         self.machines: Mapping[str, Machine] = {}
         self.moved: dict[str, tuple[Machine, SimulatedOriginal, int]] = {}
         """By move: where its original is, the original, and its freeze lease."""
+        self._looks: dict[str, ProcessLook | None] = {}
 
     def changed(self, move: Move) -> None:
         """The ledger knows of a move."""
         if move.process is not None and move.id not in self.moved:
             machine = self.machines[move.source]
+            self._looks[move.id] = move.process.look
             self.moved[move.id] = (machine, machine.originals[move.process.identity.pid], move.freeze_ms)
 
     def began(self, run: SimulatedProcess) -> None:
@@ -49,6 +54,8 @@ class MoveInvariants:
             if original.ended == "killed":
                 wrote, has = original.worked_ms, int(run.order.command.workdir)
                 self._hold(has == wrote, LOST, f"{run.lease_id} has files of {has} ms of work, {wrote} were done")
+                same = original.look == self._looks[move_id]
+                self._hold(same, CHANGED, f"{run.lease_id} is not what process {original.identity.pid} was")
 
     def check_freezes(self) -> None:
         """No process stands still, or has stood still, for longer than its lease; what is decided never goes on."""

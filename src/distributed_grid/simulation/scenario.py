@@ -27,7 +27,13 @@ from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Prio
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
 from distributed_grid.simulation.faults import Fault, draw_faults
 from distributed_grid.simulation.machine import ScriptedJob
-from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal, draw_moves, draw_originals
+from distributed_grid.simulation.simulated_moves import (
+    PlannedMove,
+    PlannedOriginal,
+    draw_moves,
+    draw_originals,
+    with_change,
+)
 
 GB = 1024**3
 ASKS = (
@@ -118,6 +124,7 @@ def draw_scenario(seed: int) -> Scenario:
     moving = Random(f"{seed}/moves")
     originals = draw_originals(moving, names, until_ms=busy_ms)
     moves = draw_moves(moving, names, originals, jobs_drawn, until_ms=busy_ms)
+    moves = [with_change(Random(f"{seed}/change/{one.id}"), one) for one in moves]
     requests += draw_blocks(Random(f"{seed}/blocks"), names, until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
     policy, rules = _policy(random), _rules(random)

@@ -13,8 +13,9 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardPhase, GuardRecord
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.batch import Entry
@@ -22,12 +23,12 @@ from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, Move, MovedProcess, Way
-from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import JobState, MoveState, NodeState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
-from distributed_grid.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal
+from distributed_grid.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal, SimulatedOriginal
 from distributed_grid.simulation.machine import Machine, ScriptedJob
 from distributed_grid.wire import MoveOrder
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
 
 CLOSE_MS = 500
+CHANGED = "it has changed since the request"
+LOOK_MS = (20, 200, 4_000)
+"""A second look is quick, unless a file system is slow."""
 UNKNOWN = "nothing is known of this move here"
 RETRY_MS = 500
 FREEZES_MS = (500, 3_000, 10_000)
@@ -53,7 +57,7 @@ class PlannedOriginal(Struct, frozen=True):
 
 class PlannedMove(Struct, frozen=True):
     """Somebody asks that a job, or a process (`pid`), goes to another node. `cancel_ms` later they do not want it any
-    more, and `guard_dies_ms` later its guard is killed; 0 is never."""
+    more, `guard_dies_ms` later its guard is killed, and `change_ms` later the process changes; 0 is never."""
 
     at_ms: int
     number: int
@@ -64,6 +68,7 @@ class PlannedMove(Struct, frozen=True):
     run_ms: int = 5_000
     cancel_ms: int = 0
     guard_dies_ms: int = 0
+    change_ms: int = 0
 
     @property
     def id(self) -> str:
@@ -111,10 +116,17 @@ def _move(
     )
 
 
-def requested_move(plan: PlannedMove, ledger: Ledger, node: str, identity: ProcessIdentity | None) -> Move | None:
+def with_change(random: Random, move: PlannedMove) -> PlannedMove:
+    """The move of a process that may change soon after the request."""
+    if not move.pid or random.random() < 0.7:
+        return move
+    return replace(move, change_ms=random.randrange(1, random.choice(WITHIN_MS)))
+
+
+def requested_move(plan: PlannedMove, ledger: Ledger, node: str, original: SimulatedOriginal | None) -> Move | None:
     """What a user asks for, as things are; None where there is nothing to move."""
     asked = Request("unused", "ada", Amounts(500))
-    if identity is not None:
+    if original is not None:
         return Move(
             plan.id,
             "ada",
@@ -123,7 +135,7 @@ def requested_move(plan: PlannedMove, ledger: Ledger, node: str, identity: Proce
             Way.PROCESS_RESTART,
             asked,
             0,
-            process=MovedProcess(identity, "data"),
+            process=MovedProcess(original.identity, "data", look=original.look),
             command=ScriptedJob(plan.run_ms).command(),
             freeze_ms=plan.freeze_ms,
         )
@@ -149,6 +161,8 @@ class SimulatedMoves:
         self._outbox = outbox
         self._is_alive = is_alive
         self._decided: set[str] = set()
+        self._looks: dict[str, ProcessLook] = {}
+        self._commits: set[str] = set()
 
     def start(self) -> None:
         """Find the moves of the last agent; those that nobody guards get a guard again."""
@@ -180,7 +194,33 @@ class SimulatedMoves:
         elif guard.phase in FINAL_PHASES or order.step == "open":
             self._report_again(journal)
         else:
+            self._order(guard, order)
+
+    def _order(self, guard: SimulatedGuard, order: MoveOrder) -> None:
+        """Pass an order on to the guard; a commit waits for the second look."""
+        if order.look is not None:
+            self._looks[order.move_id] = order.look
+        if order.step == "commit" and guard.phase is GuardPhase.FROZEN:
+            self._commits.add(order.move_id)
+            self._check(order.move_id)
+        else:
             guard.order(order.step, order.freeze_ms)
+
+    def _check(self, move_id: str) -> None:
+        """Look at the original a second time; that takes a moment, in which the agent may end."""
+        machine, first = self._machine, self._looks.get(move_id)
+        if first is None:
+            return
+
+        def done() -> None:
+            guard, journal = machine.guards.get(move_id), machine.journals.get(move_id)
+            if not self._is_alive() or guard is None or journal is None or guard.phase is not GuardPhase.FROZEN:
+                return
+            original = machine.originals.get(journal.identity.pid)
+            same = original is not None and original.identity == journal.identity and original.look == first
+            guard.order("check", changes="" if same else CHANGED)
+
+        machine.queue.after(machine.random.randint(1, machine.random.choice(LOOK_MS)) * machine.slowness, done)
 
     def _open(self, order: MoveOrder) -> None:
         identity = order.process
@@ -243,6 +283,10 @@ class SimulatedMoves:
         if record.step is GuardPhase.FREEZING:
             return
         if record.step is GuardPhase.FROZEN:
+            self._check(move_id)
+        elif record.step is GuardPhase.CHECKED and move_id in self._commits:
+            self._machine.guards[move_id].order("commit")
+        if record.step in STILL_PHASES:
             self._outbox.moved(move_id, "frozen", left_ms=max(record.until_ms - self._machine.boot_ms, 0))
             return
         if record.step is GuardPhase.DECIDED:

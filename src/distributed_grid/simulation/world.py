@@ -272,8 +272,7 @@ class World:
         original = self.machines[node].originals[planned.pid] if node else None
         if planned.pid and (original is None or not original.is_alive):
             return
-        identity = original.identity if original is not None else None
-        move = requested_move(planned, self.control.ledger, node, identity) if self.control.is_up else None
+        move = requested_move(planned, self.control.ledger, node, original) if self.control.is_up else None
         if move is None:
             return
         self.users.submit(MoveRequested(move))
@@ -281,6 +280,8 @@ class World:
             self.queue.after(planned.cancel_ms, lambda: self.users.submit(MoveCancelled(move.id, move.user)))
         if planned.pid and planned.guard_dies_ms:
             self.queue.after(planned.guard_dies_ms, lambda: self.machines[node].kill_guard(move.id))
+        if original is not None and planned.change_ms:
+            self.queue.after(planned.change_ms, original.change)
 
     def _progress(self, node: str, move_id: str) -> int | None:
         """What can be read of a move's original over the link of its node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.agent.offloading.guard_core import GuardAction, GuardCore, GuardPhase, TreeView
+from distributed_grid.agent.offloading.guard_core import STILL_PHASES, GuardAction, GuardCore, GuardPhase, TreeView
 from distributed_grid.simulation.campaign import failure_text
 from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
 from distributed_grid.simulation.guarded_process import SimulatedGuard
@@ -85,6 +85,19 @@ def test_a_guard_that_is_killed_is_replaced_wherever_it_was() -> None:
         assert world.machines["ash"].originals[1001].ended in ("killed", "by itself", "")
 
 
+def test_a_process_that_changes_before_it_stands_still_goes_on_where_it_is() -> None:
+    for change_ms in range(1, moments()["frozen"] - MOVE.at_ms, 100):
+        world = run(a_move(change_ms=change_ms))
+        assert world.machines["ash"].originals[1001].ended != "killed"
+        assert not world.checker.ran
+
+
+def test_a_process_that_changes_is_never_replaced_by_its_old_command_whatever_is_killed() -> None:
+    for dies_ms in range(1, 3_000, 300):
+        for change_ms in range(1, 3_000, 700):
+            run(a_move(guard_dies_ms=dies_ms, change_ms=change_ms))
+
+
 def test_a_job_that_is_moved_runs_on_the_other_machine() -> None:
     job = a_job(5, 60, on="", marks_ms=2_000)
     scenario = replace(a_scenario([job]), moves=[PlannedMove(30_000, 1, "birch", job="job")])
@@ -110,7 +123,7 @@ class NeverThaws(GuardCore):
     """Forgets its freeze lease."""
 
     def observe(self, now: int, view: TreeView) -> list[GuardAction]:
-        frozen = self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN)
+        frozen = self.phase in (GuardPhase.FREEZING, *STILL_PHASES)
         return [] if frozen and view.is_alive else super().observe(now, view)
 
 
@@ -126,6 +139,23 @@ def test_a_guard_that_does_not_thaw_is_caught() -> None:
     violated, detail = caught(cut_while_frozen(), GuardWithoutThaw)
     assert violated == "never none for longer than a freeze lease"
     assert detail.startswith("move-1: process 1001 for ")
+
+
+class Credulous(GuardCore):
+    """Takes every second look for one without changes."""
+
+    def check(self, now: int, changes: str) -> list[GuardAction]:
+        return super().check(now, "")
+
+
+class GuardWithoutCheck(SimulatedGuard):
+    core_type = Credulous
+
+
+def test_a_guard_that_ends_what_has_changed_is_caught() -> None:
+    violated, detail = caught(a_move(change_ms=1), GuardWithoutCheck)
+    assert violated == "what is ended is what was asked for"
+    assert detail == "moved-1.1 is not what process 1001 was"
 
 
 class HastyGuard(SimulatedGuard):

@@ -45,6 +45,7 @@ SECRET_PATTERNS: tuple[tuple[str, tuple[bytes, ...]], ...] = (
         "passwords and tokens of tools",
         (
             b".netrc", b"_netrc", b".authinfo", b".git-credentials", b".gitcookies", b"**/.config/git/credentials",
+            b"**/.git/config", b"**/.git/config.worktree", b"**/.git/modules/**/config", b"**/.hg/hgrc",
             b"**/.config/gh", b"**/.config/glab-cli", b"**/.config/hub", b".npmrc", b".pypirc",
             b"**/.cargo/credentials*", b"**/.gem/credentials", b"**/.m2/settings*.xml",
             b"**/.gradle/gradle.properties", b"**/.docker/config.json", b".dockercfg",

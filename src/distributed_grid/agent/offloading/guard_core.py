@@ -1,8 +1,8 @@
 """Guard of a move at its source, as a state machine without input, output or clock.
 
-    opened → freezing → frozen → decided → dead
-       ↘        ↘         ↘
-         thawed or gone, both final
+    opened → freezing → frozen → checked → decided → dead
+       ↘        ↘         ↘         ↘
+             thawed or gone, both final
 
 Its state is what is in its journal: `apply` is the only thing that changes it, and whoever takes over from a guard that
 was killed applies the same records. The driver performs actions in their order, and applies a record once it is
@@ -10,8 +10,10 @@ written; if it cannot be written, the rest of the actions is dropped and `not_re
 
 - Thaw: a frozen tree goes on when the freeze lease ends, unless the decision is in the journal. So nothing that happens
   to agent, control plane or network keeps it frozen for longer.
-- Decision: written only while the whole tree stands still and a margin of the lease is left. After it the tree is
-  killed, never thawed, by this guard or by the next.
+- Check: the agent reads the frozen tree a second time. `checked` is recorded when it is as it was at the request; any
+  difference thaws the tree.
+- Decision: written only after `checked`, while the whole tree stands still and a margin of the lease is left. After it
+  the tree is killed, never thawed, by this guard or by the next.
 - Once thawed, a move is over for its original: every later order to commit is refused.
 """
 
@@ -26,12 +28,13 @@ ANOTHER_BOOT = "its machine was restarted"
 
 
 class GuardPhase(enum.StrEnum):
-    """Of the original of a move: known, being stopped, stopped, to be killed, gone by our hand; or it goes on, or it
-    ended by itself."""
+    """Of the original of a move: known, being stopped, stopped, compared with the request, to be killed, gone by our
+    hand; or it goes on, or it ended by itself."""
 
     OPENED = "opened"
     FREEZING = "freezing"
     FROZEN = "frozen"
+    CHECKED = "checked"
     DECIDED = "decided"
     DEAD = "dead"
     THAWED = "thawed"
@@ -39,15 +42,19 @@ class GuardPhase(enum.StrEnum):
 
 
 FINAL_PHASES = frozenset((GuardPhase.DEAD, GuardPhase.THAWED, GuardPhase.GONE))
+STILL_PHASES = frozenset((GuardPhase.FROZEN, GuardPhase.CHECKED))
+"""The whole tree stands still, and goes on when the lease ends."""
 GUARD_TRANSITIONS: dict[GuardPhase, frozenset[GuardPhase]] = {
     GuardPhase.OPENED: frozenset((GuardPhase.FREEZING, GuardPhase.THAWED, GuardPhase.GONE)),
     GuardPhase.FREEZING: frozenset((GuardPhase.FROZEN, GuardPhase.THAWED, GuardPhase.GONE)),
-    GuardPhase.FROZEN: frozenset((GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
+    GuardPhase.FROZEN: frozenset((GuardPhase.CHECKED, GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
+    GuardPhase.CHECKED: frozenset((GuardPhase.DECIDED, GuardPhase.THAWED, GuardPhase.GONE)),
     GuardPhase.DECIDED: frozenset((GuardPhase.DEAD,)),
     GuardPhase.DEAD: frozenset(),
     GuardPhase.THAWED: frozenset(),
     GuardPhase.GONE: frozenset(),
 }
+"""From frozen to decided only in the journal of an earlier version: what it has decided holds."""
 Member = tuple[int, int]
 """A process of the tree: its pid and its start time, in clock ticks since boot."""
 
@@ -145,16 +152,25 @@ class GuardCore:
         begun = GuardRecord(GuardPhase.FREEZING, now, now + lease_ms, members, spared)
         return [WriteRecord(begun), StopTree(now + lease_ms // 4)]
 
+    def check(self, now: int, changes: str) -> list[GuardAction]:
+        """Record the result of the second look: without changes the original may be ended, otherwise it goes on.
+        `commit` sees to it that the tree has stood still since."""
+        if self.phase is not GuardPhase.FROZEN:
+            return []
+        if changes:
+            return self.thaw(now, changes)
+        return [WriteRecord(GuardRecord(GuardPhase.CHECKED, now, self.until_ms))]
+
     def commit(self, now: int, view: TreeView) -> list[GuardAction]:
-        """End the original, if it is frozen for long enough yet; else it goes on, and that is final."""
+        """End the original, if it was checked and is frozen for long enough yet; else it goes on, and that is final."""
         if self.phase is GuardPhase.DECIDED or self.is_final:
             return []
-        if self.phase is not GuardPhase.FROZEN:
+        if self.phase is GuardPhase.FROZEN:
+            return self.thaw(now, "it was not looked at a second time")
+        if self.phase is not GuardPhase.CHECKED:
             return self.thaw(now, "it was not frozen")
-        if not view.is_alive:
-            return self._gone(now)
-        if not view.is_still:
-            return self.thaw(now, view.why or "somebody has continued it while it was frozen")
+        if ended := self._unless_continued(now, view):
+            return ended
         if self.until_ms - now < max(self.margin_ms, 1):
             return self.thaw(now, "too little of the freeze lease was left")
         decided = GuardRecord(
@@ -210,8 +226,8 @@ class GuardCore:
             return [ContinueTree()] if self.until_ms else []
         if self.phase is GuardPhase.FREEZING and view.is_alive:
             return self.thaw(now, "its guard was killed while it froze the tree")
-        if self.phase is GuardPhase.FROZEN and view.is_alive and not view.is_still:
-            return self.thaw(now, view.why or "somebody has continued it while it was frozen")
+        if self.phase in STILL_PHASES and (ended := self._unless_continued(now, view)):
+            return ended
         return self.observe(now, view)
 
     def not_recorded(self, record: GuardRecord, now: int, reason: str) -> list[GuardAction]:
@@ -220,14 +236,22 @@ class GuardCore:
         if record.step in (GuardPhase.THAWED, GuardPhase.GONE):
             self.apply(record)
             return [ContinueTree()] if self.until_ms else []
-        if record.step in (GuardPhase.FROZEN, GuardPhase.DECIDED):
+        if record.step in (*STILL_PHASES, GuardPhase.DECIDED):
             return self.thaw(now, f"{_UNRECORDED}: {reason}")
         return []
 
     @property
     def wakes_at_ms(self) -> int:
         """When to observe unasked; 0: time alone changes nothing."""
-        return self.until_ms if self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN) else 0
+        return self.until_ms if self.phase in (GuardPhase.FREEZING, *STILL_PHASES) else 0
+
+    def _unless_continued(self, now: int, view: TreeView) -> list[GuardAction]:
+        """Nothing while the tree stands still; else the end of the move."""
+        if not view.is_alive:
+            return self._gone(now)
+        if not view.is_still:
+            return self.thaw(now, view.why or "somebody has continued it while it was frozen")
+        return []
 
     def _resume_after_boot(self, now: int) -> list[GuardAction]:
         if self.is_final:

@@ -30,6 +30,7 @@ from typing import Any, Final, NoReturn
 from distributed_grid.agent.offloading.frozen_tree import FrozenTree, TreeNotFrozen
 from distributed_grid.agent.offloading.guard_core import (
     FINAL_PHASES,
+    STILL_PHASES,
     ContinueTree,
     GuardAction,
     GuardCore,
@@ -168,14 +169,14 @@ class GuardProcess:
         """What is seen of the tree now; whether it stands still matters only while it is frozen."""
         if not self._same_boot or not self._tree.is_alive:
             return TreeView(False)
-        return TreeView(True, self._core.phase is GuardPhase.FROZEN and self._tree.is_still())
+        return TreeView(True, self._core.phase in STILL_PHASES and self._tree.is_still())
 
     # ------------------------------------------------------------------ waiting and orders
 
     def _wait(self) -> None:
         poll = select.poll()
         waited = [self._listener.fileno(), self._woken, *self._connections]
-        root = self._tree.root_pidfd() if self._core.phase in (GuardPhase.OPENED, GuardPhase.FROZEN) else None
+        root = self._tree.root_pidfd() if self._core.phase in (GuardPhase.OPENED, *STILL_PHASES) else None
         waited += [fd for fd in (root, self._standby_pidfd) if fd is not None and fd >= 0]
         for fd in waited:
             poll.register(fd, select.POLLIN)
@@ -235,6 +236,8 @@ class GuardProcess:
             return
         if name == "freeze":
             self._freeze(now, order)
+        elif name == "check" and isinstance(changes := order.get("changes"), str):
+            self._perform(self._core.check(now, changes))
         elif name == "commit":
             self._perform(self._core.commit(now, self._view()))
         elif name in ("thaw", "close"):

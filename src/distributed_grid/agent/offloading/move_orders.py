@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.files.job_dir import is_safe_name
 from distributed_grid.agent.offloading.guard_client import GuardClient
-from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardPhase, GuardRecord
+from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardPhase, GuardRecord
 from distributed_grid.agent.offloading.move_journal import (
     RESULTS,
     RETURNED,
@@ -34,7 +34,10 @@ from distributed_grid.agent.offloading.original_process import (
     is_running,
     open_working_directory,
 )
+from distributed_grid.agent.offloading.process_inventory import Surroundings
+from distributed_grid.agent.offloading.second_look import look_again
 from distributed_grid.agent.outbox import Outbox
+from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, StoreFailed, Unreachable
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import read_regular, write_private
@@ -67,10 +70,19 @@ class SourceMove:
     """One move at its source: its journal, its guard, and the directory of its original."""
 
     def __init__(
-        self, folder: Path, original: OriginalProcess, directory: OpenDirectory | None, report: Callable[..., None]
+        self,
+        folder: Path,
+        original: OriginalProcess,
+        directory: OpenDirectory | None,
+        report: Callable[..., None],
+        surroundings: Callable[[], Surroundings],
     ) -> None:
         self.folder, self.original, self.directory = folder, original, directory
         self._report_step = report
+        self._surroundings = surroundings
+        self.look: ProcessLook | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._is_commit_asked = self._is_given_up = False
         self.phase = GuardPhase.OPENED
         self._decided = False
         self.is_closing = False
@@ -78,6 +90,41 @@ class SourceMove:
         self.task: asyncio.Task[None] | None = None
         self.returning: asyncio.Task[None] | None = None
         self.last: GuardRecord | None = None
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """All that is under way here."""
+        return [task for task in (self.task, self.returning, self._checking) if task is not None]
+
+    def order(self, order: MoveOrder) -> None:
+        """Pass an order on to the guard. A commit waits for the second look, whose result is recorded before it."""
+        self.look = order.look or self.look
+        if order.step == "thaw":
+            self._is_given_up = True
+        if order.step == "freeze" and self.phase in STILL_PHASES:
+            self.report_again()  # another order would take the place of the one that is not answered yet
+        elif order.step == "freeze":
+            self.guard.order("freeze", freeze_ms=order.freeze_ms)
+        elif order.step == "commit" and self.phase in (GuardPhase.FREEZING, GuardPhase.FROZEN):
+            self._is_commit_asked = True
+            if self.phase is GuardPhase.FROZEN:
+                self._begin_check()
+        else:
+            self.guard.order(order.step)
+
+    def _begin_check(self) -> None:
+        """Look a second time, unless that is under way; without a first look there is nothing to compare with."""
+        is_under_way = self._checking is not None and not self._checking.done()
+        if not is_under_way and (self.look is not None or self._is_commit_asked):
+            self._checking = start_logged(self._check(self.look), f"the second look of {self.original.move_id}")
+
+    async def _check(self, first: ProcessLook | None) -> None:
+        if first is None:
+            changes = "its move was requested by an earlier version, which kept no first look: type the command again"
+        else:
+            changes = await look_again(self.original, first, self._surroundings)
+        if self.phase is GuardPhase.FROZEN and not (self.is_closing or self._is_given_up):
+            self.guard.order("check", changes=changes)
 
     def report_again(self) -> None:
         """Answer an order that changes nothing: what is known is reported once more."""
@@ -94,13 +141,17 @@ class SourceMove:
         if record.step in FINAL_PHASES:
             self.directory = None  # nobody reads it any more: its file system may be unmounted
         self._report(record)
+        if record.step is GuardPhase.FROZEN:
+            self._begin_check()
+        elif record.step is GuardPhase.CHECKED and self._is_commit_asked and not (self.is_closing or self._is_given_up):
+            self.guard.order("commit")
 
     def _report(self, record: GuardRecord) -> None:
         step, detail, frozen_ms = str(record.step), record.why, record.frozen_ms
         if record.step is GuardPhase.FREEZING:
             return
-        if record.step is GuardPhase.FROZEN:
-            self._report_step(self.original.move_id, step, left_ms=max(record.until_ms - boot_ms(), 0))
+        if record.step in STILL_PHASES:
+            self._report_step(self.original.move_id, "frozen", left_ms=max(record.until_ms - boot_ms(), 0))
             return
         if record.step is GuardPhase.DEAD and not self._decided:  # of a guard that went on without this agent
             self._report_step(self.original.move_id, "decided", frozen_ms=frozen_ms)
@@ -115,10 +166,13 @@ class SourceMove:
 class SourceMoves:
     """All moves of a machine's originals; `root` is the directory that theirs are in."""
 
-    def __init__(self, root: Path, outbox: Outbox, trees: ResultTrees | None) -> None:
+    def __init__(
+        self, root: Path, outbox: Outbox, trees: ResultTrees | None, surroundings: Callable[[], Surroundings]
+    ) -> None:
         self._root = root
         self._outbox = outbox
         self._trees = trees
+        self._surroundings = surroundings
         self._moves: dict[str, SourceMove] = {}
         self._damaged: dict[str, str] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -144,7 +198,7 @@ class SourceMoves:
 
     async def stop(self) -> None:
         """End what is under way here; the guards go on. Safe twice."""
-        tasks = [task for move in self._moves.values() for task in (move.task, move.returning) if task is not None]
+        tasks = [task for move in self._moves.values() for task in move.tasks]
         tasks += self._opening.values()
         for task in tasks:
             task.cancel()
@@ -169,8 +223,7 @@ class SourceMoves:
             move.report_again()
             self._serve_again(order.move_id, move)
         else:
-            details = {"freeze_ms": order.freeze_ms} if order.step == "freeze" else {}
-            move.guard.order(order.step, **details)
+            move.order(order)
             self._serve_again(order.move_id, move)
 
     # ------------------------------------------------------------------ open and close
@@ -184,7 +237,7 @@ class SourceMoves:
                 raise GridError(f"{MAX_OPEN} moves are open here already")
             original, directory = await asyncio.to_thread(self._begin_journal, order)
             folder = self._root / order.move_id
-            self._begin(order.move_id, SourceMove(folder, original, directory, self._report))
+            self._begin(order.move_id, SourceMove(folder, original, directory, self._report, self._surroundings))
         except NotFound as failure:
             self._report(order.move_id, "gone", detail=str(failure))
         except (GridError, OSError) as failure:
@@ -222,7 +275,7 @@ class SourceMoves:
         directory = None
         with contextlib.suppress(GridError):
             directory = open_working_directory(original)
-        move = SourceMove(folder, original, directory, self._report)
+        move = SourceMove(folder, original, directory, self._report, self._surroundings)
         for record in records[-1:]:
             move.heard(record)
         self._begin(move_id, move)
@@ -255,9 +308,10 @@ class SourceMoves:
             start_logged(self._remove(move_id, move), f"the removal of {move_id}")
 
     async def _remove(self, move_id: str, move: SourceMove) -> None:
-        if move.returning is not None:
-            move.returning.cancel()
-            await asyncio.gather(move.returning, return_exceptions=True)
+        under_way = [task for task in move.tasks if task is not move.task]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
         await asyncio.to_thread(self._remove_folder, move.folder)
         if self._moves.get(move_id) is move:
             del self._moves[move_id]

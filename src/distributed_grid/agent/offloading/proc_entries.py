@@ -7,6 +7,7 @@ so a pid that is used again in between is never mistaken for it. A process that 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -333,6 +334,13 @@ def read_environment(row: ProcRow, names: tuple[str, ...]) -> tuple[tuple[str, s
             if name in wanted:
                 found.setdefault(name, value)
     return tuple(sorted(found.items()))
+
+
+def read_environment_digest(row: ProcRow) -> str:
+    """A digest of all variables that a process was started with."""
+    with open_process(row.pid) as folder:
+        _check_same(folder, row)
+        return hashlib.sha256(_read(folder, "environ")).hexdigest()
 
 
 def read_pss_bytes(row: ProcRow) -> int:

@@ -61,10 +61,17 @@ class ProcessInventory:
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
 
     def scan(
-        self, surroundings: Surroundings = NO_SURROUNDINGS, *, pid: int = 0, variables: tuple[str, ...] = ()
+        self,
+        surroundings: Surroundings = NO_SURROUNDINGS,
+        *,
+        pid: int = 0,
+        variables: tuple[str, ...] = (),
+        measures_memory: bool = True,
     ) -> list[ProcessInfo]:
-        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's."""
-        return _InventoryScan(self._uid, surroundings, self._seen).processes(pid, variables)
+        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's. What is
+        resident stands for memory that is not to be measured."""
+        scan = _InventoryScan(self._uid, surroundings, self._seen)
+        return scan.processes(pid, variables, PSS_SECONDS if measures_memory else 0)
 
 
 class _InventoryScan:
@@ -87,19 +94,25 @@ class _InventoryScan:
         self._pipe_users: dict[str, set[int]] = {}
         self._memory_users: dict[bytes, set[int]] = {}
 
-    def processes(self, pid: int, variables: tuple[str, ...]) -> list[ProcessInfo]:
+    def processes(self, pid: int, variables: tuple[str, ...], pss_seconds: float) -> list[ProcessInfo]:
         if pid:
             row = self._table.get(pid)
             roots = [row] if row is not None and row.uid == self._uid and not row.is_kernel and not row.is_dead else []
         else:
             roots = self._forest.roots()
         trees = [self._forest.tree(root, whole=bool(pid)) for root in roots]
-        for row in self._table.values():
-            if row.uid == self._uid and not row.is_kernel and not row.is_dead:
-                self._index(row)  # of others, too: for what they share with a tree
-        self._sockets = read_open_sockets()
-        pss = _tree_memory(trees)
-        found = [one for tree in trees if (one := self._describe(tree, pss[tree[0].pid], variables)) is not None]
+        members = {row.pid: row for tree in trees for row in tree}
+        for row in members.values():
+            self._index(row)
+        if not pid or self._pipe_users or self._memory_users:  # others may have a part in these
+            for row in self._table.values():
+                if row.uid == self._uid and not row.is_kernel and not row.is_dead and row.pid not in members:
+                    self._index(row)
+        if any(details is not None and details.sockets for details in map(self._read, members.values())):
+            self._sockets = read_open_sockets()
+        pss = _tree_memory(trees, pss_seconds)
+        described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
+        found = [one for one in described if one is not None]
         self._remember()
         return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
 
@@ -156,13 +169,16 @@ class _InventoryScan:
 
     # ------------------------------------------------------------------ one tree
 
-    def _describe(self, tree: list[ProcRow], pss_bytes: int, variables: tuple[str, ...]) -> ProcessInfo | None:
+    def _describe(
+        self, tree: list[ProcRow], pss_bytes: int, variables: tuple[str, ...], *, is_asked_for: bool
+    ) -> ProcessInfo | None:
         root = tree[0]
         known = [(row, details) for row in tree if (details := self._read(row)) is not None]
         if not known or known[0][0] is not root:
             return None  # it has ended
         try:
             environment = proc_entries.read_environment(root, variables) if variables else ()
+            environment_digest = proc_entries.read_environment_digest(root) if is_asked_for else ""
         except (ProcessGone, OSError):
             return None
         first, members = known[0][1], [details for _, details in known]
@@ -218,6 +234,7 @@ class _InventoryScan:
             environment=environment,
             cwd_problem=never_shipped_unasked(first.cwd) if first.cwd else "",
             needed_secrets=_first(needed_secrets(first, members)),
+            environment_digest=environment_digest,
         )
 
     def _is_part(self, row: ProcRow) -> tuple[bool, bool]:
@@ -298,12 +315,12 @@ class _InventoryScan:
         return _first(found)
 
 
-def _tree_memory(trees: Sequence[Sequence[ProcRow]]) -> dict[int, int]:
+def _tree_memory(trees: Sequence[Sequence[ProcRow]], seconds: float) -> dict[int, int]:
     """What each tree holds, by the pid of its root: the shares of the larger ones, as long as there is time."""
     resident = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
-    until = time.monotonic() + PSS_SECONDS
+    until = time.monotonic() + seconds
     for tree in sorted(trees, key=lambda tree: -resident[tree[0].pid]):
-        if resident[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() > until:
+        if resident[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() >= until:
             break
         resident[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
     return resident

@@ -25,11 +25,12 @@ from distributed_grid.cli.request_options import ship_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_node
-from distributed_grid.errors import BadInput, Refused
+from distributed_grid.errors import BadInput, Conflict, Refused
 
 Row = dict[str, Any]
 POLL_SECONDS = 0.2
 FAILED_ENDS = ("failed", "cancelled")
+OLD_CONSENT = "none: not valid any more"
 NAMES_VARIABLE = "GRID_OFFLOAD_COMMANDS"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
 RESERVED_NAMES = frozenset(
@@ -63,7 +64,11 @@ def scan(session: CliSession, node: str, all_: bool) -> None:
     Option("--all-recommended", is_flag=True, help="Everything that a scan advises to move."),
     Option("-n", "--node", default="", metavar="NODE", help="Where the process is (default: this machine's node)."),
     Option("-t", "--target", default="", metavar="NODE", help="Where to (default: the best node)."),
-    Option("--consent", is_flag=True, help="Allow to restart processes of this command shape; remembered."),
+    Option(
+        "--consent",
+        is_flag=True,
+        help="Allow to restart processes of this shape in this directory; remembered.",
+    ),
     Option("-e", "--env", multiple=True, metavar="NAME", help="A variable of the process that travels with --consent."),
     Option(
         "--freeze",
@@ -102,17 +107,17 @@ def execute(session: CliSession, /, **options: Any) -> int:
 def _execute_recommended(client: Client, options: Row) -> tuple[list[Row], bool]:
     """Begin to move what a scan advises; what could be begun, and whether anything was refused."""
     rows, refused = [], False
-    for subject, node, pid_start in _recommended(client, options):
+    for subject, node, seen in _recommended(client, options):
         try:
-            rows.append(_execute(client, options, subject, node, pid_start))
-        except Refused as refusal:  # the others can be moved all the same
+            rows.append(_execute(client, options, subject, node, seen))
+        except (Refused, Conflict) as refusal:  # the others can be moved all the same
             refused = True
             echo(printable(f"grid: {subject}: {refusal}"), err=True)
     return rows, refused
 
 
-def _recommended(client: Client, options: Row) -> list[tuple[str, str, int]]:
-    """What a scan advises to move, as (pid or job, node, start of the process); the rest of it is named."""
+def _recommended(client: Client, options: Row) -> list[tuple[str, str, Row]]:
+    """What a scan advises to move, as (pid or job, node, what was seen of the process); the rest of it is named."""
     found = client.call("scan_offload", node=options["node"])["proposals"]
     chosen = []
     for row in found:
@@ -121,11 +126,17 @@ def _recommended(client: Client, options: Row) -> list[tuple[str, str, int]]:
         if row["needs_consent"] and not options["consent"]:
             echo(printable(f"grid: {subject_of(row)} is left: it needs your consent (--consent)"), err=True)
             continue
-        chosen.append((subject_of(row), row["node_id"], row["process"]["pid_start"] if row["process"] else 0))
+        process = row["process"] or {}
+        seen = {
+            "pid_start": process.get("pid_start", 0),
+            "directory": process.get("cwd", ""),
+            "shape": row["shape"] or "",
+        }
+        chosen.append((subject_of(row), row["node_id"], seen))
     return chosen
 
 
-def _execute(client: Client, options: Row, subject: str, node: str, pid_start: int = 0) -> Row:
+def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
     move_id = f"move-{os.urandom(6).hex()}"
     try:
         found = client.call(
@@ -138,7 +149,7 @@ def _execute(client: Client, options: Row, subject: str, node: str, pid_start: i
             variables=list(options["env"]),
             freeze_seconds=options["freeze"],
             origin=caller_node(),
-            pid_start=pid_start,
+            **(seen or {}),
         )
     except KeyboardInterrupt:
         echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)
@@ -200,15 +211,21 @@ def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
 
 @offload.command(Option("--withdraw", default="", metavar="SHAPE", help="Do not allow this one any more."))
 def consents(session: CliSession, withdraw: str) -> None:
-    """The command shapes whose processes you have allowed to be restarted elsewhere."""
+    """The command shapes and directories whose processes you have allowed to be restarted elsewhere."""
     if withdraw:
         session.call("withdraw_consent", shape=withdraw)
         print_answer(session, {"withdrawn": withdraw}, printable(f"processes of {withdraw} are not moved any more"))
         return
     found = session.query("list_consents")["consents"]
-    rows = [(one["shape"], ", ".join(one["variables"]), one["user"], format_time(one["given_at"])) for one in found]
+    rows = [
+        (
+            *(one["shape"], printable(one["directory"] or OLD_CONSENT), ", ".join(one["variables"]), one["user"]),
+            format_time(one["given_at"]),
+        )
+        for one in found
+    ]
     empty = "no consents; grid offload execute PID --consent gives one"
-    print_answer(session, found, table(("COMMAND SHAPE", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
+    print_answer(session, found, table(("COMMAND SHAPE", "DIRECTORY", "VARIABLES", "USER", "GIVEN"), rows, empty=empty))
 
 
 @offload.command(

@@ -109,6 +109,8 @@ def _reserve(ledger: Ledger, move: Move, now: int) -> Decision:
 
 def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     """Stop the job, or give it the room at once where nothing of it runs; the move ends where that makes no sense."""
+    if move.automatic and (unwanted := _why_not_automatic(ledger)):
+        return end_move(ledger, move, MoveEnd.CANCELLED, unwanted, now)
     unusable = why_nothing_starts(ledger, move)
     if unusable:
         is_over = bool(why_leaving(ledger, move)) or now - move.state_at_ms > WAIT_FOR_TARGET_MS
@@ -135,6 +137,14 @@ def _decide(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:
     decision.records += records
     decision.answer = None
     return decision
+
+
+def _why_not_automatic(ledger: Ledger) -> str:
+    """Why a job that nobody asked to move is left alone after all; room for it may have taken a while."""
+    state = ledger.auto_offload
+    if state.enabled is False:
+        return f"automatic offloading was disabled by {state.set_by}"
+    return state.stopped_why
 
 
 def _record_death(ledger: Ledger, move: Move, job: Job, now: int) -> Decision:

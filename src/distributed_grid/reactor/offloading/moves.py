@@ -252,15 +252,15 @@ def on_consent_given(ledger: Ledger, event: events.ConsentGiven, now: int) -> De
     known = ledger.consents.get(consent.key)
     if known is not None and known.variables == consent.variables:
         return Decision()
-    record = Record("move-consent", consent.user, consent.shape, "", "given", {"variables": [*consent.variables]})
+    details = {"variables": [*consent.variables], "directory": consent.cwd}
+    record = Record("move-consent", consent.user, consent.shape, "", "given", details)
     return Decision([consent], [record])
 
 
 def on_consent_withdrawn(ledger: Ledger, event: events.ConsentWithdrawn, now: int) -> Decision:
-    """Forget a consent; a second time is harmless."""
-    known = ledger.consents.get(f"{event.user}/{event.shape}")
-    if known is None:
+    """Forget the consents for a shape, whatever their directories; a second time is harmless."""
+    known = [one for one in ledger.consents.values() if (one.user, one.shape) == (event.user, event.shape)]
+    if not known:
         return Decision()
-    return Decision(
-        [replace(known, withdrawn=True)], [Record("move-consent", event.user, event.shape, "", "withdrawn")]
-    )
+    record = Record("move-consent", event.user, event.shape, "", "withdrawn")
+    return Decision([replace(consent, withdrawn=True) for consent in known], [record])

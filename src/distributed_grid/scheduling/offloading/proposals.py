@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way
+from distributed_grid.domain.moves import MOVE_PREFIX, Move, MoveConsent, Way, consent_key
 from distributed_grid.domain.processes import ProcessInfo, ProcessType
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, claimed_amount
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, ResourceType
@@ -99,7 +99,7 @@ def propose(
     found = [_propose_job(scan, node, job, lease, targets) for job, lease in jobs_of_node(scan.ledger, node)]
     for process in processes:
         shape = command_shape(process.argv, process.cwd)
-        consent = consents.get(f"{user or process.user}/{shape}")
+        consent = consents.get(consent_key(user or process.user, shape, process.cwd))
         has_consent = consent is not None and not consent.withdrawn
         found.append(_propose_process(scan, node, process, shape, has_consent, targets, absent or {}))
     found = _recommend(scan, node, found, targets)
@@ -187,7 +187,7 @@ def _propose_process(
         proposal,
         way=Way.PROCESS_RESTART,
         needs_consent=not has_consent,
-        reasons=(*proposal.reasons, lost, *_consent(shape, has_consent)),
+        reasons=(*proposal.reasons, lost, *_consent(shape, where, has_consent)),
     )
     request = Request(f"{MOVE_PREFIX}{process.pid}", process.user, ask)
     proposal = _with_target(scan, proposal, request, targets, process.needs)
@@ -285,8 +285,8 @@ def _pressure(scan: PressureScan, node: str) -> tuple[str, ...]:
     return tuple(pressure_reason(scan, node, kind) for kind in WATCHED_RESOURCES if scan.is_above(node, kind))[:1]
 
 
-def _consent(shape: str, has_consent: bool) -> tuple[str, ...]:
-    return () if has_consent else (f"it needs your consent for `{shape}`",)
+def _consent(shape: str, where: str, has_consent: bool) -> tuple[str, ...]:
+    return () if has_consent else (f"it needs your consent for `{shape}` in {where}",)
 
 
 def _target_reason(scan: PressureScan, target: str, ask: Amounts) -> str:

@@ -8,6 +8,7 @@ from distributed_grid.domain.moves import Move, MoveConsent, MovedProcess, Way
 from distributed_grid.domain.processes import ProcessInfo, StandardStream, StreamKind
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.errors import Refused
+from distributed_grid.scheduling.offloading.process_changes import first_look
 from distributed_grid.scheduling.offloading.proposals import Proposal
 
 MAX_STREAM_CHARS = 4096
@@ -59,7 +60,7 @@ def process_move(
         request,
         0,
         reason=_reason(by),
-        process=MovedProcess(process.identity, process.cwd, _streams(process), proposal.shape),
+        process=MovedProcess(process.identity, process.cwd, _streams(process), proposal.shape, first_look(process)),
         command=Command(
             _command_line(process), tuple(sorted(process.environment)), given=tuple(sorted(consent.variables))
         ),

@@ -44,6 +44,8 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.decision import MoveAnswer
+from distributed_grid.scheduling.offloading.obstacles import one_line
+from distributed_grid.scheduling.offloading.process_changes import changes_text, first_look, process_changes
 from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_check, propose
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent, scan_pressure
 from distributed_grid.server.access.tokens import Caller
@@ -62,6 +64,8 @@ ADVISED_ASK = Amounts(cpu_milli=1000)
 MAX_PID = 2**31
 MAX_CHECKS = 8
 """Rounds of questions about the files that processes need on their targets."""
+MAX_PLACES = 3
+"""Directories of other consents that a refusal names."""
 MAX_LOOKS = 5
 """So often a process is looked at some of whose children ended meanwhile."""
 _MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
@@ -274,12 +278,17 @@ class OffloadingService:
         proposal = next((one for one in found if one.process is not None and one.process.pid == pid), None)
         _check_movable(proposal, f"{pid} on {node}", op.target)
         assert proposal is not None
+        for name, seen, now in (("shape", op.shape, proposal.shape), ("directory", op.directory, process.cwd)):
+            if seen and seen != now:
+                raise Conflict(f"{pid} on {node} has changed since the scan: its {name} is `{one_line(now)}`")
         check_input(process)
         consent = await self._consent(op, process, proposal)
         if not op.consent and consent.variables:
             again = await self._process(node, pid, consent.variables)
             if again.identity != process.identity:
                 raise Conflict(f"{pid} on {node} is another process by now")
+            if changes := changes_text(process_changes(first_look(process), again)):
+                raise Conflict(f"{pid} on {node} is not moved: {changes}")
             process = again
         freeze_ms = round(1000 * op.freeze_seconds)
         return process_move(op.move_id, process, proposal, consent, freeze_ms=freeze_ms, by=caller.user)
@@ -296,16 +305,20 @@ class OffloadingService:
 
     async def _consent(self, op: requests.ExecuteOffload, process: ProcessInfo, proposal: Proposal) -> MoveConsent:
         """The consent of the process's user, given now or remembered; Refused with what to type."""
-        consent = MoveConsent(process.user, proposal.shape, 0, tuple(dict.fromkeys(op.variables)))
+        consent = MoveConsent(
+            process.user, proposal.shape, 0, tuple(sorted(dict.fromkeys(op.variables))), cwd=process.cwd
+        )
         if op.consent:
             await self._grid.handle(ConsentGiven(consent))
             return consent
-        known = await self._grid.read(lambda ledger, now: ledger.consents.get(consent.key))
-        if known is None:
+        given = await self._grid.read(lambda ledger, now: _consents_for(ledger, consent))
+        known = next((one for one in given if one.key == consent.key), None)
+        if known is None or (consent.variables and {*consent.variables} != {*known.variables}):
             where = f" -n {op.node}" if op.node else ""
             raise Refused(
-                f"moving {op.subject} restarts `{proposal.shape}` from the beginning on {proposal.target}, and a "
-                "restart repeats side effects: what it has sent or written by now happens again; if that may be, "
+                f"moving {op.subject} restarts `{proposal.shape}` in {one_line(process.cwd)} from the beginning on "
+                f"{proposal.target}, and a restart repeats side effects: what it has sent or written by now happens "
+                f"again; {_narrower(given, known)}if that may be, "
                 f"type: grid offload execute {op.subject}{where} --consent [--env NAME]"
             )
         return known
@@ -389,6 +402,22 @@ def why_pressed(scan: PressureScan, node: str) -> str:
             return f"{kind} of {node} is at {percent(level)}, above the mark of {mark}"
     cpu = scan.reading(node).cpu
     return f"the CPU of {node} is full ({percent(cpu)})" if cpu is not None and cpu >= FULL_CPU_MILLI else ""
+
+
+def _consents_for(ledger: Ledger, asked: MoveConsent) -> Sequence[MoveConsent]:
+    """The consents of a user for a command shape, in whatever directory."""
+    return [one for one in ledger.consents.values() if (one.user, one.shape) == (asked.user, asked.shape)]
+
+
+def _narrower(given: Sequence[MoveConsent], known: MoveConsent | None) -> str:
+    """Why the consents for this command shape do not cover a process; empty where there are none."""
+    if known is not None:
+        return f"your consent is for the variables {', '.join(known.variables) or '(none)'} only; "
+    places = sorted(one_line(one.cwd) for one in given if one.cwd)
+    if places:
+        more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+        return f"your consent is for {', '.join(places[:MAX_PLACES])}{more} only; "
+    return "your consent was given to an earlier version, without its directory; " if given else ""
 
 
 def _check_elsewhere(subject: str, node: str, target: str) -> None:

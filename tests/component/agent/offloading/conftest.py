@@ -18,15 +18,18 @@ import pytest
 from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.limits.process_tree import read_process
 from distributed_grid.agent.offloading.move_orders import ResultTrees, SourceMoves
+from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
 from distributed_grid.agent.outbox import Outbox, Report
-from distributed_grid.domain.processes import ProcessIdentity
+from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.scheduling.offloading.process_changes import first_look
 from distributed_grid.wire import MoveOrder, MoveReport
 from tests.support.processes import is_running, processes_naming
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
 MOVE = "move-1"
+BEGIN = "import sys; open(sys.argv[1] + '/begun', 'w').close()\n"
 SLEEPER = "import time; time.sleep(600)"
 
 
@@ -48,12 +51,13 @@ class Source:
         self.trees = trees or NoTrees()
         self.loop = asyncio.new_event_loop()
         self.reports: list[MoveReport] = []
+        self.looks: dict[str, ProcessLook] = {}
         self.start()
 
     def start(self) -> None:
         """An agent begins."""
         self.outbox = Outbox(self._receive, lambda ms, call: None)
-        self.moves = SourceMoves(self.root, self.outbox, self.trees)
+        self.moves = SourceMoves(self.root, self.outbox, self.trees, Surroundings)
         self.run(self.moves.start())
 
     def stop(self) -> None:
@@ -81,6 +85,10 @@ class Source:
         return self.loop.run_until_complete(wait())
 
     def order(self, step: Any, process: ProcessIdentity | None = None, *, move: str = MOVE, **details: Any) -> None:
+        """Give an order; what was seen of the process when it was opened is what it is compared with."""
+        if step in ("freeze", "commit"):
+            details.setdefault("look", self.looks.get(move))
+
         async def give() -> None:
             self.moves.carry_out(MoveOrder("here", move, step, process, **details))
 
@@ -101,6 +109,10 @@ class Source:
         return [report.step for report in self.reports]
 
     def open(self, process: ProcessIdentity, *, move: str = MOVE) -> None:
+        """Look at a process, as a request does, and open its move."""
+        found = ProcessInventory().scan(pid=process.pid)
+        if found:
+            self.looks[move] = first_look(found[0])
         self.order("open", process, move=move)
         self.reported("opened", move=move)
 
@@ -136,12 +148,17 @@ class Original:
     def __init__(self, folder: Path, code: str, *, session: bool = True) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-S", "-c", code, str(folder)]
+        command = [sys.executable, "-S", "-c", BEGIN + code, str(folder)]
         null = subprocess.DEVNULL
         self.process = subprocess.Popen(
             command, cwd=folder, stdin=null, stdout=null, stderr=null, start_new_session=session
         )
         self.pid = self.process.pid
+        end = time.monotonic() + TIMEOUT_S
+        while not (folder / "begun").exists():  # what it maps on its start is there
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        (folder / "begun").unlink()
         self.identity = ProcessIdentity(self.pid, read_start(self.pid), boot_id())
 
     def tree(self) -> list[int]:

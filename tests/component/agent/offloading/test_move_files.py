@@ -55,11 +55,13 @@ def end_process(control: ControlPlane, process: Original) -> None:
     source.reported("dead")
 
 
-def listed(reader: AttemptFileReader, answers: list[FileChunk | FileListing], source: Source) -> FileListing:
+def listed(
+    reader: AttemptFileReader, answers: list[FileChunk | FileListing], source: Source, *, tree: bool = False
+) -> FileListing:
     answers.clear()
 
     async def ask() -> None:
-        reader.received(ListFiles(1, MOVE, ("**",)))
+        reader.received(ListFiles(1, MOVE, () if tree else ("**",), tree=tree))
 
     source.run(ask())
     found = source.until(lambda: answers[-1] if answers else None)
@@ -199,6 +201,53 @@ def test_a_secret_in_the_directory_of_an_original_is_neither_listed_nor_read(
     allowed = ask(ReadFile(3, MOVE, b"work/.env", 0, 100))
     assert isinstance(allowed, FileChunk)
     assert allowed.data == b"TOKEN=1"
+
+
+@pytest.mark.parametrize("replaced", ["file", "directory"])
+def test_a_path_that_becomes_a_link_after_it_was_listed_is_not_read_through_it(
+    source: Source, original: MakeOriginal, tmp_path: Path, replaced: str
+) -> None:
+    process = original()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "data").write_text("of somebody else")
+    (process.folder / "sub").mkdir()
+    (process.folder / "sub" / "data").write_text("what it needs")
+    answers: list[FileChunk | FileListing] = []
+    reader = AttemptFileReader(tmp_path / "jobs", answers.append, source.moves.directory)
+    source.open(process.identity)
+    assert b"data" in listed(reader, answers, source, tree=True).files
+    (process.folder / "sub" / "data").unlink()
+    if replaced == "file":
+        (process.folder / "sub" / "data").symlink_to(tmp_path / "other" / "data")
+    else:
+        (process.folder / "sub").rmdir()
+        (process.folder / "sub").symlink_to(tmp_path / "other")
+    answers.clear()
+
+    async def receive() -> None:
+        reader.received(ReadFile(2, MOVE, b"work/sub/data", 0, 100))
+
+    source.run(receive())
+    chunk = source.until(lambda: answers[-1] if answers else None)
+    assert isinstance(chunk, FileChunk)
+    assert (chunk.data, bool(chunk.problem)) == (b"", True)
+
+
+def test_the_settings_of_a_repository_stay_at_home_and_the_rest_of_it_is_listed(
+    source: Source, original: MakeOriginal, tmp_path: Path
+) -> None:
+    process = original()
+    (process.folder / ".git" / "modules" / "lib").mkdir(parents=True)
+    for name in ("config", "HEAD", "modules/lib/config"):
+        (process.folder / ".git" / name).write_text("url = https://ada:token@git.example/repo")
+    answers: list[FileChunk | FileListing] = []
+    reader = AttemptFileReader(tmp_path / "jobs", answers.append, source.moves.directory)
+    source.open(process.identity)
+    found = listed(reader, answers, source, tree=True)
+    paths = [entry.path for entry in manifest.decode_tree_page(found.files, limit_entries=10)]
+    assert ".git/HEAD" in paths
+    assert not [path for path in paths if path.endswith("config")]
+    assert found.skipped == (".git/config: looks like a secret", ".git/modules/lib/config: looks like a secret")
 
 
 def test_an_original_in_a_home_directory_is_not_opened(

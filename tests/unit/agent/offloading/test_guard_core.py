@@ -36,7 +36,7 @@ class Machine:
         self.is_alive, self.is_still = True, False
         self.stands_still_since = 0
         self.has_room = self.stops = True
-        self.killed_by_us = False
+        self.killed_by_us = self.has_changed = False
         self.thawed: list[int] = []
 
     def view(self) -> TreeView:
@@ -53,7 +53,11 @@ class Machine:
             action = waiting.pop(0)
             match action:
                 case WriteRecord(record, _) if self.has_room:
-                    assert record.step != "decided" or (self.is_alive and self.is_still)
+                    if record.step == "decided":
+                        assert self.is_alive
+                        assert self.is_still
+                        assert self.steps()[-1] == "checked"
+                        assert not self.has_changed
                     self.journal.append(record)
                     self.core.apply(record)
                 case WriteRecord(record, _):
@@ -78,6 +82,9 @@ class Machine:
     def freeze(self, ms: int = LEASE_MS) -> None:
         self.perform(self.core.freeze(self.now, ms, TREE, ()))
 
+    def check(self, changes: str = "") -> None:
+        self.perform(self.core.check(self.now, changes))
+
     def commit(self) -> None:
         self.perform(self.core.commit(self.now, self.view()))
 
@@ -101,9 +108,10 @@ def machine() -> Machine:
 
 def test_a_tree_that_is_committed_in_time_is_dead(machine: Machine) -> None:
     machine.freeze()
+    machine.check()
     machine.wait(3_000)
     machine.commit()
-    assert machine.steps() == ["freezing", "frozen", "decided", "dead"]
+    assert machine.steps() == ["freezing", "frozen", "checked", "decided", "dead"]
     assert machine.journal[-1].frozen_ms == 3_000
     assert not machine.is_alive
 
@@ -122,6 +130,7 @@ def test_it_goes_on_when_the_lease_ends_and_a_later_commit_is_refused(machine: M
 
 def test_a_decision_needs_a_margin_of_the_lease(machine: Machine) -> None:
     machine.freeze()
+    machine.check()
     machine.wait(LEASE_MS - machine.core.margin_ms + 1)
     machine.commit()
     assert machine.steps()[-1] == "thawed"
@@ -130,10 +139,49 @@ def test_a_decision_needs_a_margin_of_the_lease(machine: Machine) -> None:
 
 def test_what_was_continued_by_somebody_is_not_ended(machine: Machine) -> None:
     machine.freeze()
+    machine.check()
     machine.is_still = False
     machine.commit()
     assert machine.steps()[-1] == "thawed"
     assert "continued" in machine.journal[-1].why
+
+
+def test_a_tree_that_was_not_looked_at_again_is_not_ended(machine: Machine) -> None:
+    machine.freeze()
+    machine.commit()
+    assert machine.steps()[-1] == "thawed"
+    assert machine.journal[-1].why == "it was not looked at a second time"
+    machine.check()
+    machine.commit()
+    assert machine.steps()[-1] == "thawed"
+
+
+def test_a_tree_that_has_changed_goes_on_and_the_journal_names_the_change(machine: Machine) -> None:
+    machine.freeze()
+    machine.check("it holds a lock")
+    assert machine.steps()[-1] == "thawed"
+    assert machine.journal[-1].why == "it holds a lock"
+    machine.check()
+    machine.commit()
+    assert machine.steps()[-1] == "thawed"
+    assert machine.is_alive
+
+
+def test_the_next_guard_decides_after_a_look_that_the_last_one_has_recorded(machine: Machine) -> None:
+    machine.freeze()
+    machine.check()
+    machine.take_over()
+    assert machine.is_still
+    machine.commit()
+    assert machine.steps()[-1] == "dead"
+
+
+def test_a_look_that_cannot_be_recorded_lets_the_tree_go_on(machine: Machine) -> None:
+    machine.freeze()
+    machine.has_room = False
+    machine.check()
+    assert machine.core.phase is GuardPhase.THAWED
+    assert not machine.is_still
 
 
 def test_a_commit_of_what_was_never_frozen_is_refused_for_ever(machine: Machine) -> None:
@@ -153,9 +201,10 @@ def test_a_second_order_to_freeze_adds_no_time(machine: Machine) -> None:
 
 def test_a_decision_that_cannot_be_written_is_not_made(machine: Machine) -> None:
     machine.freeze()
+    machine.check()
     machine.has_room = False
     machine.commit()
-    assert machine.steps()[-1] == "frozen"
+    assert machine.steps()[-1] == "checked"
     assert machine.core.phase is GuardPhase.THAWED
     assert machine.is_alive
     assert not machine.is_still
@@ -163,6 +212,7 @@ def test_a_decision_that_cannot_be_written_is_not_made(machine: Machine) -> None
 
 def test_a_death_that_cannot_be_written_is_written_later(machine: Machine) -> None:
     machine.freeze()
+    machine.check()
     actions = machine.core.commit(machine.now, STILL)
     machine.perform(actions, steps=1)
     machine.has_room = False
@@ -182,10 +232,14 @@ def test_what_ends_while_it_is_frozen_lets_the_rest_of_its_tree_go_on(machine: M
     assert not machine.is_still
 
 
-@pytest.mark.parametrize(("before", "after"), [("opened", "gone"), ("frozen", "gone"), ("decided", "dead")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("opened", "gone"), ("frozen", "gone"), ("checked", "gone"), ("decided", "dead")]
+)
 def test_after_a_restart_of_the_machine_nothing_of_it_is_left(machine: Machine, before: str, after: str) -> None:
     if before != "opened":
         machine.freeze()
+    if before in ("checked", "decided"):
+        machine.check()
     if before == "decided":
         machine.perform(machine.core.commit(machine.now, STILL), steps=1)
     machine.is_alive = machine.is_still = False
@@ -196,7 +250,12 @@ def test_after_a_restart_of_the_machine_nothing_of_it_is_left(machine: Machine, 
 
 ORDERS = st.one_of(
     st.tuples(st.just("freeze"), st.integers(0, 70_000)),
-    st.tuples(st.sampled_from(["commit", "thaw", "die", "continue", "take_over", "room", "stops"]), st.just(0)),
+    st.tuples(
+        st.sampled_from(
+            ["look", "change", "commit", "commit", "thaw", "die", "continue", "take_over", "room", "stops"]
+        ),
+        st.just(0),
+    ),
     st.tuples(st.just("wait"), st.integers(0, 12_000)),
     st.tuples(st.just("kill"), st.integers(0, 3)),
 )
@@ -214,6 +273,10 @@ def test_whatever_happens_it_is_dead_by_decision_or_goes_on_within_one_lease(sto
                 actions = machine.core.freeze(machine.now, number, TREE, ())
             case "commit":
                 actions = machine.core.commit(machine.now, machine.view())
+            case "look":
+                actions = machine.core.check(machine.now, "changed" if machine.has_changed else "")
+            case "change" if not machine.is_still:
+                machine.has_changed = True
             case "thaw":
                 actions = machine.core.thaw(machine.now, "given up")
             case "die":

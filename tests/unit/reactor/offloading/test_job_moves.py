@@ -15,7 +15,15 @@ from distributed_grid.errors import Refused
 from distributed_grid.reactor import pending
 from distributed_grid.reactor.effects import StartAttempt
 from tests.support.builders import a_node, a_request, an_exit
-from tests.unit.reactor.offloading.move_builders import THREE, answered, end_of, ended, request_move, submit_job
+from tests.unit.reactor.offloading.move_builders import (
+    THREE,
+    a_job_move,
+    answered,
+    end_of,
+    ended,
+    request_move,
+    submit_job,
+)
 
 
 @pytest.fixture
@@ -205,6 +213,27 @@ def test_a_move_that_waits_for_an_engine_can_be_cancelled_and_room_lost_ends_it(
         "the room on gpu2 was lost: its owner is back",
     )
     assert scenario.job("r1").state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("automatic", "end"), [(True, MoveEnd.CANCELLED), (False, None)])
+def test_a_job_that_waits_for_room_is_left_where_automatic_offloading_is_switched_off_meanwhile(
+    new_scenario, automatic, end
+):
+    scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
+    free = scenario.ledger.observations["gpu2"]
+    scenario.ledger.apply([replace(free, yields=True)])
+    submit_job(scenario)
+    scenario.handle(events.MoveRequested(replace(a_job_move("r1"), automatic=automatic)))
+    scenario.handle(events.AutoOffloadSet(False, "ada"))
+    assert scenario.ledger.moves["move-1"].state is MoveState.RESERVED
+    scenario.ledger.apply([free])
+    result = scenario.handle(events.MoveChecked("move-1"))
+    if end is None:
+        assert scenario.job("r1").state is JobState.STOPPING
+    else:
+        assert (end_of(result), ended(result).problem) == (end, "automatic offloading was disabled by ada")
+        assert scenario.job("r1").state is JobState.RUNNING
+        assert "move-1" not in scenario.ledger.leases
 
 
 def test_a_source_that_dies_while_the_job_is_stopped_does_not_lose_the_job(new_scenario):

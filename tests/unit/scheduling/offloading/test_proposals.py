@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -98,9 +99,17 @@ def test_a_process_needs_consent_for_its_shape_and_is_recommended_anyway() -> No
 def test_a_consent_counts_for_the_user_who_asks() -> None:
     scenario = Scenario(*three())
     process = a_process(**BIG)
-    scenario.ledger.apply([MoveConsent("bob", "python sim.py", NOW)])
+    scenario.ledger.apply([MoveConsent("bob", "python sim.py", NOW, cwd=process.cwd)])
     assert the_only(propose_all(scenario, process)).needs_consent
     assert not the_only(propose_all(scenario, process, user="bob")).needs_consent
+
+
+@pytest.mark.parametrize("cwd", ["/elsewhere", ""])
+def test_a_consent_for_another_directory_or_for_none_does_not_count(cwd: str) -> None:
+    scenario = Scenario(*three())
+    process = a_process(**BIG)
+    scenario.ledger.apply([MoveConsent("bob", "python sim.py", NOW, cwd=cwd)])
+    assert the_only(propose_all(scenario, process, user="bob")).needs_consent
 
 
 def test_obstacles_leave_no_way() -> None:

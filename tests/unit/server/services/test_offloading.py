@@ -12,12 +12,13 @@ from distributed_grid import wire
 from distributed_grid.api import requests
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.agent_questions import AgentQuestions
-from distributed_grid.domain.events import HeartbeatReceived
+from distributed_grid.domain.events import ConsentGiven, HeartbeatReceived
+from distributed_grid.domain.moves import MoveConsent
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.processes import ProcessInfo, StandardStream, StreamKind
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.errors import BadInput, NotFound, Refused, Unreachable
+from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, Unreachable
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.offloading import OffloadingService
@@ -48,12 +49,14 @@ class Agents:
         self.questions = AgentQuestions(dict.fromkeys(self.nodes, self))
         self.missing_next: list[tuple[str, ...]] = []
         self.processes: list[ProcessInfo] = [WORK]
+        self.next_processes: list[list[ProcessInfo]] = []
         self.missing: tuple[str, ...] = ()
         self.asked: list[Any] = []
 
     def send(self, message: wire.ToAgent) -> None:
         self.asked.append(message)
         if isinstance(message, wire.ListProcesses):
+            self.processes = self.next_processes.pop(0) if self.next_processes else self.processes
             kept = [(name, f"value of {name}") for name in message.variables]
             listed = tuple(replace(one, environment=tuple(kept)) for one in self.processes)
             self.questions.received(wire.ProcessListing(message.stream, listed), self)
@@ -133,6 +136,65 @@ def test_a_consent_is_remembered_with_its_variables_until_it_is_withdrawn(run) -
         grid.agents.processes = [replace(WORK, pid_start=7)]
         with pytest.raises(Refused, match="--consent"):
             await grid.execute(number=3)
+
+    run(story)
+
+
+def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> None:
+    async def story(grid: Offloading) -> None:
+        await grid.execute(consent=True, variables=["SEED"])
+        (consent,) = (await grid.service.consents())["consents"]
+        assert consent["directory"] == "/srv/ann"
+        elsewhere = replace(WORK, pid_start=6, cwd="/srv/bob")
+        grid.agents.processes = [elsewhere]
+        with pytest.raises(Refused, match=r"your consent is for /srv/ann only.*--consent"):
+            await grid.execute(number=2)
+        await grid.execute(number=3, consent=True)
+        grid.agents.processes = [replace(WORK, pid_start=7)]
+        with pytest.raises(Refused, match="your consent is for the variables SEED only"):
+            await grid.execute(number=4, variables=["SEED", "TOKEN"])
+        await grid.execute(number=5, variables=["SEED"])
+        assert len((await grid.service.consents())["consents"]) == 2
+        await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
+        assert (await grid.service.consents())["consents"] == []
+
+    run(story)
+
+
+def test_a_consent_of_an_earlier_version_is_listed_withdrawn_and_covers_nothing(run) -> None:
+    async def story(grid: Offloading) -> None:
+        await grid.grid.handle(ConsentGiven(MoveConsent("ann", "python train.py --lr", 0, ("SEED",))))
+        with pytest.raises(Refused, match=r"given to an earlier version, without its directory.*--consent"):
+            await grid.execute()
+        (consent,) = (await grid.service.consents())["consents"]
+        assert consent["directory"] is None
+        await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
+        assert (await grid.service.consents())["consents"] == []
+
+    run(story)
+
+
+def test_a_process_that_runs_another_command_when_its_variables_are_read_is_not_moved(run) -> None:
+    async def story(grid: Offloading) -> None:
+        await grid.execute(consent=True, variables=["SEED"])
+        first = replace(WORK, pid_start=6)
+        grid.agents.next_processes = [[first], [replace(first, argv=("python3", "other.py"))]]
+        with pytest.raises(Conflict, match=r"its command line is `python3 other.py`"):
+            await grid.execute(number=2)
+        assert len((await grid.service.list(requests.ListMoves(), ADMIN))["moves"]) == 1
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("seen", "name"), [({"shape": "python other.py"}, "shape"), ({"directory": "/x"}, "directory")]
+)
+def test_a_consent_for_what_a_scan_has_shown_is_none_for_what_runs_by_now(run, seen, name) -> None:
+    async def story(grid: Offloading) -> None:
+        with pytest.raises(Conflict, match=f"has changed since the scan: its {name}"):
+            await grid.execute(consent=True, **seen)
+        assert (await grid.service.consents())["consents"] == []
+        await grid.execute(consent=True, shape="python train.py --lr", directory="/srv/ann")
 
     run(story)
 
