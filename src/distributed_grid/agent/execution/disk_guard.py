@@ -18,7 +18,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from distributed_grid.agent.execution.cpu_control import RunningTree
@@ -230,18 +230,25 @@ class DiskGuard:
         reserve = disk_reserve(self._disk_bytes)
         if any(one.tree.stopping and one.written_bytes >= reserve for one in running):  # its end comes first
             return
-        writers = [one for one in running if not one.tree.stopping and one.written_bytes >= max(reserve, 1)]
-        if not writers:
+        written = {one.tree.attempt_id: one.written_bytes for one in running if not one.tree.stopping}
+        attempt_id = largest_writer(written, reserve)
+        if attempt_id is None:
             return
-        worst = min(writers, key=lambda one: (-one.written_bytes, one.tree.attempt_id))
         reason = (
             f"the disk of its node is full ({_gigabytes(self._free_bytes)} left), and it has written most there: "
-            f"{_gigabytes(worst.written_bytes)}"
+            f"{_gigabytes(written[attempt_id])}"
         )
-        log.warning("%s is ended: %s", worst.tree.attempt_id, reason)
-        await self._host.stop_attempt(worst.tree.attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+        log.warning("%s is ended: %s", attempt_id, reason)
+        await self._host.stop_attempt(attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
         for other in running:
             other.count_anew()
+
+
+def largest_writer(written_bytes: Mapping[str, int], reserve_bytes: int) -> str | None:
+    """The attempt that is ended for the sake of a full disk: the one that has written most, if that is at least the
+    reserve of the disk. None where no attempt has."""
+    writers = [(-size, attempt_id) for attempt_id, size in written_bytes.items() if size >= max(reserve_bytes, 1)]
+    return min(writers)[1] if writers else None
 
 
 def _gigabytes(size: int) -> str:

@@ -34,9 +34,10 @@ class _OpenDirectory:
 class TreeSize:
     """Counts one tree again and again; names in `apart`, directly below it, are summed apart from the rest."""
 
-    def __init__(self, path: str, apart: frozenset[str] = frozenset()) -> None:
+    def __init__(self, path: str, apart: frozenset[str] = frozenset(), *, max_linked: int = MAX_LINKED) -> None:
         self._path = path
         self._apart = apart
+        self._max_linked = max_linked
         self._open: list[_OpenDirectory] = []
         self._linked: set[int] = set()
         self._device = 0
@@ -117,7 +118,7 @@ class TreeSize:
         if found.st_nlink > 1:
             if found.st_ino in self._linked:
                 size = 0
-            elif len(self._linked) < MAX_LINKED:
+            elif len(self._linked) < self._max_linked:
                 self._linked.add(found.st_ino)
             else:
                 size //= found.st_nlink

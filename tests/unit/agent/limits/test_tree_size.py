@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.limits import tree_size
 from distributed_grid.agent.limits.tree_size import BLOCK_BYTES, ENTRY_BYTES, MAX_DEPTH, TreeSize
 
 
@@ -61,13 +60,10 @@ def test_links_are_not_followed_and_a_file_of_two_names_counts_once(root: Path, 
     assert counted(TreeSize(str(root))) == on_disk(root / "link", root / "own")
 
 
-def test_names_beyond_those_that_are_remembered_count_for_their_part(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tree_size, "MAX_LINKED", 0)
+def test_names_beyond_those_that_are_remembered_count_for_their_part(root: Path) -> None:
     (root / "own").write_bytes(bytes(200_000))
     os.link(root / "own", root / "again")
-    assert counted(TreeSize(str(root))) == on_disk(root / "own") // 2 * 2
+    assert counted(TreeSize(str(root), max_linked=0)) == on_disk(root / "own") // 2 * 2
 
 
 def test_names_apart_are_summed_apart_at_the_top_only(root: Path) -> None:
