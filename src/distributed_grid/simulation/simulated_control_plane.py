@@ -68,7 +68,7 @@ class Observer(Protocol):
     def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None: ...
 
 
-class _WaitingEntry(Entry):
+class WaitingEntry(Entry):
     """An entry, and what to do when it is durable, or refused."""
 
     __slots__ = ("number", "then")
@@ -117,8 +117,8 @@ class SimulatedControlPlane:
         self.gateway = SimulatedGateway(self)
         self._files = files
         self._reconciler = SimulatedReconciler(self, files)
-        self._inbox: list[_WaitingEntry] = []
-        self._batch: tuple[list[_WaitingEntry], DecidedBatch, Batch | None] | None = None
+        self._inbox: list[WaitingEntry] = []
+        self._batch: tuple[list[WaitingEntry], DecidedBatch, Batch | None] | None = None
         self._settling: ScheduledEvent | None = None
         self._read_at = 0
         self._shipping: set[tuple[str, int]] = set()
@@ -244,7 +244,7 @@ class SimulatedControlPlane:
 
     def handle(self, event: Event, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
-        self._enter(_WaitingEntry(event, None, then or _discard_answer, self._next_number()))
+        self._enter(WaitingEntry(event, None, then or _discard_answer, self._next_number()))
 
     def observe(self, event: HeartbeatReceived) -> None:
         """Take a heartbeat in at once, also while a batch is being committed."""
@@ -253,13 +253,13 @@ class SimulatedControlPlane:
 
     def read(self, question: Question, then: Then) -> None:
         """Ask about the ledger; the answer comes in its turn, with what it depends on durable."""
-        self._enter(_WaitingEntry(None, question, then, self._next_number()))
+        self._enter(WaitingEntry(None, question, then, self._next_number()))
 
     def _next_number(self) -> int:
         self._entered += 1
         return self._entered
 
-    def _enter(self, entry: _WaitingEntry) -> None:
+    def _enter(self, entry: WaitingEntry) -> None:
         self._inbox.append(entry)
         self._settle_soon()
 
@@ -289,7 +289,7 @@ class SimulatedControlPlane:
         else:
             self._finish()
 
-    def _in_turn(self, entries: list[_WaitingEntry]) -> list[_WaitingEntry]:
+    def _in_turn(self, entries: list[WaitingEntry]) -> list[WaitingEntry]:
         """The entries in the order in which they came."""
         return entries
 
