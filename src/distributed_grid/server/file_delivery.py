@@ -2,7 +2,8 @@
 
 Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. One that fails for a
 reason that may pass (a node that cannot be reached, a full disk) is tried again until it succeeds; done twice it
-changes nothing. A delivery never takes the last room of a disk: its reserve stays free. Files whose directory is gone or cannot be written to come into a directory of the control plane's own.
+changes nothing. A delivery never takes the last room of a disk: its reserve stays free. Files whose directory is gone
+or cannot be written to come into a directory of the control plane's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agent and shim are both stopped: the second watcher ends the command, and its job runs elsewhere, never twice at once."""
+"""With agent and shim both stopped the second watcher ends the command; its job runs elsewhere, never twice at once."""
 
 from __future__ import annotations
 
