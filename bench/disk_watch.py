@@ -32,7 +32,7 @@ class OneAttempt:
         shim = process_tree.read_process(os.getpid())
         assert shim is not None
         spec = AttemptSpec("a", "job", "here", 1, ("true",), max_files_bytes=1 << 60)
-        return [RunningTree(spec, 1, shim, False, 0, lambda proc: False)]
+        return [RunningTree(spec, 1, shim, False, 0, process_tree.GridProcesses((), list).besides(0))]
 
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         raise AssertionError(f"{attempt_id} is stopped: {detail}")

@@ -9,7 +9,7 @@
 - Nothing is deleted.
 
 Files are counted in slices, with rests that are `REST` times as long: a tree of a million files costs a twentieth of a
-core. A tree whose file system hangs is given up.
+core. A tree whose file system hangs is left out until it answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.scheduling.offers.pause import disk_reserve, is_disk_full
 from distributed_grid.supervision import start_logged
 
-CHECK_MS, FULL_CHECK_MS, MIN_REST_MS = 1000, 250, 50
+CHECK_MS, FULL_CHECK_MS = 1000, 250
+MIN_REST_MS, MAX_REST_MS = 50, 2000
 SLICE_S, SLICE_ENTRIES = 0.02, 200
 REST, FULL_REST = 19, 3
 """How many times as long as a slice it rests, and while the disk is full."""
@@ -77,7 +78,12 @@ class _Watched:
         self.free_bytes = 0  # on the disk, when that pass began
         self.paused_until = 0
         self.paused_ms = self.told_ms = 0
-        self.is_counting = False  # between checks: its file system hangs
+        self.counting: asyncio.Task[None] | None = None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a thread counts its files; between checks: its file system hangs."""
+        return self.counting is not None and not self.counting.done()
 
     @property
     def written_bytes(self) -> int:
@@ -129,8 +135,8 @@ class DiskGuard:
                 await self._check_limit(watched)
         await self._check_disk()
         if any(one.size.is_under_way for one in self._watched.values()):
-            return max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST))
-        return FULL_CHECK_MS if self._full_since else max(CHECK_MS, taken_ms * REST)
+            return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
+        return FULL_CHECK_MS if self._full_since else CHECK_MS
 
     def _find_attempts(self) -> None:
         trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
@@ -186,14 +192,12 @@ class DiskGuard:
             while not watched.size.count(SLICE_ENTRIES) and time.monotonic() < until:
                 pass
 
-        watched.is_counting = True
-        task = start_logged(asyncio.to_thread(count), "counting the files of an attempt")
+        task = watched.counting = start_logged(asyncio.to_thread(count), "counting the files of an attempt")
         await asyncio.wait((task,), timeout=HANGS_S)
         if not task.done():
             self._hanging.add(task)
             log.warning("the files of %s cannot be counted: its file system hangs", watched.tree.attempt_id)
             return
-        watched.is_counting = False
         if watched.size.passes > passes:
             if watched.is_adopted and not passes:
                 watched.count_anew()
