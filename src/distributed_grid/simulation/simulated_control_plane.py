@@ -175,7 +175,8 @@ class SimulatedControlPlane:
     def crash(self, *, with_machine: bool = False) -> None:
         """Be gone at once; a batch that is being committed becomes durable as a whole or not at all."""
         self.is_up = False
-        if self._batch is not None and self.random.random() < 0.5:
+        is_commit_under_way = self._batch is not None and self._batch[2] is not None
+        if is_commit_under_way and self.random.random() < 0.5:
             self._make_durable()
         self._batch = None
         if self._settling is not None:
