@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,6 +29,8 @@ from distributed_grid.simulation.scenario import Scenario, draw_scenario
 from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane, WaitingEntry
 from distributed_grid.simulation.world import RunReport, World
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
+from tests.support.builders import Scenario as Ready
+from tests.support.builders import a_node, a_request
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 147)
@@ -553,6 +556,30 @@ def test_what_was_committed_and_is_not_there_after_a_restart_is_caught() -> None
     tampered.checker.committed([])
     with pytest.raises(InvariantViolated, match="what was committed is stored: 1 rows were, 0 are there"):
         tampered.checker.reloaded(Ledger(), 1_000, anew=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "detail"),
+    [
+        ({}, ""),
+        ({"failed_starts": 1, "start_failed_at_ms": 1_000}, "j1 is placed on n1, which rests"),
+        ({"disk_full": True}, "j1 is placed on n1, whose disk is full"),
+    ],
+    ids=["fine", "rests", "full"],
+)
+def test_work_for_a_black_hole_or_a_full_disk_is_caught(wrong: dict[str, Any], detail: str) -> None:
+    placed = Ready(a_node("n1", cores=4))
+    placed.handle(LeaseAsked(a_request("j1", cores=1)))
+    lease = placed.ledger.leases["j1"]
+    tampered = TamperedLedger()
+    others = [row for row in placed.ledger.rows() if row != lease and row.kind != "observation"]
+    seen = replace(placed.ledger.observations["n1"], at_ms=1_000, **wrong)
+    tampered.change(*others, seen)
+    if not detail:
+        tampered.change(lease)
+        return
+    with pytest.raises(InvariantViolated, match=f"a black hole and a full disk get nothing new: {detail}"):
+        tampered.change(lease)
 
 
 def test_a_change_that_nobody_was_told_of_is_caught() -> None:
