@@ -20,6 +20,7 @@ NAMES = (
     "placement",
     "preemption",
     "process_scan",
+    "disk_watch",
     "lost_work",
     "durable_grants",
     "daemon_restart",

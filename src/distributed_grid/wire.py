@@ -377,6 +377,7 @@ class Welcome(_ToAgent, frozen=True):
     heartbeat_ms: Count
     owner: OwnerRules | None = None
     max_output_bytes: Count = 0  # of stdout and of stderr of an attempt; 0: no limit
+    max_files_bytes: Count = 0  # in the directories of an attempt; 0: no limit
 
 
 class OwnerRules(Struct, frozen=True):

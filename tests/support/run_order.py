@@ -51,6 +51,8 @@ FIRST = (
     "tests/component/agent/execution/test_escapes.py",
     "tests/e2e/test_idle_offers.py",
     "tests/component/agent/execution/test_full_disk.py",
+    "tests/e2e/agents/test_stopped_watchdogs.py",
+    "tests/component/agent/execution/test_disk_guard.py",
     "tests/e2e/crashes/test_configs.py",
     "tests/e2e/agents/test_lost_links.py",
     "tests/e2e/clouds/test_aws.py",

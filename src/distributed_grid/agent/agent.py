@@ -20,6 +20,7 @@ from distributed_grid import __version__
 from distributed_grid.adapters.age_clock import FILE as AGE_FILE
 from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
+from distributed_grid.agent.execution.disk_guard import DiskGuard
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
@@ -83,7 +84,9 @@ OBSERVE_SECONDS = 1.5
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
-_ENDINGS = {"hold_expired": Ending.LOST} | dict.fromkeys(FAILED_STARTS, Ending.NEVER_STARTED)
+_ENDINGS = {"hold_expired": Ending.LOST, "over_disk_limit": Ending.OVER_LIMIT} | dict.fromkeys(
+    FAILED_STARTS, Ending.NEVER_STARTED
+)
 log = logging.getLogger(__name__)
 
 
@@ -190,6 +193,7 @@ class Agent:
             "the heartbeat": self._beat,
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
+            "the watch of the disk": lambda: DiskGuard(self.host, self.guard).watch(AsyncioTasks().sleep),
             "the end of this machine": lambda: self.machine_end.watch(AsyncioTasks().sleep),
         }
         if (notices := self._notices) is not None:
@@ -236,6 +240,7 @@ class Agent:
 
     def _apply_settings(self, welcome: Welcome) -> None:
         self._attempts.max_output_bytes = welcome.max_output_bytes
+        self._attempts.max_files_bytes = welcome.max_files_bytes
         self.guard.rules = welcome.owner
         if self._memory is not None:
             self._memory.set_owner_rules(welcome.owner)
@@ -440,7 +445,7 @@ class HostedAttempts:
         self._host = host
         self._workdirs = workdirs
         self._memory = memory
-        self.max_output_bytes = 0
+        self.max_output_bytes = self.max_files_bytes = 0
         self.running = host.running
         self.unstarted = host.unstarted
         self.knows = host.knows
@@ -502,6 +507,7 @@ class HostedAttempts:
             grace_ms=command.grace_ms,
             hold_ms=order.hold_ms,
             max_output_bytes=self.max_output_bytes,
+            max_files_bytes=self.max_files_bytes,
             start_by_boot_ms=start_by_boot_ms,
         )
 
@@ -571,4 +577,5 @@ def _outcome(report: AttemptExit) -> Outcome:
         max_memory_bytes=report.max_memory_bytes,
         wall_ms=report.wall_ms,
         node_fault=report.kind in FAILED_STARTS,
+        is_disk_overrun=report.kind == "over_disk_limit",
     )

@@ -53,6 +53,7 @@ class ClusterConfig(Section, dict=True):
     )
     hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
     max_output_bytes: Annotated[int, Meta(ge=0)] = setting(DISK_GIGABYTES, 10 * GIB, "max_output_gb", live=True)
+    max_files_bytes: Annotated[int, Meta(ge=0)] = setting(DISK_GIGABYTES, 100 * GIB, "max_files_gb", live=True)
     start_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
     trusted_network: bool = setting(FLAG, False, acts=True)
     owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy(), live=True)

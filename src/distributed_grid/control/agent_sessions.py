@@ -118,6 +118,8 @@ class NodeRegistry:
 
     max_output_bytes = 0
     """Bytes of stdout, and of stderr, that a node keeps of an attempt; 0: all."""
+    max_files_bytes = 0
+    """Bytes that an attempt may have in its directories on a node; 0: no limit."""
     max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
     """Connections of one address to the memory server of a node."""
 
@@ -493,8 +495,8 @@ class AgentSessions:
         via.send(self._make_welcome(node, epoch, via))
 
     def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
-        rules, output = self._owner_rules(via), self._registry.max_output_bytes
-        return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, output)
+        rules, limits = self._owner_rules(via), (self._registry.max_output_bytes, self._registry.max_files_bytes)
+        return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, *limits)
 
     def _owner_rules(self, via: AgentSide) -> OwnerRules | None:
         """How an agent gives way to the owner of its machine, who is the same for all its nodes."""

@@ -44,7 +44,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
     Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
     `node_fault`: it never started because of its node (too slow to start it, no room on its disk), and can start
-    elsewhere.
+    elsewhere. `is_disk_overrun`: the limit it exceeded was one of its node's disk; more memory does not help.
     """
 
     ending: Ending
@@ -55,6 +55,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     max_memory_bytes: Annotated[int, Meta(ge=0, le=MAX_AMOUNT)] = 0
     wall_ms: RunTime = 0
     node_fault: bool = False
+    is_disk_overrun: bool = False
 
     def __post_init__(self) -> None:
         if len(self.detail) > MAX_DETAIL_CHARS:

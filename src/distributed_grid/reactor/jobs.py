@@ -328,7 +328,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         decision.changes.append(seen)
     if outcome.ending is Ending.RECLAIMED or ((displaced or failed_start) and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
-    if outcome.ending is Ending.OVER_LIMIT and job.given_limit_bytes:
+    if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun and job.given_limit_bytes:
         bigger = next_limit(ledger, job)
         if bigger.limits:
             return _run_bigger(ledger, decision, job, bigger, now)

@@ -293,7 +293,7 @@ class ConfigRegistry(NodeRegistry):
         """Go by another config from now on."""
         self._config = config
         self._nodes = {node.name: node for node in config.nodes}
-        self.max_output_bytes = config.max_output_bytes
+        self.max_output_bytes, self.max_files_bytes = config.max_output_bytes, config.max_files_bytes
 
     def described(self, node: Node, capacity: Capacity) -> Node:
         """The node with what its agent detected; where the declaration is trusted, with that."""

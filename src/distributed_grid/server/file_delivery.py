@@ -2,7 +2,8 @@
 
 Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. One that fails for a
 reason that may pass (a node that cannot be reached, a full disk) is tried again until it succeeds; done twice it
-changes nothing. Files whose directory is gone or cannot be written to come into a directory of the control plane's own.
+changes nothing. A delivery never takes the last room of a disk: its reserve stays free. Files whose directory is gone
+or cannot be written to come into a directory of the control plane's own.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, 
 from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
 from distributed_grid.domain.jobs import Attempt, Ending, Job
 from distributed_grid.domain.rows import Row
-from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused
+from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused, StoreFailed
 from distributed_grid.reactor.effects import pending_deliveries
+from distributed_grid.scheduling.offers.pause import disk_reserve
 from distributed_grid.server.services.jobs import FileSink, send_files
 from distributed_grid.server.services.records import find_job
 from distributed_grid.state_dir import StateDir
@@ -144,8 +146,12 @@ class FileDeliverer:
         async def header(fields: dict[str, Any]) -> None:
             await asyncio.to_thread(download.receive, JSON, fields)
 
+        def write(chunk: bytes) -> None:
+            _need_room(directory, len(chunk))
+            download.receive(STDOUT, chunk)
+
         async def data(chunk: bytes) -> None:
-            await asyncio.to_thread(download.receive, STDOUT, chunk)
+            await asyncio.to_thread(write, chunk)
 
         try:
             totals = await send_files(self._files, job, order.patterns, FileSink(header, data))
@@ -154,6 +160,15 @@ class FileDeliverer:
             await asyncio.to_thread(download.close)
         assert done is not None
         return delivered_files(directory, done)
+
+
+def _need_room(directory: str, size: int) -> None:
+    """Raise StoreFailed where so much more would leave the disk of a directory without its reserve."""
+    disk = os.statvfs(directory)
+    free, reserve = disk.f_bavail * disk.f_frsize, disk_reserve(disk.f_blocks * disk.f_frsize)
+    if free < size + reserve:
+        left = f"{free / 2**20:.1f} MB are left, of which {reserve / 2**20:.1f} MB stay free"
+        raise StoreFailed(f"no room on the disk of {directory}: {left}")
 
 
 def _has_run(attempt: Attempt) -> bool:

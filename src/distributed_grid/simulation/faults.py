@@ -51,6 +51,11 @@ class FaultKind(enum.StrEnum):
     STARTS_NOTHING = "the node starts nothing"
     SIGTERM_IGNORED = "jobs ignore SIGTERM"
     CLOCK_STEPPED = "the machine's wall clock is stepped"
+    DISK_FLOODED = "a job fills its node's disk"
+    AGENT_STOPPED = "the agent is stopped"
+    SHIMS_STOPPED = "all shims are stopped"
+    WATCHDOGS_STOPPED = "the agent and all shims are stopped"
+    READERS = "many readers ask the control plane"
     OWNER = "the owner comes"
     DRAINED = "the node is drained"
 
@@ -63,11 +68,21 @@ LOCAL = frozenset(
         FaultKind.STARTS_NOTHING,
         FaultKind.SIGTERM_IGNORED,
         FaultKind.CLOCK_STEPPED,
+        FaultKind.DISK_FLOODED,
+        FaultKind.SHIMS_STOPPED,
     }
 )
 """What can happen to the node of the control plane's own machine; its agent and its links live and die with it."""
 _STORE = frozenset({FaultKind.DISK_FULL, FaultKind.DISK_SLOW, FaultKind.DISK_HANGS})
-EVERYWHERE = frozenset({FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES}) | _STORE
+LOAD = (
+    FaultKind.DISK_FLOODED,
+    FaultKind.AGENT_STOPPED,
+    FaultKind.SHIMS_STOPPED,
+    FaultKind.WATCHDOGS_STOPPED,
+    FaultKind.READERS,
+)
+"""Loads and stopped processes, which are drawn for themselves."""
+EVERYWHERE = frozenset({FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES, FaultKind.READERS}) | _STORE
 HARMLESS = _STORE | {
     FaultKind.NODE_DISK_FULL,
     FaultKind.OWNER,
@@ -77,6 +92,9 @@ HARMLESS = _STORE | {
     FaultKind.SIGTERM_IGNORED,
     FaultKind.STARTS_NOTHING,
     FaultKind.CLOCK_STEPPED,
+    FaultKind.DISK_FLOODED,
+    FaultKind.SHIMS_STOPPED,
+    FaultKind.READERS,
 }
 """What must not keep the hold of a node from being renewed."""
 _LASTS_MS = {
@@ -92,6 +110,10 @@ _LASTS_MS = {
     FaultKind.NODE_DISK_FULL: (500, 120_000),
     FaultKind.DIRECTORY_LOST: (1, 1),
     FaultKind.STARTS_NOTHING: (5_000, 150_000),
+    FaultKind.DISK_FLOODED: (20_000, 120_000),
+    FaultKind.AGENT_STOPPED: (1_000, 120_000),
+    FaultKind.SHIMS_STOPPED: (1_000, 150_000),
+    FaultKind.WATCHDOGS_STOPPED: (5_000, 150_000),
     FaultKind.OWNER: (3_000, 120_000),
     FaultKind.DRAINED: (5_000, 60_000),
 }
@@ -112,7 +134,20 @@ class Fault(Struct, frozen=True):
 
 def draw_faults(random: Random, nodes: tuple[str, ...], local: str, *, count: int, until_ms: int) -> list[Fault]:
     """So many faults, of a few kinds that this seed is about, before that moment."""
-    kinds = [*random.sample([*FaultKind], random.randint(2, 6)), *_OFTEN] if random.random() < 0.7 else [*FaultKind]
+    every = [kind for kind in FaultKind if kind not in LOAD]
+    kinds = [*random.sample(every, random.randint(2, 6)), *_OFTEN] if random.random() < 0.7 else every
+    return _draw(random, kinds, nodes, local, count=count, until_ms=until_ms)
+
+
+def draw_loads(random: Random, nodes: tuple[str, ...], local: str, *, until_ms: int) -> list[Fault]:
+    """A few floods, crowds of readers and stopped processes; in every other world none."""
+    count = random.choice((0, 1, 2, 6))
+    return _draw(random, [*LOAD], nodes, local, count=count, until_ms=until_ms)
+
+
+def _draw(
+    random: Random, kinds: list[FaultKind], nodes: tuple[str, ...], local: str, *, count: int, until_ms: int
+) -> list[Fault]:
     found = []
     for _ in range(count):
         kind = random.choice(kinds)
@@ -129,6 +164,7 @@ IGNORES_FROM = 0.5
 """From this strength on, a node that starts nothing ignores its orders."""
 JUMPS_FROM, JUMP_MS = 0.7, 3_600_000
 """From this strength on, a machine that is started again has a clock that is ahead, by part of this."""
+MAX_READERS = 200
 STEP_MS = 3_600_000
 """A wall clock is stepped by as much as this, ahead or back."""
 CONTROL = (FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES)
@@ -243,6 +279,12 @@ class FaultInjector:
                 world.machines[node].step_wall_clock(0 if strength is None else round((2 * strength - 1) * STEP_MS))
             case FaultKind.OWNER:
                 self._owner(node, strength)
+            case FaultKind.DISK_FLOODED:
+                world.machines[node].flood_disk(strength is not None)
+            case FaultKind.READERS:
+                world.control.set_readers(0 if strength is None else round(MAX_READERS * strength))
+            case FaultKind.AGENT_STOPPED | FaultKind.SHIMS_STOPPED | FaultKind.WATCHDOGS_STOPPED:
+                self._stop_watchdogs(node)
             case _:
                 self._disturb(fault.kind, node, strength)
 
@@ -264,6 +306,14 @@ class FaultInjector:
         agent = self._world.agents.get(node)
         if agent is not None and agent.alive:
             agent.observe_owner_soon()
+
+    def _stop_watchdogs(self, node: str) -> None:
+        """Have agent and shims of a node stopped, or going on, as all faults that are at work want it."""
+        both = self._is_at_work(node, FaultKind.WATCHDOGS_STOPPED)
+        agent = self._world.agents.get(node)
+        if agent is not None and agent.alive:
+            agent.set_stopped(both or self._is_at_work(node, FaultKind.AGENT_STOPPED))
+        self._world.machines[node].stop_shims(both or self._is_at_work(node, FaultKind.SHIMS_STOPPED))
 
     def _starts_nothing(self, node: str, strength: float | None) -> None:
         """Its spawner stands still, or (a strong fault) its agent ignores orders about starts and stops."""

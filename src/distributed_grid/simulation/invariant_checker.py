@@ -12,6 +12,9 @@ Checked when                    what
 - a process is frozen           it goes on, or is ended, when its freeze lease is over
 - a job is cancelled            after the answer it gets no other attempt, it ends as cancelled, and soon after the last
                                 fault nothing of it runs
+- a process ends               its hold is not over for longer than the watchers of its node take
+- a job fills a disk            it is ended within seconds, and no other job is
+- an event is decided           before every read that came later
 - everything is quiet           whatever was submitted is over, or waits for a reason that still holds
 """
 
@@ -45,6 +48,8 @@ EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
 RECONNECT_MS = 45_000
 """Within this time after the last disturbance an agent has a link again, and its first heartbeat is answered."""
+WATCHED_MS = 2_000
+"""The grace of a hold: the control plane lends again when that is over, too."""
 STOPPED = "a stop that was acknowledged is carried out"
 _INVARIANTS = [(invariant.__name__.replace("_", " "), invariant) for invariant in INVARIANTS]
 _QUIET_INVARIANTS = [(name, invariant) for name, invariant in _INVARIANTS if invariant not in REBUILDING_INVARIANTS]
@@ -81,6 +86,7 @@ class InvariantChecker:
         """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin, and
         how they end: one that was being stopped for good already ends as that."""
         self.moves = MoveInvariants(self._hold, self.liars)
+        self._last_read = 0
         self.steps = 0
         self.held: Tally[str] = Tally()
         """How often each invariant was checked."""
@@ -133,6 +139,9 @@ class InvariantChecker:
 
     def ended(self, machine: Machine, run: SimulatedProcess) -> None:
         self._note(machine.node.name, f"{run.lease_id} is gone")
+        if run.order.hold_ms and machine.is_on and machine.node.name not in self.liars:
+            late_ms = machine.boot_ms - machine.holds_until(run)
+            self._hold(late_ms < WATCHED_MS, "a command is gone soon after its hold", f"{run.lease_id}: {late_ms} ms")
         self.running.pop(run.lease_id, None)  # what a liar was ordered to run may have begun twice
 
     def _honest(self) -> list[str]:
@@ -147,6 +156,19 @@ class InvariantChecker:
             "a healthy agent's holds are renewed",
             f"{run.lease_id} on {machine.node.name}, undisturbed for {undisturbed} ms",
         )
+
+    def flood_outlasted(self, machine: Machine, run: SimulatedProcess) -> None:
+        """A command fills the disk of its node, though the agent there had time to end it."""
+        ended = machine.node.name in self.liars
+        self._hold(ended, "a job that fills the disk of its node is ended", f"{run.lease_id} on {machine.node.name}")
+
+    def decided(self, number: int, *, is_read: bool) -> None:
+        """An entry of the control plane's inbox was decided; they are numbered as they came."""
+        if is_read:
+            self._last_read = number
+            return
+        late = f"entry {number} after the read {self._last_read}"
+        self._hold(self._last_read < number, "no read that came later keeps a request waiting", late)
 
     def _where(self, lease_id: str) -> str:
         return self.running[lease_id][0].node.name
@@ -254,6 +276,9 @@ class InvariantChecker:
                 real = run.real_outcome if run is not None else None
                 told = real is not None and (real.ending, real.exit_code) == (outcome.ending, outcome.exit_code)
                 self._hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
+            if outcome is not None and outcome.is_disk_overrun:
+                floods = attempt.lease_id in self.machines[attempt.node].flooders
+                self._hold(floods, "only the job that fills a disk is ended for it", attempt.lease_id)
             if outcome is not None and outcome.is_failed_start:
                 self._hold(run is None, "what was not started in time never ran", f"{attempt.lease_id}: {outcome}")
         numbers = [attempt.number for attempt in job.attempts]

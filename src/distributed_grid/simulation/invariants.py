@@ -36,6 +36,7 @@ from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pe
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import Effect
+from distributed_grid.scheduling.offers.pause import start_rest_left_ms
 from distributed_grid.scheduling.queue.queue import next_grant
 
 
@@ -377,6 +378,16 @@ def a_node_that_gives_way_or_is_silent_gets_nothing_new(watch: LedgerWatch, mome
             assert seen.at_ms
 
 
+def a_black_hole_and_a_full_disk_get_nothing_new(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """A node that has not started what it was given rests, and one with a full disk lends nothing."""
+    before = {lease.id for lease in moment.leases_before if lease.holds}
+    for row in moment.changes:
+        if isinstance(row, Lease) and row.holds and row.id not in before and not row.recovered:
+            seen = watch.ledger.observations[row.node]
+            assert not start_rest_left_ms(seen, watch.now), f"{row.id} is placed on {row.node}, which rests"
+            assert not seen.disk_full, f"{row.id} is placed on {row.node}, whose disk is full"
+
+
 def whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often(
     watch: LedgerWatch, moment: ObservedStep
 ) -> None:
@@ -462,6 +473,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     an_offer_is_within_what_its_node_may_lend,
     nothing_is_given_up_before_its_hold_is_over,
     a_node_that_gives_way_or_is_silent_gets_nothing_new,
+    a_black_hole_and_a_full_disk_get_nothing_new,
     whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often,
     a_mark_is_of_its_attempt_and_only_moves_on,
     an_attempt_starts_when_what_the_last_one_left_is_there,

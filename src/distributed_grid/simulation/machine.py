@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from distributed_grid.agent.execution.disk_guard import largest_writer
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
@@ -24,6 +25,12 @@ from distributed_grid.simulation.simulated_memory import SimulatedMemory
 from distributed_grid.wire import StartAttemptOrder
 
 MILLION = 1_000_000
+WATCHER_MS = 500
+"""How long after a hold the second watcher ends what is left."""
+SHIM_RETRY_MS = 1_000
+DISK_CHECK_MS, FLOOD_LIMIT_MS = 1_000, 15_000
+"""How often an agent looks at its disk, and how long a flood may last while it does."""
+FLOOD_BYTES, RESERVE_BYTES = 10 << 30, 64 << 20
 USUAL_DRIFT, MAX_SKEW = 500, 15_000
 """By how many millionths a clock is usually off, and by how many at worst: the grace of a hold covers that."""
 
@@ -76,6 +83,10 @@ class SimulatedProcess:
         self.real_outcome: Outcome | None = None
         """How it has ended, also where no record of that is left."""
         self.stop: tuple[str, str, int] | None = None
+        self.shim_is_stopped = False
+        self.has_ended_unseen = False
+        """Its command has ended while its shim was stopped."""
+        self.written_bytes = 0
         self.left_ms = self.work.run_ms
         self.began_at = self.resumed_at = 0
         self.orphaned_hold: int | None = None
@@ -98,10 +109,14 @@ class Witness(Protocol):
     def began(self, machine: Machine, run: SimulatedProcess) -> None: ...
     def ended(self, machine: Machine, run: SimulatedProcess) -> None: ...
     def hold_expired(self, machine: Machine, run: SimulatedProcess) -> None: ...
+    def flood_outlasted(self, machine: Machine, run: SimulatedProcess) -> None: ...
 
 
 class SimulatedHost(Protocol):
     """The agent that hears of the attempts here, while there is one."""
+
+    @property
+    def is_stopped(self) -> bool: ...
 
     def run_began(self, run: SimulatedProcess) -> None: ...
     def run_ended(self, run: SimulatedProcess) -> None: ...
@@ -129,6 +144,10 @@ class Machine:
         self.hold_on_disk = (0, "")
         self.epoch_on_disk = 0
         self.disk_is_full = False
+        self.disk_is_flooded = False
+        """Full of the files of a job; ends are recorded all the same, in blocks that were reserved for them."""
+        self._flooded_ms = 0
+        self.flooders: set[str] = set()
         self.unrecorded: set[str] = set()
         self.directories = 1
         self.host: SimulatedHost | None = None
@@ -209,6 +228,7 @@ class Machine:
                 self._gone(run)
             if lease_id in self.unrecorded:
                 run.outcome = None
+            run.shim_is_stopped = run.has_ended_unseen = False
             if run.outcome is None and self.random.random() < 0.3:
                 del self.records[lease_id], self.live[lease_id]
         self.unrecorded.clear()
@@ -251,6 +271,34 @@ class Machine:
         if not is_full:
             self.unrecorded.clear()  # shims try again until their ends are on the disk
 
+    def flood_disk(self, is_flooded: bool) -> None:
+        """The oldest command that runs begins to fill the disk; or somebody makes room again."""
+        if not is_flooded:
+            self.disk_is_flooded = False
+        elif not self.disk_is_flooded and (flooder := next((run for run in self.running if run.runs), None)):
+            self.disk_is_flooded, self._flooded_ms = True, 0
+            self.flooders.add(flooder.lease_id)
+            flooder.written_bytes = FLOOD_BYTES
+            self._watch_disk(flooder)
+
+    def _watch_disk(self, flooder: SimulatedProcess) -> None:
+        """The agent looks at its disk, if one is there; it has a few seconds to end the flood."""
+        if not self.is_on or not flooder.runs or not self.disk_is_flooded:
+            return
+        if self.host is not None and not self.host.is_stopped:
+            self._flooded_ms += DISK_CHECK_MS
+            self.guard_disk()
+        if self._flooded_ms > FLOOD_LIMIT_MS + flooder.order.command.grace_ms:
+            self.witness.flood_outlasted(self, flooder)
+        self.queue.after(DISK_CHECK_MS, lambda: self._watch_disk(flooder))
+
+    def guard_disk(self) -> None:
+        """End the command that has written most, as the disk guard of an agent does."""
+        sizes = {run.lease_id: run.written_bytes for run in self.running if run.runs and run.stop is None}
+        worst = largest_writer(sizes, RESERVE_BYTES)
+        if worst is not None:
+            self.stop(self.records[worst], str(Ending.OVER_LIMIT), "it fills the disk of its node", 0)
+
     # ------------------------------------------------------------------ running
 
     def start_original(self, pid: int, run_ms: int) -> None:
@@ -292,6 +340,9 @@ class Machine:
         """The agent seals what was not started in time; without one, the shim refuses to start it."""
         is_there = self.records.get(run.lease_id) is run and run.outcome is None and not run.begun
         if not is_there or self.host is None:
+            return
+        if self.host.is_stopped:
+            self.queue.after(SHIM_RETRY_MS, lambda: self._expire_start(run))
             return
         if self.boot_ms < run.start_by_boot_ms:  # the clock was skewed meanwhile
             self.queue.at(self.moment(run.start_by_boot_ms), lambda: self._expire_start(run))
@@ -337,6 +388,9 @@ class Machine:
 
     def _exit(self, run: SimulatedProcess) -> None:
         self._gone(run)
+        if run.shim_is_stopped:
+            run.has_ended_unseen = True
+            return
         self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self.wall_ms(run)))
 
     def wall_ms(self, run: SimulatedProcess) -> int:
@@ -377,10 +431,52 @@ class Machine:
         """Its end is known where it matters; forgetting twice is harmless."""
         self.live.pop(lease_id, None)
 
+    # ------------------------------------------------------------------ stopped shims
+
+    def stop_shims(self, are_stopped: bool) -> None:
+        """Stop the shims of all that runs, or let them go on."""
+        for run in (*self.running, *self.orphans):
+            if not are_stopped:
+                self._wake_shim(run)
+            elif run.runs:
+                run.shim_is_stopped = True
+                self.watch_hold(run)
+
+    def _wake_shim(self, run: SimulatedProcess) -> None:
+        """A shim goes on: it records what it has missed, and does what is due. Safe twice."""
+        if not run.shim_is_stopped:
+            return
+        run.shim_is_stopped = False
+        if run.has_ended_unseen:
+            run.has_ended_unseen = False
+            self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self.wall_ms(run)))
+            return
+        self.watch_hold(run)
+        self.await_kill(run)
+
+    def watch_for_shim(self, run: SimulatedProcess) -> None:
+        """The second watcher: ends what has outlived its hold, and its shim with it."""
+        if not run.runs or not run.shim_is_stopped:
+            return
+        due = self.holds_until(run) + WATCHER_MS
+        if self.boot_ms < due:
+            self._schedule(run, self.moment(due), self.watch_for_shim)
+            return
+        if run.orphaned_hold is None and run.stop is None:
+            self.witness.hold_expired(self, run)
+        run.shim_is_stopped = False
+        self._gone(run)
+        kind, detail = (run.stop[0], run.stop[1]) if run.stop is not None else ("hold_expired", "its hold expired")
+        ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
+        self._conclude(run, Outcome(ending, detail=detail, wall_ms=self.wall_ms(run)))
+
     # ------------------------------------------------------------------ stopping, holding, pausing
 
     def stop(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
         """Stop it: ask, then force. The first kind stays; a later call may shorten the grace."""
+        self._wake_shim(run)  # an agent that stops an attempt makes its shim go on
+        if run.outcome is not None:
+            return
         kill_at = self.boot_ms + grace_ms
         asked = run.stop
         run.stop = (kind, detail, kill_at) if asked is None else (asked[0], asked[1], min(asked[2], kill_at))
@@ -398,6 +494,9 @@ class Machine:
         """Force it when its grace is over, or its hold if that comes first."""
         if not run.runs or run.stop is None:
             return
+        if self._is_stuck(run):
+            self._schedule(run, self.queue.now + SHIM_RETRY_MS, self.await_kill)
+            return
         kill_at = min(run.stop[2], self.holds_until(run)) if run.order.hold_ms else run.stop[2]
         if self.boot_ms < kill_at:
             self._schedule(run, self.moment(kill_at), self.await_kill)
@@ -408,13 +507,27 @@ class Machine:
         run.plans = [planned for planned in run.plans if planned.is_pending]
         run.plans.append(self.queue.at(when, lambda: callback(run)))
 
+    def _is_stuck(self, run: SimulatedProcess) -> bool:
+        """Whether its shim is stopped, and no agent is there that would make it go on."""
+        if run.shim_is_stopped and self.host is not None and not self.host.is_stopped:
+            run.shim_is_stopped = False
+        return run.shim_is_stopped
+
     def _killed(self, run: SimulatedProcess) -> None:
         if not run.runs or run.stop is None:
+            return
+        if self._is_stuck(run):
+            self._schedule(run, self.queue.now + SHIM_RETRY_MS, self._killed)
             return
         self._gone(run)
         kind, detail, _ = run.stop
         ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
-        self._conclude(run, Outcome(ending, signal=15, detail=detail, wall_ms=self.wall_ms(run)))
+        self._conclude(
+            run,
+            Outcome(
+                ending, signal=15, detail=detail, wall_ms=self.wall_ms(run), is_disk_overrun=ending is Ending.OVER_LIMIT
+            ),
+        )
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
@@ -442,6 +555,9 @@ class Machine:
     def watch_hold(self, run: SimulatedProcess) -> None:
         """Ask it to end in time to be gone when its hold is; looked at again when the hold was renewed meanwhile."""
         hold_ms = run.order.hold_ms
+        if hold_ms and run.runs and run.shim_is_stopped:
+            self.watch_for_shim(run)
+            return
         if not hold_ms or not run.runs or run.stop is not None:
             return
         until = self.holds_until(run)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
@@ -224,6 +224,9 @@ class LinkedAgent(Protocol):
     queue: EventQueue
     random: Random
 
+    def postpones(self, call: Callable[[], None]) -> bool:
+        """Whether its process is stopped; then this is called when it goes on."""
+
     def greeting(self) -> Sequence[FromAgent]: ...
     def said(self, message: FromAgent) -> FromAgent:
         """What it says instead, if it lies."""
@@ -254,7 +257,7 @@ class SimulatedUplink:
 
     def dial(self) -> None:
         """Look for the control plane, and greet it."""
-        if not self._agent.alive or self._link is not None:
+        if not self._agent.alive or self._link is not None or self._agent.postpones(self.dial):
             return
         link = self._link = self._dialer.dial(self._agent.name, self)
         if link is None:
@@ -272,6 +275,8 @@ class SimulatedUplink:
     def _check_silence(self, link: SimulatedLink) -> None:
         if not self._agent.alive or self._link is not link:
             return
+        if self._agent.postpones(lambda: self._check_silence(link)):
+            return
         if self.silent_ms < SILENCE_MS:
             self._queue.after(SILENCE_MS - self.silent_ms, lambda: self._check_silence(link))
             return
@@ -279,12 +284,14 @@ class SimulatedUplink:
         self.disconnected(link)
 
     def send(self, message: FromAgent) -> None:
-        if self._link is not None and self.is_up:
+        if self._link is not None and self.is_up and not self._agent.postpones(lambda: self.send(message)):
             self._link.send_up(self._agent.said(message))
 
     def received(self, message: ToAgent, via: SimulatedLink) -> None:
         """Pass on what the control plane says; what comes on an older link is void."""
         if not self._agent.alive or via is not self._link:
+            return
+        if self._agent.postpones(lambda: self.received(message, via)):
             return
         self._received_at = self._queue.now
         if isinstance(message, Welcome):
@@ -294,6 +301,8 @@ class SimulatedUplink:
 
     def disconnected(self, via: SimulatedLink) -> None:
         """The link is gone; the next one is dialled soon."""
+        if self._agent.postpones(lambda: self.disconnected(via)):
+            return
         if self._agent.alive and via is self._link:
             self._link, self.is_up = None, False
             self._dial_later()

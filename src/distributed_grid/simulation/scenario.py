@@ -25,7 +25,7 @@ from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
-from distributed_grid.simulation.faults import Fault, draw_faults
+from distributed_grid.simulation.faults import Fault, draw_faults, draw_loads
 from distributed_grid.simulation.machine import ScriptedJob
 from distributed_grid.simulation.simulated_moves import (
     PlannedMove,
@@ -126,6 +126,7 @@ def draw_scenario(seed: int) -> Scenario:
     moves = draw_moves(moving, names, originals, jobs_drawn, until_ms=busy_ms)
     moves = [with_change(Random(f"{seed}/change/{one.id}"), one) for one in moves]
     requests += draw_blocks(Random(f"{seed}/blocks"), names, until_ms=busy_ms)
+    faults += draw_loads(Random(f"{seed}/loads"), names, local, until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
     policy, rules = _policy(random), _rules(random)
     return Scenario(seed, nodes, local, policy, rules, requests, faults, quiet_ms, originals, moves)

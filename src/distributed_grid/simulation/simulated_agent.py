@@ -17,7 +17,7 @@ from distributed_grid.agent.owner.yield_policy import OwnerState
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
-from distributed_grid.simulation.event_queue import ScheduledEvent, SimulatedTask, SimulatedTasks
+from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
 from distributed_grid.simulation.faults import MessageMutator
 from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
 from distributed_grid.simulation.network import Dialer, SimulatedUplink
@@ -51,6 +51,7 @@ OBSERVE_MS = 1_000
 """Coarser than a real guard, which may observe its machine four times a second."""
 MIN_PROCESS_BYTES = 256 * 1024**2
 PID = 7
+DISK_BYTES = 1 << 40
 LIES = 0.3
 """How often an agent that lies does."""
 
@@ -64,8 +65,11 @@ class SimulatedAgent:
         self.random = machine.random
         self.name = machine.node.name
         self.alive = True
+        self.is_stopped = False
+        """Its process is stopped: it neither sends nor takes in anything, and its time stands still."""
+        self._postponed: list[Callable[[], None]] = []
         self._uplink = SimulatedUplink(self, dialer)
-        self._tasks = SimulatedTasks(self.queue)
+        self._tasks = AgentTasks(self.queue, self.postpones)
         self._outbox = Outbox(self._uplink.send, self.queue.after)
         self._work = SimulatedWork(machine)
         self._guard = OwnerGuard(
@@ -113,10 +117,27 @@ class SimulatedAgent:
             self._work.release()
             self.machine.agent_died()
 
+    def set_stopped(self, is_stopped: bool) -> None:
+        """Stop its process, or let it go on with all that has waited."""
+        self.is_stopped = is_stopped
+        if not is_stopped:
+            postponed, self._postponed = self._postponed, []
+            for call in postponed:
+                if self.alive:
+                    call()
+
+    def postpones(self, call: Callable[[], None]) -> bool:
+        """Whether its process is stopped; then this is called when it goes on."""
+        if self.is_stopped and self.alive:
+            self._postponed.append(call)
+        return self.is_stopped and self.alive
+
     def _adopt(self, run: SimulatedProcess) -> None:
         if run.outcome is None and not run.runs and not run.begun:
             self.machine.forget(run.lease_id)  # recorded, but nobody got to start it: the order comes again
             del self.machine.records[run.lease_id]
+            return
+        if run.has_ended_unseen:  # its shim lives, and is stopped
             return
         if run.outcome is None and not run.runs:
             self.machine.note_lost(run)
@@ -182,7 +203,7 @@ class SimulatedAgent:
             self.queue.after(self.random.randint(0, 3) * self.machine.slowness, self._obey)
 
     def _obey(self) -> None:
-        if self.alive:
+        if self.alive and not self.postpones(self._obey):
             SimulatedTask(self._orders.carry_out(self._waiting.pop(0)), self._obeyed).start()
 
     def _obeyed(self) -> None:
@@ -192,7 +213,7 @@ class SimulatedAgent:
     # ------------------------------------------------------------------ heartbeats
 
     def _beat(self) -> None:
-        if self.alive:
+        if self.alive and not self.postpones(self._beat):
             self.send_heartbeat()
             late = self.random.randint(0, 200 * (self.machine.slowness - 1))
             self.queue.after(HEARTBEAT_MS + late, self._beat)
@@ -218,7 +239,8 @@ class SimulatedAgent:
         """What would be measured: the owner's part; borrowed work is taken to use what it leased."""
         cpu, memory = self._work.owner_cpu_milli, self._work.owner_memory_bytes
         busy = 1000 * cpu // max(self.machine.node.capacity.cpu_milli, 1)
-        return Usage(busy, busy, memory, memory)
+        disk_bytes = DISK_BYTES if self.machine.disk_is_flooded else 0  # not measured
+        return Usage(busy, busy, memory, memory, disk_bytes=disk_bytes)
 
     # ------------------------------------------------------------------ the owner
 
@@ -231,7 +253,7 @@ class SimulatedAgent:
             self._next_observation = self.queue.after(delay_ms, self._observe_owner)
 
     def _observe_owner(self) -> None:
-        if self.alive:
+        if self.alive and not self.postpones(self._observe_owner):
             if self.machine.owner is Owner.MEMORY and self.machine.memory.in_memory:
                 self._uplink.send(MemoryReclaimReport(self.name, self.machine.node.capacity.memory_bytes))
             SimulatedTask(self._guard.observe(), self._observed).start()
@@ -261,6 +283,22 @@ class SimulatedAgent:
             self._outbox.started(run.lease_id, run.fence, PID)
 
 
+class AgentTasks(SimulatedTasks):
+    """The tasks of one agent: they stand still with its process."""
+
+    def __init__(self, queue: EventQueue, postpones: Callable[[Callable[[], None]], bool]) -> None:
+        super().__init__(queue)
+        self._after = queue.after
+        self._postpones = postpones
+
+    def resume_after(self, ms: int, resume: Resume) -> None:
+        def go_on() -> None:
+            if not self._postpones(go_on):
+                resume(None, None)
+
+        self._after(ms, go_on)
+
+
 class SimulatedAttempts:
     """The attempts of a simulated machine, as the order executor sees them."""
 
@@ -287,7 +325,7 @@ class SimulatedAttempts:
         return [run.lease_id for run in self._machine.running]
 
     def unstarted(self) -> Collection[str]:
-        return [run.lease_id for run in self._machine.running if not run.runs]
+        return [run.lease_id for run in self._machine.running if not run.runs and not run.has_ended_unseen]
 
     def knows(self, attempt_id: str) -> bool:
         return attempt_id in self._machine.records
@@ -307,7 +345,7 @@ class SimulatedAttempts:
         self._need_room()
 
     def _need_room(self) -> None:
-        if self._machine.disk_is_full:
+        if self._machine.disk_is_full or self._machine.disk_is_flooded:
             raise OSError(ENOSPC, "No space left on device")
 
     async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:

@@ -45,6 +45,10 @@ from distributed_grid.simulation.simulated_moves import SimulatedReconciler, Sou
 from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
 
 TICK_MS = 1_000
+STEP_MS = 20
+"""After so much deciding and rendering a batch is closed, as in `control/grid.py`."""
+READ_MS, THINK_MS = 50, 100
+"""What a read costs, and how soon a reader asks again."""
 RETRY_MS, MAX_RETRY_MS = 500, 2_000
 MAX_SHIPPING_MS = 3_000
 HANGING_MS = 200
@@ -60,17 +64,19 @@ class Observer(Protocol):
     def stepped(self, stepped: StepResult) -> None: ...
     def refused(self, refusal: GridError) -> None: ...
     def committed(self, changes: list[Row]) -> None: ...
+    def decided(self, number: int, *, is_read: bool) -> None: ...
     def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None: ...
 
 
-class _WaitingEntry(Entry):
+class WaitingEntry(Entry):
     """An entry, and what to do when it is durable, or refused."""
 
-    __slots__ = ("then",)
+    __slots__ = ("number", "then")
 
-    def __init__(self, event: Event | None, question: Question | None, then: Then) -> None:
+    def __init__(self, event: Event | None, question: Question | None, then: Then, number: int) -> None:
         super().__init__(event, question)
         self.then = then
+        self.number = number
 
 
 class SimulatedControlPlane:
@@ -103,11 +109,16 @@ class SimulatedControlPlane:
         self.disk_is_full = False
         self.disk_hangs = False
         self.disk_slowness = 1
+        self.busy_until = 0
+        """While it decides and renders, its event loop takes nothing in."""
+        self._readers = self._wanted_readers = 0
+        self._entered = 0
+        self._spent_ms = 0
         self.gateway = SimulatedGateway(self)
         self._files = files
         self._reconciler = SimulatedReconciler(self, files)
-        self._inbox: list[_WaitingEntry] = []
-        self._batch: tuple[list[_WaitingEntry], DecidedBatch, Batch | None] | None = None
+        self._inbox: list[WaitingEntry] = []
+        self._batch: tuple[list[WaitingEntry], DecidedBatch, Batch | None] | None = None
         self._settling: ScheduledEvent | None = None
         self._read_at = 0
         self._shipping: set[tuple[str, int]] = set()
@@ -136,11 +147,36 @@ class SimulatedControlPlane:
             has = node.capacity if not node.hold_ms else NOTHING if old is None else old.capacity
             self.handle(NodeDeclared(replace(node, capacity=has)))
         self._tick(self.starts)
+        self._readers = 0
+        self.set_readers(self._wanted_readers)
+
+    def set_readers(self, count: int) -> None:
+        """Have so many readers, each of which asks again as soon as it is answered."""
+        self._wanted_readers = count
+        while self.is_up and self._readers < count:
+            self._readers += 1
+            self._ask(self.starts)
+
+    def _ask(self, life: int) -> None:
+        if not self.is_up or life != self.starts:
+            return
+        if self._readers > self._wanted_readers:
+            self._readers -= 1
+            return
+        self.read(self._render, lambda entry: self._ask_later(life))
+
+    def _ask_later(self, life: int) -> None:
+        self.queue.after(self.random.randint(1, THINK_MS), lambda: self._ask(life))
+
+    def _render(self, ledger: Ledger, now: int) -> None:
+        """An answer that takes long to render."""
+        self._spent_ms += READ_MS
 
     def crash(self, *, with_machine: bool = False) -> None:
         """Be gone at once; a batch that is being committed becomes durable as a whole or not at all."""
         self.is_up = False
-        if self._batch is not None and self.random.random() < 0.5:
+        is_commit_under_way = self._batch is not None and self._batch[2] is not None
+        if is_commit_under_way and self.random.random() < 0.5:
             self._make_durable()
         self._batch = None
         if self._settling is not None:
@@ -209,7 +245,7 @@ class SimulatedControlPlane:
 
     def handle(self, event: Event, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
-        self._enter(_WaitingEntry(event, None, then or _discard_answer))
+        self._enter(WaitingEntry(event, None, then or _discard_answer, self._next_number()))
 
     def observe(self, event: HeartbeatReceived) -> None:
         """Take a heartbeat in at once, also while a batch is being committed."""
@@ -218,9 +254,13 @@ class SimulatedControlPlane:
 
     def read(self, question: Question, then: Then) -> None:
         """Ask about the ledger; the answer comes in its turn, with what it depends on durable."""
-        self._enter(_WaitingEntry(None, question, then))
+        self._enter(WaitingEntry(None, question, then, self._next_number()))
 
-    def _enter(self, entry: _WaitingEntry) -> None:
+    def _next_number(self) -> int:
+        self._entered += 1
+        return self._entered
+
+    def _enter(self, entry: WaitingEntry) -> None:
         self._inbox.append(entry)
         self._settle_soon()
 
@@ -229,18 +269,33 @@ class SimulatedControlPlane:
             self._settling = self.queue.after(0, self._settle)
 
     def _settle(self) -> None:
-        """One batch: decide all, then commit once."""
-        entries, self._inbox = self._inbox, []
+        """One batch: decide until that takes long, then commit once."""
+        entries, self._inbox = self._in_turn(self._inbox), []
+        self._spent_ms = 0
         try:
-            batch = self.settler.decide(entries, self.now)
+            batch = self.settler.decide(entries, self.now, is_long=self._is_long)
         except DecisionFailed as failed:
             raise failed.cause from None  # a bug, or a broken invariant: the run ends here
+        entries, self._inbox = entries[: batch.decided], entries[batch.decided :]
+        for entry in entries:
+            self.observer.decided(entry.number, is_read=entry.question is not None)
+        self.busy_until = self.queue.now + self._spent_ms
         stored = self.settler.to_commit(batch)
         self._batch = (entries, batch, stored)
         if stored is not None:
-            self._settling = self.queue.after(self.random.randint(1, 4) * self.disk_slowness, self._commit)
+            wait_ms = self._spent_ms + self.random.randint(1, 4) * self.disk_slowness
+            self._settling = self.queue.after(wait_ms, self._commit)
+        elif self._spent_ms:
+            self._settling = self.queue.after(self._spent_ms, self._finish)
         else:
             self._finish()
+
+    def _in_turn(self, entries: list[WaitingEntry]) -> list[WaitingEntry]:
+        """The entries in the order in which they came."""
+        return entries
+
+    def _is_long(self) -> bool:
+        return self._spent_ms >= STEP_MS
 
     def _observed_step(self, ledger: Ledger, event: Event, now: int) -> StepResult:
         self.observer.about_to(ledger, event, now)
@@ -326,6 +381,7 @@ class SimulatedGateway:
         self.memory = MemoryGateway(agents)
         self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), agents, self.memory)
         self.memory.start(self)
+        self._late: list[tuple[FromAgent, SimulatedLink]] = []
         self._inboxes: dict[SimulatedLink, AgentInbox] = {}
         self._greeting: dict[SimulatedLink, SimulatedTask] = {}
 
@@ -340,7 +396,24 @@ class SimulatedGateway:
         return node in self._agents
 
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
-        """Take in what an agent says: answer at once what can be, the rest goes through its inbox."""
+        """Take in what an agent says, unless something else has the processor now."""
+        now = self._control.queue.now
+        if now < self._control.busy_until or self._late:
+            if not self._late:
+                self._control.queue.at(max(self._control.busy_until, now), self._take_late)
+            self._late.append((message, via))
+        else:
+            self._take_in(message, via)
+
+    def _take_late(self) -> None:
+        late, self._late = self._late, []
+        if self._control.gateway is self and self._control.is_up:
+            for message, via in late:
+                if not via.is_over:
+                    self._take_in(message, via)
+
+    def _take_in(self, message: FromAgent, via: SimulatedLink) -> None:
+        """Answer at once what can be, the rest goes through its inbox."""
         if not isinstance(message, SessionMessage | MemoryReport):
             return
         if isinstance(message, AgentHello | Heartbeat):

@@ -176,6 +176,7 @@ class World:
         *,
         machine: type[Machine] = Machine,
         orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
+        control: type[SimulatedControlPlane] = SimulatedControlPlane,
         keep_all: bool = False,
     ) -> None:
         self.scenario = scenario
@@ -189,7 +190,7 @@ class World:
         if scenario.local:
             route = self.network.routes[scenario.local]
             route.min_delay_ms = route.max_delay_ms = 0
-        self.control = SimulatedControlPlane(
+        self.control = control(
             self.queue,
             random,
             self.network,

@@ -195,11 +195,26 @@ def test_a_full_disk_delays_the_files_until_there_is_room(grid: FarGrid, small_d
     job = grid.detach(*grid.on("gpu2"), *words[:-4], "sh", "-c", "head -c 500000 /dev/zero > big")
     grid.cwd = project
     problem = wait_until(lambda: grid.json("jobs", "show", job)["delivery"]["problem"], 30)
-    assert "No space left on device" in problem
+    assert f"no room on the disk of {disk.place}" in problem
     assert [path.name for path in disk.place.iterdir()] == ["ballast"]
     disk.free()
     assert delivered(grid, job)["state"] == "delivered"
     assert (disk.place / "big").stat().st_size == 500_000
+
+
+def test_a_delivery_leaves_the_reserve_of_a_disk_free(grid: FarGrid, small_disk: Callable[..., SmallDisk]) -> None:
+    disk = small_disk(grid.cwd.parent / "small", 64 << 20)
+    (disk.place / "ballast").write_bytes(bytes(59 << 20))
+    grid.cwd, project = disk.place, grid.cwd
+    words = ("--workdir", "none", "--fetch", "big", "sh", "-c", "head -c 4000000 /dev/zero > big")
+    job = grid.detach(*grid.on("gpu2"), *words)
+    grid.cwd = project
+    problem = wait_until(lambda: grid.json("jobs", "show", job)["delivery"]["problem"], 30)
+    assert problem.endswith("MB are left, of which 3.2 MB stay free")
+    assert [path.name for path in disk.place.iterdir()] == ["ballast"]
+    disk.free()
+    assert delivered(grid, job)["state"] == "delivered"
+    assert (disk.place / "big").stat().st_size == 4_000_000
 
 
 def test_files_arrive_after_the_control_plane_and_the_agent_were_killed(far_grid: Callable[..., FarGrid]) -> None:

@@ -749,6 +749,7 @@ SHOWN_BY = {
     ),
     "alerts.command": f"{E2E}/test_metrics.py::test_an_alert_reaches_its_command_and_the_log",
     "alerts.webhook": "tests/unit/monitoring/test_alert_delivery.py::test_a_webhook_is_called_with_the_alert",
+    "max_files_gb": f"{E2E}/test_files_limit.py::test_files_above_the_limit_pause_a_job_and_then_end_it",
     "max_output_gb": f"{E2E}/test_output_limit.py::test_a_flood_is_kept_to_its_limit_and_its_newest_lines_are_shown",
     "name": f"{E2E}/test_config_keys.py::test_the_name_of_the_cluster_is_shown",
     "logging.file": f"{E2E}/test_config_keys.py::test_the_log_goes_to_the_file_that_the_config_names",

@@ -78,6 +78,14 @@ def test_who_runs_over_is_run_again_bigger_without_using_up_retries():
     assert over(scenario.end("j1", an_exit())).outcome == an_exit()
 
 
+def test_who_exceeds_a_limit_of_the_disk_is_not_run_again_bigger():
+    scenario = a_scenario()
+    submit(scenario, 2, 4, 8, 16, retries=1)
+    scenario.start("j1")
+    full = Outcome(Ending.OVER_LIMIT, detail="its files on the node take 200 GB", is_disk_overrun=True)
+    assert over(scenario.end("j1", full)).outcome == full
+
+
 def test_after_three_bigger_runs_it_is_over():
     scenario = a_scenario()
     submit(scenario, 2, 4, 8, 16, retries=5)

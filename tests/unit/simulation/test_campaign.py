@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -21,16 +22,19 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.simulation.campaign import Summary, failure_text, run_seed
 from distributed_grid.simulation.event_queue import SimulatedTask
-from distributed_grid.simulation.faults import FaultKind
+from distributed_grid.simulation.faults import Fault, FaultKind
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.machine import MAX_SKEW, Machine, SimulatedProcess
+from distributed_grid.simulation.machine import FLOOD_BYTES, MAX_SKEW, Machine, SimulatedProcess
 from distributed_grid.simulation.scenario import Scenario, draw_scenario
+from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane, WaitingEntry
 from distributed_grid.simulation.world import RunReport, World
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
+from tests.support.builders import Scenario as Ready
+from tests.support.builders import a_node, a_request
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
-SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 147)
-"""Small seeds, which together have every kind of fault; in 147 somebody is preempted, in 6 paused, and in 75
+SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 383)
+"""Small seeds, which together have every kind of fault; in 383 somebody is preempted, in 6 paused, and in 75
 starts expire."""
 QUICK = SOME[:5]
 """The others are among the slow tests."""
@@ -144,11 +148,12 @@ def caught(
     *,
     machine: type[Machine] = Machine,
     orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
+    control: type[SimulatedControlPlane] = SimulatedControlPlane,
 ) -> RunReport:
     """What the invariants say to something broken; with what works they have nothing to say."""
     fine = World(scenario).run()
     assert not fine.violated, failure_text(fine)
-    return World(scenario, machine=machine, orders=orders).run()
+    return World(scenario, machine=machine, orders=orders, control=control).run()
 
 
 class IgnoresHolds(Machine):
@@ -380,6 +385,138 @@ def test_a_violated_invariant_is_reported_with_what_led_to_it_and_how_to_see_it_
     assert "python -m distributed_grid.simulation --seed 7" in text
 
 
+# ------------------------------------------------------------------ stopped agents and shims
+
+
+def watchdogs(at_s: float = 20, lasts_s: float = 150) -> Fault:
+    return a_fault(FaultKind.WATCHDOGS_STOPPED, at_s, lasts_s)
+
+
+class HasNoSecondWatcher(Machine):
+    """Nobody ends what has outlived its hold while its shim is stopped."""
+
+    def watch_for_shim(self, run: SimulatedProcess) -> None:
+        """Look away."""
+
+
+def test_with_agent_and_shims_stopped_jobs_end_with_their_hold_and_run_elsewhere_once() -> None:
+    jobs = [a_job(10, 60, uid=f"job{number}", on="", retries=1) for number in range(6)]
+    world = World(a_scenario(jobs, [watchdogs()]))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    assert all(f"job{number}" in world.checker.over for number in range(6))
+    assert report.runs > 6
+
+
+def test_without_a_second_watcher_a_command_that_outlives_its_hold_is_caught() -> None:
+    report = caught(a_scenario([a_job(10, 300)], [watchdogs()]), machine=HasNoSecondWatcher)
+    assert (report.violated, report.detail) == STILL_RUNS
+
+
+class WatchesLate(Machine):
+    """Its second watcher takes a minute, longer than the machine needs to be declared lost."""
+
+    def watch_for_shim(self, run: SimulatedProcess) -> None:
+        if run.runs and run.shim_is_stopped:
+            self.queue.after(60_000, lambda: super(WatchesLate, self).watch_for_shim(run))
+
+
+def test_a_command_that_is_ended_long_after_its_hold_is_caught() -> None:
+    cut = a_fault(FaultKind.AGENT_DIES, 20, 150)
+    shims = a_fault(FaultKind.SHIMS_STOPPED, 20, 150)
+    report = caught(a_scenario([a_job(10, 300)], [cut, shims]), machine=WatchesLate)
+    assert report.violated in ("a command is gone soon after its hold", "what the ledger calls free is free")
+
+
+def test_a_stopped_shim_that_goes_on_tells_the_end_it_has_missed() -> None:
+    world = World(a_scenario([a_job(10, 20, retries=0)], [a_fault(FaultKind.SHIMS_STOPPED, 20, 40)]))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    times = {line.split(maxsplit=2)[2]: float(line.split()[0]) for line in world.log.lines}
+    assert times["job.1 is gone"] < 31, "it ends by itself"
+    assert 60 <= times["stopped job exited"] < 61, "its shim tells that when it goes on"
+
+
+# ------------------------------------------------------------------ floods of disks
+
+FLOOD = a_fault(FaultKind.DISK_FLOODED, 20, 60)
+
+
+class LetsDisksFill(Machine):
+    """Its agent does not look at its disk."""
+
+    def guard_disk(self) -> None:
+        """Look away."""
+
+
+class EndsTheInnocent(Machine):
+    """Its agent ends whoever runs last on a full disk."""
+
+    def guard_disk(self) -> None:
+        last = [run for run in self.running if run.runs and run.stop is None][-1:]
+        for run in last:
+            run.written_bytes = FLOOD_BYTES + 1
+        super().guard_disk()
+
+
+def test_a_job_that_fills_the_disk_of_its_node_is_ended_and_the_others_finish() -> None:
+    jobs = [a_job(10 + number / 10, 40, uid=f"job{number}", retries=0) for number in range(3)]
+    world = World(a_scenario(jobs, [FLOOD]))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    outcomes = {uid: run.real_outcome for uid, run in world.checker.ran.items()}
+    endings = sorted(str(one.ending) for one in outcomes.values() if one is not None)
+    assert endings == ["exited", "exited", "over_limit"]
+
+
+def test_a_flood_that_nobody_ends_is_caught() -> None:
+    report = caught(a_scenario([a_job(10, 60)], [FLOOD]), machine=LetsDisksFill)
+    assert (report.violated, report.detail) == ("a job that fills the disk of its node is ended", "job.1 on ash")
+
+
+def test_an_agent_that_ends_another_job_than_the_flood_is_caught() -> None:
+    jobs = [a_job(10, 60, uid="flood"), a_job(11, 60, uid="innocent")]
+    report = caught(a_scenario(jobs, [FLOOD]), machine=EndsTheInnocent)
+    assert (report.violated, report.detail) == ("only the job that fills a disk is ended for it", "innocent.1")
+
+
+# ------------------------------------------------------------------ readers
+
+CROWD = a_fault(FaultKind.READERS, 20, 60, node="", strength=1.0)
+
+
+class AnswersReadsFirst(SimulatedControlPlane):
+    """Has requests wait while anybody reads."""
+
+    def _in_turn(self, entries: list[WaitingEntry]) -> list[WaitingEntry]:
+        return sorted(entries, key=lambda entry: entry.question is None)
+
+
+class RendersAllAtOnce(SimulatedControlPlane):
+    """Answers all who wait in one go, and hears nobody meanwhile."""
+
+    def _is_long(self) -> bool:
+        return False
+
+
+def test_jobs_come_to_their_end_while_a_crowd_reads() -> None:
+    world = World(a_scenario([a_job(15, 20, uid=f"job{number}", on="") for number in range(4)], [CROWD], hold_s=8))
+    report = world.run()
+    assert not report.violated, failure_text(report)
+    assert all(f"job{number}" in world.checker.over for number in range(4))
+
+
+def test_a_control_plane_that_answers_readers_first_is_caught() -> None:
+    report = caught(a_scenario([a_job(30, 20)], [CROWD]), control=AnswersReadsFirst)
+    assert report.violated == "no read that came later keeps a request waiting"
+
+
+def test_a_control_plane_that_hears_no_heartbeat_while_it_renders_is_caught() -> None:
+    crowd = a_fault(FaultKind.READERS, 20, 300, node="", strength=1.0)
+    report = caught(a_scenario([a_job(10, 200)], [crowd], hold_s=8), control=RendersAllAtOnce)
+    assert report.violated == "a healthy agent's holds are renewed"
+
+
 # ------------------------------------------------------------------ the ledger's own invariants are checked, too
 
 
@@ -419,6 +556,30 @@ def test_what_was_committed_and_is_not_there_after_a_restart_is_caught() -> None
     tampered.checker.committed([])
     with pytest.raises(InvariantViolated, match="what was committed is stored: 1 rows were, 0 are there"):
         tampered.checker.reloaded(Ledger(), 1_000, anew=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "detail"),
+    [
+        ({}, ""),
+        ({"failed_starts": 1, "start_failed_at_ms": 1_000}, "j1 is placed on n1, which rests"),
+        ({"disk_full": True}, "j1 is placed on n1, whose disk is full"),
+    ],
+    ids=["fine", "rests", "full"],
+)
+def test_work_for_a_black_hole_or_a_full_disk_is_caught(wrong: dict[str, Any], detail: str) -> None:
+    placed = Ready(a_node("n1", cores=4))
+    placed.handle(LeaseAsked(a_request("j1", cores=1)))
+    lease = placed.ledger.leases["j1"]
+    tampered = TamperedLedger()
+    others = [row for row in placed.ledger.rows() if row != lease and row.kind != "observation"]
+    seen = replace(placed.ledger.observations["n1"], at_ms=1_000, **wrong)
+    tampered.change(*others, seen)
+    if not detail:
+        tampered.change(lease)
+        return
+    with pytest.raises(InvariantViolated, match=f"a black hole and a full disk get nothing new: {detail}"):
+        tampered.change(lease)
 
 
 def test_a_change_that_nobody_was_told_of_is_caught() -> None:

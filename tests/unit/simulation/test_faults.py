@@ -238,6 +238,7 @@ class Nobody:
     def began(self, machine: Machine, run: SimulatedProcess) -> None: ...
     def ended(self, machine: Machine, run: SimulatedProcess) -> None: ...
     def hold_expired(self, machine: Machine, run: SimulatedProcess) -> None: ...
+    def flood_outlasted(self, machine: Machine, run: SimulatedProcess) -> None: ...
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -385,10 +386,11 @@ BUSY += [a_job(12, 60, uid="long"), *(a_job(45, 3, uid=f"short{number}") for num
 BESIDE = {
     FaultKind.SIGTERM_IGNORED: a_fault(FaultKind.DRAINED, 35, 30),
     FaultKind.CLOCK_SKEWED: a_fault(FaultKind.CUT, 35, 30),
+    FaultKind.SHIMS_STOPPED: a_fault(FaultKind.CUT, 35, 30),
     FaultKind.SCRAMBLED: a_fault(FaultKind.SLOW_LINK, 10, 60, strength=0.3),
 }
-"""What shows only beside another fault: clocks that differ do not matter while somebody renews the holds, and what
-takes no time does not overtake anything."""
+"""What shows only beside another fault: clocks that differ, and shims that are stopped, do not matter while somebody
+renews the holds, and what takes no time does not overtake anything."""
 
 
 def happened(*faults: Fault) -> list[str]:

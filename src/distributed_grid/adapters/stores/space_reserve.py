@@ -11,11 +11,12 @@ small disk it is smaller. The store has no room for new work while little is fre
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import sqlite3
 from pathlib import Path
+
+from distributed_grid.posix.file_blocks import reserve_blocks
 
 MAX_FREE_PAGES = 1000
 MAX_WAL_BYTES = 4 << 20
@@ -24,9 +25,6 @@ MAX_LOW_BYTES = 4 << 20
 PAGE_SHARE, WAL_SHARE, LOW_SHARE = 16, 8, 64
 """Shares of the disk that free pages, log and the mark for a full disk take at most."""
 PAGE_BYTES = 4096
-_KEEP_SIZE = 0x01
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class SpaceReserve:
@@ -66,7 +64,7 @@ class SpaceReserve:
         try:
             missing = self._wal_bytes - os.fstat(fd).st_blocks * 512
             if 0 < missing <= free:
-                _allocate(fd, self._wal_bytes)
+                reserve_blocks(fd, 0, self._wal_bytes)
             return missing <= free
         finally:
             os.close(fd)
@@ -84,10 +82,3 @@ class SpaceReserve:
             writer.execute("DELETE FROM live WHERE kind = 'reserve'")
         writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         return True
-
-
-def _allocate(fd: int, size: int) -> None:
-    """Give the file blocks for that size; the size itself stays."""
-    if _fallocate(fd, _KEEP_SIZE, 0, size) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))

@@ -29,6 +29,7 @@ ExitKind = Literal[
     "preempted",
     "reclaimed",
     "over_limit",
+    "over_disk_limit",
     "timed_out",
     "hold_expired",
     "expired",
@@ -64,6 +65,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     grace_ms: int = 10_000
     hold_ms: int = 0
     max_output_bytes: int = 0  # of stdout and of stderr; 0: no limit
+    max_files_bytes: int = 0  # in its directories; 0: no limit
     start_by_boot_ms: int = 0
     """The command is not executed from then on; 0: at any time."""
 

@@ -166,7 +166,7 @@ class AttemptHost:
                 job.remove(job_dir.CORES)  # of an earlier order that came to nothing
                 record: dict[str, Any] = {"launched_boot_ms": now, "boot": self._boot_id, "cores": attempt.cores}
                 record |= {"nonce": os.urandom(16).hex(), "hold_key": self._hold.key}
-                job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record)
+                job.write_spec(msgspec.to_builtins(spec) | record)
             attempt.recorded = True
         except OSError as error:
             kind = cast("ExitKind", failed_start_kind(error))

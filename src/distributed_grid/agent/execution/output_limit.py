@@ -10,12 +10,12 @@ It runs in the shim, so it imports only the standard library.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from distributed_grid.agent.files.job_dir import DROPPED_OUTPUT
+from distributed_grid.posix.file_blocks import punch_hole
 
 if TYPE_CHECKING:
     from distributed_grid.agent.files.job_dir import JobDir
@@ -26,17 +26,6 @@ DROP_SHARE: Final = 16
 """A sixteenth of the limit is dropped at a time, so that a slow writer does not cost a hole per block."""
 MAX_GROWTH: Final = 4
 """The writer may become so many times faster until the next check."""
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_fallocate: Final = _LIBC.fallocate  # looked up here, once, before any fork
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-
-def punch_hole(fd: int, start: int, length: int) -> None:
-    """Return the blocks of that range to the disk; the size of the file stays. `OSError` where it cannot be done."""
-    if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 class _OutputFile:

@@ -247,7 +247,7 @@ class Shim:
         elif self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now)
         elif self.paused_until and now >= self.paused_until:
-            self._begin_stop("over_limit", overrun, now)
+            self._begin_stop("over_disk_limit", overrun, now)
         else:
             self.paused_until = self.paused_until or now + self.spec["grace_ms"]
             process_tree.stop_tree(os.getpid(), self._is_exempt)

@@ -35,8 +35,9 @@ Below the root, mode 0700 (files 0600):
 spec.json, shim.lock and exit.json are names of one file, the journal: making a file may cost more than writing it.
 Where there are no hard links they are files of their own. The journal is appended to: its first line is the spec, and
 each later line is a JSON object with the key `shim`, `started` or `ended`, and with the attempt's nonce, which is also
-in the spec: a line without it counts as absent. Every line begins by ending the one before, so a line cut short by a
-crash or a full disk counts as absent and hides none that follows. Nothing is written twice unless it is the same.
+in the spec: a line without it counts as absent. Its blocks are reserved when it is made, so an end needs no room. Every
+line begins by ending the one before, so a line cut short by a crash or a full disk counts as absent and hides none that
+follows. Nothing is written twice unless it is the same.
 
 Any other file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
 checked, and opened relative to an open directory, through no link. A file is read only if it is a regular one, without
@@ -50,11 +51,13 @@ to hear of it: what is acknowledged is in the control plane's store.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from distributed_grid.posix.file_blocks import reserve_blocks
 from distributed_grid.posix.private_files import DAMAGE, open_regular, read_regular, replace_file, try_lock, write_all
 
 if TYPE_CHECKING:
@@ -76,6 +79,8 @@ CHECKPOINT_DIR = "checkpoints"
 DROPPED_OUTPUT = "output.json"
 MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
 MAX_FILE_BYTES = 1 << 20
+RECORD_BYTES = 16 << 10
+"""For what shim and host append to a journal: who the shim is, the start with its cores, the end."""
 
 # The files that may hold each part of the journal, and its key there; EXIT may be a file of its own.
 _JOURNAL_PARTS = {LOCK: ((LOCK, SPEC), "shim"), STARTED: ((LOCK,), "started"), EXIT: ((EXIT,), "ended")}
@@ -220,6 +225,20 @@ class JobDir:
     def write(self, name: str, content: Any, *, durable: bool = False) -> None:
         """Put `content` there as JSON, whole; when `durable` it is on the disk before this returns."""
         replace_file(name, json.dumps(content).encode(), self.fd, durable=durable)
+
+    def write_spec(self, spec: Any) -> None:
+        """Begin the journal with the spec. It has blocks for all that follows, so that on a full disk the start and
+        the end of the attempt are recorded nevertheless."""
+        content = json.dumps(spec).encode()
+        replace_file(SPEC, content, self.fd)
+        fd = self.open(SPEC, os.O_WRONLY)
+        try:
+            reserve_blocks(fd, len(content), RECORD_BYTES)
+        except OSError as error:  # a file system that cannot reserve blocks works without them
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        finally:
+            os.close(fd)
 
     def remove(self, name: str) -> None:
         """Have the file no more. Removing what is not there is not an error."""

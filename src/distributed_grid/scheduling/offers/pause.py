@@ -217,9 +217,14 @@ def duration(ms: int) -> str:
     return f"{-(-ms // 1000)} s" if ms <= 120_000 else f"{-(-ms // 60_000)} min"
 
 
+def disk_reserve(disk_bytes: int) -> int:
+    """What is to stay free on the disk of a node's jobs."""
+    return min(DISK_RESERVE_BYTES, disk_bytes // DISK_RESERVE_DIVISOR)
+
+
 def is_disk_full(usage: Usage, was_full: bool) -> bool:
     """Whether nothing new fits on the disk of a node's jobs; one that was full has to have twice the reserve free."""
-    reserve = min(DISK_RESERVE_BYTES, usage.disk_bytes // DISK_RESERVE_DIVISOR)
+    reserve = disk_reserve(usage.disk_bytes)
     return usage.disk_bytes > 0 and usage.disk_free_bytes < (2 * reserve if was_full else reserve)
 
 

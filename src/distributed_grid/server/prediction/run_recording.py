@@ -84,7 +84,7 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
     if outcome is None or not attempt.started_at_ms or not shape.key:
         return None
     memory_bytes = outcome.max_memory_bytes
-    if outcome.ending is Ending.OVER_LIMIT:
+    if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun:
         memory_bytes = max(memory_bytes, attempt.memory_limit_bytes)
     return TaskRun(
         job.uid,

@@ -97,7 +97,7 @@ def test_where_nothing_can_be_dropped_the_command_is_paused_and_then_ended(disk_
     ended = driver.run(
         "a-1", "sh", "-c", "head -c 9000000 /dev/zero; exec sleep 1000", max_output_bytes=LIMIT, grace_ms=300
     )
-    assert ended.kind == "over_limit"
+    assert ended.kind == "over_disk_limit", "no limit of its memory"
     assert "its stdout has 0.00838 GB (limit 0.00391 GB), whose beginning cannot be dropped" in ended.detail
     record = disk_without_holes / "jobs" / job_dir.CONTROL / "a-1" / job_dir.DROPPED_OUTPUT
     assert json.loads(record.read_text()) == {"stdout": 0, "stderr": 0}, "all output can be read"

@@ -1,0 +1,259 @@
+"""Disk guard of a node: ends attempts whose files exceed their limit, or fill the disk of all.
+
+- The files of an attempt are those in its own directory on the node: `$GRID_JOB_DIR` and `$GRID_CHECKPOINT_DIR`. A
+  directory that is used in place is not measured. stdout and stderr have a limit of their own.
+- Above its limit an attempt is paused for its grace; if its files are still above it then, it is ended.
+- While less than the reserve is free on the disk, the attempt that has written most is ended at once, if that is at
+  least as much as the reserve. From then on writing is counted anew, so that a disk which stays full does not end one
+  attempt after the other.
+- Nothing is deleted.
+
+Files are counted in slices, with rests that are `REST` times as long: a tree of a million files costs a twentieth of a
+core. A tree whose file system hangs is left out until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from distributed_grid.agent.execution.cpu_control import RunningTree
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT
+from distributed_grid.agent.limits.tree_size import TreeSize
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.scheduling.offers.pause import disk_reserve, is_disk_full
+from distributed_grid.supervision import start_logged
+
+CHECK_MS, FULL_CHECK_MS = 1000, 250
+MIN_REST_MS, MAX_REST_MS = 50, 2000
+SLICE_S, SLICE_ENTRIES = 0.02, 200
+REST, FULL_REST = 19, 3
+"""How many times as long as a slice it rests, and while the disk is full."""
+PASS_MS, QUIET_PASS_MS = 1000, 30_000
+"""From one pass over a tree to the next, and while what is free on the disk does not change."""
+CHANGE_BYTES = 1 << 20
+FRESH_MS = 3_000  # how long to wait for fresh sizes of all attempts on a full disk
+HANGS_S, MAX_HANGING = 10.0, 2
+log = logging.getLogger(__name__)
+
+
+class MeasuredHost(Protocol):
+    """The attempts of a machine, with their directories below `root`."""
+
+    @property
+    def root(self) -> str: ...
+
+    def running_trees(self) -> Iterable[RunningTree]:
+        """The attempts whose commands run."""
+
+    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
+        """Stop the whole tree; the first `kind` stays."""
+
+
+class Pauses(Protocol):
+    """Pauses attempts for the sake of their node."""
+
+    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+        """Pause an attempt for a while: again and again for as long as it is to last."""
+
+    def go_on(self, attempt_id: str) -> None:
+        """Let it go on. Safe twice."""
+
+
+class _Watched:
+    """What is known of the files of one attempt."""
+
+    def __init__(self, root: str, tree: RunningTree, *, is_adopted: bool) -> None:
+        self.tree = tree
+        self.size = TreeSize(f"{root}/{tree.attempt_id}", frozenset((STDOUT, STDERR)))
+        self.is_adopted = is_adopted
+        self.base_bytes = 0  # what it has written counts from here
+        self.began_ms = 0  # the pass under way, or the last one
+        self.next_pass_ms = 0
+        self.free_bytes = 0  # on the disk, when that pass began
+        self.paused_until = 0
+        self.paused_ms = self.told_ms = 0
+        self.counting: asyncio.Task[None] | None = None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a thread counts its files; between checks: its file system hangs."""
+        return self.counting is not None and not self.counting.done()
+
+    @property
+    def written_bytes(self) -> int:
+        """What it has written since that was last counted anew; of one that an earlier agent started, since then."""
+        if self.is_adopted and not self.size.passes:
+            return 0
+        return self.size.known_total_bytes - self.base_bytes
+
+    def count_anew(self) -> None:
+        """Count from now on what it writes."""
+        self.base_bytes = self.size.known_total_bytes
+
+
+class DiskGuard:
+    """Watches the disk of the attempts of a host; `check` is one step."""
+
+    def __init__(self, host: MeasuredHost, pauses: Pauses) -> None:
+        self._host = host
+        self._pauses = pauses
+        self._watched: dict[str, _Watched] = {}
+        self._hanging: set[asyncio.Task[None]] = set()
+        self._is_new = True
+        self._full_since = 0
+        self._free_bytes = self._disk_bytes = 0
+
+    async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
+        """Check for ever."""
+        try:
+            while True:
+                rest_ms = CHECK_MS
+                try:
+                    rest_ms = await self.check()
+                except Exception as failure:  # the outermost loop: the next check may well succeed
+                    log.warning("watching the disk failed", exc_info=failure)
+                await sleep_ms(rest_ms)
+        finally:
+            self._forget(set())
+
+    async def check(self) -> int:
+        """Count a few files, and do what follows from the sizes; milliseconds until the next check."""
+        self._find_attempts()
+        if not self._watched:
+            self._full_since = 0
+            return CHECK_MS
+        self._observe_disk()
+        taken_ms = await self._count_slice()
+        for watched in list(self._watched.values()):
+            if not watched.tree.stopping:
+                await self._check_limit(watched)
+        await self._check_disk()
+        if any(one.size.is_under_way for one in self._watched.values()):
+            return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
+        return FULL_CHECK_MS if self._full_since else CHECK_MS
+
+    def _find_attempts(self) -> None:
+        trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
+        self._forget(trees.keys())
+        for attempt_id, tree in trees.items():
+            if attempt_id in self._watched:
+                self._watched[attempt_id].tree = tree
+            else:
+                self._watched[attempt_id] = _Watched(self._host.root, tree, is_adopted=self._is_new)
+        self._is_new = False
+
+    def _forget(self, running: Iterable[str]) -> None:
+        for attempt_id in self._watched.keys() - set(running):
+            watched = self._watched.pop(attempt_id)
+            if not watched.is_counting:
+                watched.size.close()
+
+    def _observe_disk(self) -> None:
+        disk = os.statvfs(self._host.root)
+        self._free_bytes, self._disk_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        usage = Usage(disk_free_bytes=self._free_bytes, disk_bytes=self._disk_bytes)
+        if not is_disk_full(usage, was_full=bool(self._full_since)):
+            self._full_since = 0
+        elif not self._full_since:
+            self._full_since = boot_ms()
+
+    async def _count_slice(self) -> int:
+        """Count files of those whose turn it is; the milliseconds that took."""
+        began = time.monotonic()
+        for watched in sorted(self._watched.values(), key=lambda one: one.began_ms):
+            if time.monotonic() - began >= SLICE_S or len(self._hanging) >= MAX_HANGING:
+                break
+            if self._is_due(watched):
+                await self._count(watched, began + SLICE_S)
+        self._hanging = {task for task in self._hanging if not task.done()}
+        return round(1000 * (time.monotonic() - began))
+
+    def _is_due(self, watched: _Watched) -> bool:
+        now = boot_ms()
+        if watched.is_counting or watched.size.is_under_way:
+            return not watched.is_counting
+        if self._full_since:
+            return watched.began_ms < self._full_since or now >= watched.next_pass_ms
+        changed = abs(self._free_bytes - watched.free_bytes) >= CHANGE_BYTES or watched.paused_until
+        return now >= watched.next_pass_ms + (0 if changed else QUIET_PASS_MS)
+
+    async def _count(self, watched: _Watched, until: float) -> None:
+        if not watched.size.is_under_way:
+            watched.began_ms, watched.free_bytes = boot_ms(), self._free_bytes
+        passes = watched.size.passes
+
+        def count() -> None:
+            while not watched.size.count(SLICE_ENTRIES) and time.monotonic() < until:
+                pass
+
+        task = watched.counting = start_logged(asyncio.to_thread(count), "counting the files of an attempt")
+        await asyncio.wait((task,), timeout=HANGS_S)
+        if not task.done():
+            self._hanging.add(task)
+            log.warning("the files of %s cannot be counted: its file system hangs", watched.tree.attempt_id)
+            return
+        if watched.size.passes > passes:
+            if watched.is_adopted and not passes:
+                watched.count_anew()
+            watched.next_pass_ms = boot_ms() + PASS_MS
+
+    async def _check_limit(self, watched: _Watched) -> None:
+        """Pause it above its limit, and end it when its grace is over; below it again it goes on."""
+        spec, now = watched.tree.spec, boot_ms()
+        held, limit = watched.size.known_bytes, spec.max_files_bytes
+        if not limit or held <= limit:
+            is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
+            if watched.paused_until and is_fresh:
+                watched.paused_until = 0
+                self._pauses.go_on(spec.attempt_id)
+            return
+        reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
+        if not watched.paused_until:
+            watched.paused_ms, watched.paused_until = now, now + max(spec.grace_ms, 1)
+            log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
+        if now < watched.paused_until and now >= watched.told_ms + CHECK_MS:
+            watched.told_ms = now
+            self._pauses.stand_still(spec.attempt_id, watched.tree.fence, reason)
+        elif now >= watched.paused_until and watched.began_ms > watched.paused_ms and not watched.size.is_under_way:
+            await self._host.stop_attempt(spec.attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+
+    async def _check_disk(self) -> None:
+        """On a full disk, end the attempt that has written most."""
+        if not self._full_since:
+            return
+        running = [one for one in self._watched.values() if not one.is_counting]
+        is_fresh = all(one.began_ms >= self._full_since and not one.size.is_under_way for one in running)
+        if not is_fresh and boot_ms() < self._full_since + FRESH_MS:
+            return
+        reserve = disk_reserve(self._disk_bytes)
+        if any(one.tree.stopping and one.written_bytes >= reserve for one in running):  # its end comes first
+            return
+        written = {one.tree.attempt_id: one.written_bytes for one in running if not one.tree.stopping}
+        attempt_id = largest_writer(written, reserve)
+        if attempt_id is None:
+            return
+        reason = (
+            f"the disk of its node is full ({_gigabytes(self._free_bytes)} left), and it has written most there: "
+            f"{_gigabytes(written[attempt_id])}"
+        )
+        log.warning("%s is ended: %s", attempt_id, reason)
+        await self._host.stop_attempt(attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
+        for other in running:
+            other.count_anew()
+
+
+def largest_writer(written_bytes: Mapping[str, int], reserve_bytes: int) -> str | None:
+    """The attempt that is ended for the sake of a full disk: the one that has written most, if that is at least the
+    reserve of the disk. None where no attempt has."""
+    writers = [(-size, attempt_id) for attempt_id, size in written_bytes.items() if size >= max(reserve_bytes, 1)]
+    return min(writers)[1] if writers else None
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 2**30:.3g} GB"
