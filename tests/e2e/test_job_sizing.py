@@ -19,6 +19,14 @@ import os, sys
 held = bytearray(b"x") * (int(os.environ.get("MEGABYTES", "100")) * 1024 * 1024)
 print(len(held))
 """
+WRITES = """
+import os, time
+held = bytearray(b"x") * (int(os.environ.get("MEGABYTES", "20")) * 1024 * 1024)
+with open(f"starts-{os.environ.get('MEGABYTES', '20')}", "a") as file:
+    file.write("started\\n")
+while os.environ.get("MEGABYTES") and not os.path.exists("go"):
+    time.sleep(0.05)
+"""
 RUNS = 6
 
 
@@ -26,16 +34,21 @@ RUNS = 6
 def learned(shared_grid: Shell) -> Shell:
     """A grid that has run `hungry.py` several times, and knows what it needs."""
     (shared_grid.cwd / "hungry.py").write_text(HUNGRY)
+    train(shared_grid, "hungry.py")
+    return shared_grid
+
+
+def train(grid: Shell, script: str) -> None:
+    """Run a script until the grid knows what it needs."""
     for _ in range(RUNS):
-        shared_grid.detach("python3", "hungry.py")
-    shared_grid("jobs", "wait", check=0)
+        grid.detach("python3", script)
+    grid("jobs", "wait", check=0)
 
     def is_known() -> bool:
-        sizing = dry_run(shared_grid, "python3", "hungry.py")["job"]["sizing"]
+        sizing = dry_run(grid, "python3", script)["job"]["sizing"]
         return sizing is not None and sizing["samples"] == RUNS
 
     wait_until(is_known)
-    return shared_grid
 
 
 def dry_run(grid: Shell, *argv: str) -> dict[str, Any]:
@@ -85,8 +98,26 @@ def test_submissions_in_python_and_by_rest_are_sized_too(learned: Shell) -> None
         assert stated["job"]["sizing"] is None
 
 
-def test_a_sized_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
-    done = learned("run-shared", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0)
+def test_a_job_that_outgrows_a_learned_size_runs_once_and_its_lease_grows(learned: Shell) -> None:
+    (learned.cwd / "writes.py").write_text(WRITES)
+    train(learned, "writes.py")
+    learned.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    wait_until(lambda: learned.job("large")["attempts"][0]["memory_limit_gb"] > 400 / 1024)
+    (learned.cwd / "go").touch()
+    learned("jobs", "wait", "large", check=0)
+    assert (learned.cwd / "starts-400").read_text() == "started\n"
+    job = learned.job("large")
+    (attempt,) = job["attempts"]
+    assert (attempt["outcome"], attempt["exit_code"], attempt["growths"] > 0) == ("exited", 0, True)
+    grown = [event for event in learned.json("explain", "large")["events"] if event["type"] == "grown"]
+    assert grown and "of memory instead of 0." in grown[0]["reason"]
+    assert f"grown {attempt['growths']} time" in learned("jobs", "show", "large").stdout
+
+
+def test_a_restartable_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
+    done = learned(
+        "run-shared", "--restartable", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0
+    )
     assert done.stdout == f"{350 * 1024**2}\n"
     assert "of memory, which the grid gave it, and was run again with more" in done.stderr
     job = learned.job("grown")

@@ -46,17 +46,19 @@ class ScriptedJob(Struct, frozen=True):
     exists: bool = True
     workdir: bool = False
     marks_ms: int = 0
+    held_bytes: int = 0
+    """The memory that it holds; 0: as much as its lease has."""
 
     def command(self, *, grace_ms: int = 5_000) -> Command:
         """The command that means this."""
-        words = (self.run_ms, self.exit_code, int(self.heeds), int(self.exists), self.marks_ms)
+        words = (self.run_ms, self.exit_code, int(self.heeds), int(self.exists), self.marks_ms, self.held_bytes)
         return Command(("work", *map(str, words)), grace_ms=grace_ms, workdir="0" * 64 if self.workdir else "")
 
     @classmethod
     def of(cls, command: Command) -> ScriptedJob:
         """What a command means."""
-        run_ms, exit_code, heeds, exists, marks_ms = map(int, command.argv[1:])
-        return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms)
+        run_ms, exit_code, heeds, exists, marks_ms, held_bytes = map(int, command.argv[1:])
+        return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms, held_bytes)
 
 
 class SimulatedProcess:
@@ -77,6 +79,7 @@ class SimulatedProcess:
         """How it has ended, also where no record of that is left."""
         self.stop: tuple[str, str, int] | None = None
         self.left_ms = self.work.run_ms
+        self.leased_bytes = order.claim.memory_bytes
         self.began_at = self.resumed_at = 0
         self.orphaned_hold: int | None = None
         """Its hold, once its record is lost with the directory: nobody renews that."""
@@ -86,6 +89,12 @@ class SimulatedProcess:
     @property
     def lease_id(self) -> str:
         return self.order.lease_id
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it holds: no more than its limit."""
+        held = self.work.held_bytes or self.leased_bytes
+        return min(held, self.order.most_memory_bytes) if self.order.most_memory_bytes else self.leased_bytes
 
     @property
     def claim(self) -> Claim:
