@@ -110,7 +110,7 @@ def test_a_job_that_outgrows_a_learned_size_runs_once_and_its_lease_grows(learne
     (attempt,) = job["attempts"]
     assert (attempt["outcome"], attempt["exit_code"], attempt["growths"] > 0) == ("exited", 0, True)
     grown = [event for event in learned.json("explain", "large")["events"] if event["type"] == "grown"]
-    assert grown and "of memory instead of 0." in grown[0]["reason"]
+    assert "of memory instead of 0." in grown[0]["reason"]
     assert f"grown {attempt['growths']} time" in learned("jobs", "show", "large").stdout
 
 

@@ -74,7 +74,8 @@ def _reduce(job: Job, lease: Lease, size: int, now: int) -> Decision:
         reduced_from_bytes=job.estimate.reduced_from_bytes or learned,
     )
     smaller = replace(lease, request=replace(lease.request, ask=replace(lease.request.ask, memory_bytes=size)))
-    why = f"waited {(now - _waits_since(job)) // 1000} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
+    waited_s = (now - _waits_since(job)) // 1000
+    why = f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
     data = {"job_id": job.id, "memory_limit_bytes": size}
     record = Record("reduced", job.request.user, job.uid, "", why, data)
     return Decision([smaller, replace(job, estimate=estimate)], [record])

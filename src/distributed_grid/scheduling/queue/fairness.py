@@ -233,8 +233,10 @@ class Quotas:
         return None
 
     def memory_left(self, request: Request) -> tuple[int, str] | None:
-        """The bytes that the quotas of a request's user leave beside what is held, and the quota that leaves least; None
-        where none limits memory."""
+        """The bytes that the quotas of a request's user leave beside what is held, and the quota that leaves least.
+
+        None where none limits memory.
+        """
         covering = (quota for quota in self._ledger.policy.quotas if quota.covers(request.user, request.team))
         left = [
             (max(quota.memory_bytes - self._held_under(quota)[0].memory_bytes, 0), quota.name)
