@@ -123,8 +123,8 @@ class JobEstimate(Struct, frozen=True, omit_defaults=True):
     `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
     the user has stated needs, or too little is known. `run_ms` is its expected run time (0: not known), `input_bytes`
     the size of the files that its command names. The rest says how the limits were found: `confidence_milli` is in
-    thousandths, and `samples` how many runs were known. `reduced_from_bytes` is the size that was learned, where the job
-    has waited for it too long and got what was free (0: it did not).
+    thousandths, and `samples` how many runs were known. `reduced_from_bytes` is the size that was learned, where the
+    job has waited for it too long and got what was free (0: it did not).
     """
 
     memory_limits: tuple[int, ...] = ()

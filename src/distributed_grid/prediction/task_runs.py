@@ -27,8 +27,8 @@ class TaskRun(Struct, frozen=True):
     """One run that is over; a task and an attempt are recorded once, however often they are reported.
 
     `key` and `features` come from `task_shape`. A quantity of 0 was not measured. A run that was cut short (over its
-    limit, cancelled, preempted) is a lower bound: it used at least this much. `measured_bytes` is the peak of memory that
-    a shim of the grid has measured; 0: somebody else has reported what it used.
+    limit, cancelled, preempted) is a lower bound: it used at least this much. `measured_bytes` is the peak of memory
+    that a shim of the grid has measured; 0: somebody else has reported what it used.
     """
 
     task_id: str

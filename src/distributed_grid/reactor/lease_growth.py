@@ -64,17 +64,19 @@ def _most_bytes(ledger: Ledger, lease: Lease, wanted: int) -> tuple[int, str]:
     if node.state is not NodeState.ALIVE:
         return size, f"its lease of {_gb(size)} cannot grow: {node.name} is {node.state}"
     free = free_bytes(ledger, node)
-    most, why = size + free, f"{node.name} has {gigabytes(free)} free beside its lease of {_gb(size)}"
+    beside = f"beside its lease of {_gb(size)}"
+    most, why = size + free, f"{node.name} has {gigabytes(free) if free else 'no memory'} free {beside}"
     left = Quotas(ledger).memory_left(lease.request) if ledger.policy.quotas else None
     if left is not None and size + left[0] < min(most, wanted):
-        most, why = size + left[0], f"quota of {left[1]}: {gigabytes(left[0])} left beside its lease of {_gb(size)}"
+        most, why = size + left[0], f"quota of {left[1]}: {gigabytes(left[0]) if left[0] else 'nothing'} left {beside}"
     return min(most, wanted), why
 
 
 def _grow(
     ledger: Ledger, job: Job, attempt: Attempt, lease: Lease, size: int, held: int, refused: str, now: int
 ) -> Decision:
-    assert lease.claim is not None and job.estimate is not None
+    assert lease.claim is not None
+    assert job.estimate is not None
     before = lease.claim.memory_bytes
     larger = replace(lease, claim=replace(lease.claim, memory_bytes=size))
     grown = replace(attempt, memory_limit_bytes=size, growths=attempt.growths + 1, growth_refused=refused or "")

@@ -61,7 +61,7 @@ def _reduced_size(ledger: Ledger, job: Job, lease: Lease) -> int | None:
     left = quotas.memory_left(lease.request)
     size = size if left is None else min(size, left[0])
     over = [one.memory_limit_bytes for one in job.attempts if one.outcome is not None]
-    least = max(MIN_REDUCED_BYTES, max(over, default=0))
+    least = max(MIN_REDUCED_BYTES, max(over, default=0) + 1)
     return size if least <= size < lease.request.ask.memory_bytes else None
 
 

@@ -508,7 +508,7 @@ class AttemptHost:
             self._repeats_stops = False
 
     def resize(self, attempt_id: str, memory_bytes: int, most_memory_bytes: int) -> None:
-        """Let an attempt whose lease may grow hold as much; its shim reads that. On a full disk the order comes again."""
+        """Let an attempt whose lease may grow hold as much; its shim reads that. On a full disk it is ordered again."""
         attempt = self._running.get(attempt_id)
         if attempt is None or not attempt.recorded:
             return
