@@ -97,6 +97,16 @@ class SimulatedProcess:
         return min(held, self.order.most_memory_bytes) if self.order.most_memory_bytes else self.leased_bytes
 
     @property
+    def has_outgrown_lease(self) -> bool:
+        """Whether it holds more than its lease, which may grow."""
+        return self.held_bytes > self.leased_bytes
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether it needs more than a limit that stays."""
+        return not self.order.most_memory_bytes and 0 < self.claim.memory_bytes < self.work.held_bytes
+
+    @property
     def claim(self) -> Claim:
         return self.order.claim
 
@@ -340,6 +350,8 @@ class Machine:
         run.began_at = run.resumed_at = self.queue.now
         self.witness.began(self, run)
         run.finish = self.queue.after(run.left_ms, lambda: self._exit(run))
+        if run.is_over_limit:
+            self._schedule(run, self.queue.now + self.random.randint(20, 500), self._overrun)
         self.watch_hold(run)
         if self.host is not None:
             self.host.run_began(run)
@@ -347,6 +359,11 @@ class Machine:
     def _exit(self, run: SimulatedProcess) -> None:
         self._gone(run)
         self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self.wall_ms(run)))
+
+    def _overrun(self, run: SimulatedProcess) -> None:
+        if run.runs:
+            self._gone(run)
+            self._conclude(run, Outcome(Ending.OVER_LIMIT, detail="over limit", wall_ms=self.wall_ms(run)))
 
     def wall_ms(self, run: SimulatedProcess) -> int:
         return self.queue.now - run.began_at

@@ -211,7 +211,7 @@ class SimulatedAgent:
     def _outgrown(self) -> Iterator[HeldMemory]:
         """The runs that hold more than their leases, which may grow."""
         for run in self.machine.running:
-            if run.runs and run.stop is None and run.order.most_memory_bytes and run.held_bytes > run.leased_bytes:
+            if run.runs and run.stop is None and run.has_outgrown_lease:
                 yield HeldMemory(run.lease_id, run.fence, run.held_bytes)
 
     def _marks(self) -> Iterator[CheckpointAge]:
@@ -433,4 +433,5 @@ class SimulatedWork:
         run = self._machine.records[attempt_id]
         if run.outcome is None:
             self._machine.resume(run)
-            self._machine.stop(run, str(Ending.RECLAIMED), why, grace_ms)
+            ending = Ending.OVER_LIMIT if run.has_outgrown_lease else Ending.RECLAIMED
+            self._machine.stop(run, str(ending), why, grace_ms)
