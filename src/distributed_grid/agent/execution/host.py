@@ -520,6 +520,8 @@ class AttemptHost:
                 sizes = {"memory_bytes": spec.memory_bytes, "most_memory_bytes": spec.most_memory_bytes}
                 job.write(job_dir.MEMORY, {**sizes, "nonce": job.nonce()})
             attempt.memory_recorded = True
+            if attempt.shim is not None:
+                process_tree.send_signal(attempt.shim, signal.SIGUSR1)
         except OSError as error:
             log.warning("the larger lease of %s could not be recorded yet: %s", attempt.id, error.strerror)
 
