@@ -18,10 +18,11 @@ _timerfd_create: Final = _LIBC.timerfd_create  # in `os` only since Python 3.13
 _timerfd_settime: Final = _LIBC.timerfd_settime
 _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
-STOP_SIGNALS: Final = {kind: signal.SIGRTMIN + at for at, kind in enumerate(("cancelled", "preempted", "reclaimed"))}
-"""What stops an attempt without a file: the signal says why, so that a full disk changes nothing."""
-KILL_SIGNAL: Final = signal.SIGRTMIN + len(STOP_SIGNALS)
+_FIRST_STOP: Final = {kind: signal.SIGRTMIN + at for at, kind in enumerate(("cancelled", "preempted", "reclaimed"))}
+KILL_SIGNAL: Final = signal.SIGRTMIN + len(_FIRST_STOP)
 """The grace of the stop is over."""
+STOP_SIGNALS: Final = {**_FIRST_STOP, "over_limit": KILL_SIGNAL + 1}  # no number has another meaning for older shims
+"""What stops an attempt without a file: the signal says why, so that a full disk changes nothing."""
 HANDLED_SIGNALS: Final = frozenset(
     (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, *STOP_SIGNALS.values(), KILL_SIGNAL)
 )
