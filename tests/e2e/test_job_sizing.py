@@ -114,6 +114,46 @@ def test_a_job_that_outgrows_a_learned_size_runs_once_and_its_lease_grows(learne
     assert f"grown {attempt['growths']} time" in learned("jobs", "show", "large").stdout
 
 
+SMALL_NODE = """
+nodes:
+- {name: small, host: local, simulated: true, cpu_count: 4, memory_gb: 1}
+"""
+
+
+def test_a_job_whose_lease_cannot_grow_runs_on(grid: Shell) -> None:
+    (grid.cwd / "small.yaml").write_text(SMALL_NODE)
+    grid("daemon", "start", "--config", "small.yaml", check=0)
+    (grid.cwd / "writes.py").write_text(WRITES)
+    train(grid, "writes.py")
+    grid.detach("-j", "other", "-r", "memory", "-a", "0.9", "sleep", "400")
+    grid.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    refused = wait_until(lambda: grid.job("large")["attempts"][0]["growth_refused"])
+    assert "small has " in refused
+    (grid.cwd / "go").touch()
+    grid("jobs", "wait", "large", check=0)
+    job = grid.job("large")
+    assert (job["outcome"], job["exit_code"], len(job["attempts"])) == ("exited", 0, 1)
+    assert "not-grown" in [event["type"] for event in grid.json("explain", "large")["events"]]
+    assert "not larger (it holds 0." in grid("jobs", "show", "large").stdout
+
+
+def test_a_lease_grows_after_the_control_plane_was_killed(grid: Shell) -> None:
+    (grid.cwd / "writes.py").write_text(WRITES)
+    train(grid, "writes.py")
+    grid.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    wait_until((grid.cwd / "starts-400").exists)
+    grid.kill_daemon()
+    wait_until(lambda: grid.job("large")["attempts"][0]["memory_limit_gb"] > 400 / 1024)
+    grown = grid.job("large")["attempts"][0]["memory_limit_gb"]
+    grid.kill_daemon()
+    assert grid.job("large")["attempts"][0]["memory_limit_gb"] == grown
+    (grid.cwd / "go").touch()
+    grid("jobs", "wait", "large", check=0)
+    job = grid.job("large")
+    assert (job["outcome"], job["exit_code"], len(job["attempts"])) == ("exited", 0, 1)
+    assert (grid.cwd / "starts-400").read_text() == "started\n"
+
+
 def test_a_restartable_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
     done = learned(
         "run-shared", "--restartable", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0
