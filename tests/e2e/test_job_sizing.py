@@ -137,6 +137,26 @@ def test_a_job_whose_lease_cannot_grow_runs_on(grid: Shell) -> None:
     assert "not larger (it holds 0." in grid("jobs", "show", "large").stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_that_waits_only_for_a_learned_size_gets_what_is_free_after_a_minute(grid: Shell) -> None:
+    (grid.cwd / "small.yaml").write_text(SMALL_NODE)
+    grid("daemon", "start", "--config", "small.yaml", check=0)
+    (grid.cwd / "hungry.py").write_text(HUNGRY.replace('"100"', '"200"'))
+    train(grid, "hungry.py")
+    grid.detach("-j", "other", "-r", "memory", "-a", "0.85", "sleep", "400")
+    grid.detach("-j", "waits", "python3", "hungry.py")
+    learned_gb = grid.job("waits")["sizing"]["memory_gb"]
+    assert grid.job("waits")["state"] == "queued"
+    wait_until(lambda: grid.job("waits")["outcome"] == "exited", seconds=120)
+    job = grid.job("waits")
+    assert (job["exit_code"], job["sizing"]["reduced_from_gb"]) == (0, learned_gb)
+    assert job["attempts"][0]["memory_limit_gb"] < learned_gb
+    assert "were not free within a minute; it grows with the job" in grid("jobs", "show", "waits").stdout
+    (reduced,) = [event for event in grid.json("explain", "waits")["events"] if event["type"] == "reduced"]
+    assert "of memory, a learned size: " in reduced["reason"]
+
+
 def test_a_lease_grows_after_the_control_plane_was_killed(grid: Shell) -> None:
     (grid.cwd / "writes.py").write_text(WRITES)
     train(grid, "writes.py")
