@@ -79,7 +79,7 @@ def _grow(
     assert job.estimate is not None
     before = lease.claim.memory_bytes
     larger = replace(lease, claim=replace(lease.claim, memory_bytes=size))
-    grown = replace(attempt, memory_limit_bytes=size, growths=attempt.growths + 1, growth_refused=refused or "")
+    grown = replace(attempt, memory_limit_bytes=size, growths=attempt.growths + 1, growth_refused=refused)
     estimate = replace(job.estimate, memory_limits=(*job.estimate.memory_limits[: job.overruns], size))
     record = Record(
         "grown",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.events import AttemptOutgrown, JobSubmitted, LeaseReclaimed, PolicySet
+from distributed_grid.domain.events import AttemptOutgrown, JobSubmitted, LeaseReclaimed, NodeDrained, PolicySet
 from distributed_grid.domain.jobs import Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
@@ -166,8 +166,6 @@ def test_an_agent_is_told_the_size_of_a_lease_until_its_attempt_is_over():
 
 
 def test_a_node_that_drains_lets_nothing_grow():
-    from distributed_grid.domain.events import NodeDrained
-
     scenario = a_scenario()
     scenario.handle(NodeDrained("n1", reclaims=False))
     outgrow(scenario, 4)
