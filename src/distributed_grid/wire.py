@@ -26,7 +26,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDe
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
@@ -43,6 +43,7 @@ MAX_LISTING_BYTES = 1024 * 1024
 MAX_SKIPPED, MAX_SKIPPED_CHARS = 100, 1000
 MAX_PATTERNS, MAX_PATTERN_CHARS = 500, 1024
 MAX_MARKS = 2_000
+MAX_OUTGROWN = 1_000
 MAX_STARTING = 1_000
 MAX_PROCESSES = 100
 """In one message; a listing of more is sent in pages."""
@@ -138,6 +139,14 @@ class CheckpointAge(Struct, frozen=True):
     age_ms: Milliseconds
 
 
+class HeldMemory(Struct, frozen=True):
+    """Memory that an attempt holds beyond a lease that may grow."""
+
+    lease_id: Id
+    fence: Fence
+    memory_bytes: Amount
+
+
 class AnnouncedEnd(Struct, frozen=True):
     """The machine of an agent will be taken away in `ends_in_ms`, counted from when this was sent; None: it may be, and
     nobody knows when. `withdrawn`: it was said to be, and stays after all."""
@@ -161,7 +170,8 @@ class Heartbeat(_FromAgent, frozen=True):
     `end` is repeated with every heartbeat from when the agent has heard of it: so a control plane that was away hears
     of it, too. `starting` are the attempts that the agent has been ordered to start and whose start or end the control
     plane may not know of yet: files are being fetched, or a shim has them, or a report is not acknowledged. A list of
-    `MAX_STARTING` may be incomplete."""
+    `MAX_STARTING` may be incomplete. `outgrown` are attempts that hold more than their leases, which may grow: they are
+    named with every heartbeat until their leases are as large."""
 
     node: Name
     usage: Usage
@@ -173,6 +183,7 @@ class Heartbeat(_FromAgent, frozen=True):
     end: AnnouncedEnd | None = None
     clock_jump: PendingClockJump | None = None
     starting: Annotated[tuple[Id, ...], Meta(max_length=MAX_STARTING)] = ()
+    outgrown: Annotated[tuple[HeldMemory, ...], Meta(max_length=MAX_OUTGROWN)] = ()
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -431,7 +442,8 @@ class StartAttemptOrder(_ToAgent, frozen=True):
     """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid. `checkpoint` is the
     manifest of what the job's last attempt has left in its checkpoint directory. The command must not be executed later
     than `start_by_ms` after the heartbeat `beat` was sent (0: at any time); while files are being fetched, not later
-    than `start_ms` after the last heartbeat that named the attempt as starting and was answered."""
+    than `start_ms` after the last heartbeat that named the attempt as starting and was answered. The memory of the
+    claim is its limit, unless the lease may grow: then `most_memory_bytes` is."""
 
     node: Name
     lease_id: Id
@@ -445,6 +457,7 @@ class StartAttemptOrder(_ToAgent, frozen=True):
     checkpoint: Name = ""
     start_by_ms: Milliseconds = 0
     start_ms: Milliseconds = 0
+    most_memory_bytes: Amount = 0
 
 
 class StopAttemptOrder(_ToAgent, frozen=True):
@@ -465,6 +478,16 @@ class PauseAttemptOrder(_ToAgent, frozen=True):
     fence: Fence
     paused: bool
     detail: Text = ""
+
+
+class ResizeAttemptOrder(_ToAgent, frozen=True):
+    """The size of a lease that may grow, and the most that its attempt may hold. Neither gets smaller: an order that
+    comes late or again changes nothing."""
+
+    lease_id: Id
+    fence: Fence
+    memory_bytes: Amount
+    most_memory_bytes: Amount
 
 
 class MoveOrder(_ToAgent, frozen=True):
@@ -616,7 +639,7 @@ FromAgent = (
     | MemoryReport
     | MemoryQuery
 )
-_AttemptOrder = StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder
+_AttemptOrder = StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder
 _Order = _AttemptOrder | ReadFile | ReadCredit | CloseStream | ListFiles | MemoryOrder
 _MoveOrder = MoveOrder | ListProcesses | CheckFiles
 ToAgent = (

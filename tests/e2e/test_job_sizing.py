@@ -19,6 +19,14 @@ import os, sys
 held = bytearray(b"x") * (int(os.environ.get("MEGABYTES", "100")) * 1024 * 1024)
 print(len(held))
 """
+WRITES = """
+import os, time
+held = bytearray(b"x") * (int(os.environ.get("MEGABYTES", "20")) * 1024 * 1024)
+with open(f"starts-{os.environ.get('MEGABYTES', '20')}", "a") as file:
+    file.write("started\\n")
+while os.environ.get("MEGABYTES") and not os.path.exists("go"):
+    time.sleep(0.05)
+"""
 RUNS = 6
 
 
@@ -26,16 +34,21 @@ RUNS = 6
 def learned(shared_grid: Shell) -> Shell:
     """A grid that has run `hungry.py` several times, and knows what it needs."""
     (shared_grid.cwd / "hungry.py").write_text(HUNGRY)
+    train(shared_grid, "hungry.py")
+    return shared_grid
+
+
+def train(grid: Shell, script: str) -> None:
+    """Run a script until the grid knows what it needs."""
     for _ in range(RUNS):
-        shared_grid.detach("python3", "hungry.py")
-    shared_grid("jobs", "wait", check=0)
+        grid.detach("python3", script)
+    grid("jobs", "wait", check=0)
 
     def is_known() -> bool:
-        sizing = dry_run(shared_grid, "python3", "hungry.py")["job"]["sizing"]
+        sizing = dry_run(grid, "python3", script)["job"]["sizing"]
         return sizing is not None and sizing["samples"] == RUNS
 
     wait_until(is_known)
-    return shared_grid
 
 
 def dry_run(grid: Shell, *argv: str) -> dict[str, Any]:
@@ -85,8 +98,86 @@ def test_submissions_in_python_and_by_rest_are_sized_too(learned: Shell) -> None
         assert stated["job"]["sizing"] is None
 
 
-def test_a_sized_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
-    done = learned("run-shared", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0)
+def test_a_job_that_outgrows_a_learned_size_runs_once_and_its_lease_grows(learned: Shell) -> None:
+    (learned.cwd / "writes.py").write_text(WRITES)
+    train(learned, "writes.py")
+    learned.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    wait_until(lambda: learned.job("large")["attempts"][0]["memory_limit_gb"] > 400 / 1024)
+    (learned.cwd / "go").touch()
+    learned("jobs", "wait", "large", check=0)
+    assert (learned.cwd / "starts-400").read_text() == "started\n"
+    job = learned.job("large")
+    (attempt,) = job["attempts"]
+    assert (attempt["outcome"], attempt["exit_code"], attempt["growths"] > 0) == ("exited", 0, True)
+    grown = [event for event in learned.json("explain", "large")["events"] if event["type"] == "grown"]
+    assert "of memory instead of 0." in grown[0]["reason"]
+    assert f"grown {attempt['growths']} time" in learned("jobs", "show", "large").stdout
+
+
+SMALL_NODE = """
+nodes:
+- {name: small, host: local, simulated: true, cpu_count: 4, memory_gb: 1}
+"""
+
+
+def test_a_job_whose_lease_cannot_grow_runs_on(grid: Shell) -> None:
+    (grid.cwd / "small.yaml").write_text(SMALL_NODE)
+    grid("daemon", "start", "--config", "small.yaml", check=0)
+    (grid.cwd / "writes.py").write_text(WRITES)
+    train(grid, "writes.py")
+    grid.detach("-j", "other", "-r", "memory", "-a", "0.9", "sleep", "400")
+    grid.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    refused = wait_until(lambda: grid.job("large")["attempts"][0]["growth_refused"])
+    assert "small has " in refused
+    (grid.cwd / "go").touch()
+    grid("jobs", "wait", "large", check=0)
+    job = grid.job("large")
+    assert (job["outcome"], job["exit_code"], len(job["attempts"])) == ("exited", 0, 1)
+    assert "not-grown" in [event["type"] for event in grid.json("explain", "large")["events"]]
+    assert "not larger (it holds 0." in grid("jobs", "show", "large").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_that_waits_only_for_a_learned_size_gets_what_is_free_after_a_minute(grid: Shell) -> None:
+    (grid.cwd / "small.yaml").write_text(SMALL_NODE)
+    grid("daemon", "start", "--config", "small.yaml", check=0)
+    (grid.cwd / "hungry.py").write_text(HUNGRY.replace('"100"', '"200"'))
+    train(grid, "hungry.py")
+    grid.detach("-j", "other", "-r", "memory", "-a", "0.85", "sleep", "400")
+    grid.detach("-j", "waits", "python3", "hungry.py")
+    learned_gb = grid.job("waits")["sizing"]["memory_gb"]
+    assert grid.job("waits")["state"] == "queued"
+    wait_until(lambda: grid.job("waits")["outcome"] == "exited", seconds=120)
+    job = grid.job("waits")
+    assert (job["exit_code"], job["sizing"]["reduced_from_gb"]) == (0, learned_gb)
+    assert job["attempts"][0]["memory_limit_gb"] < learned_gb
+    assert "were not free within a minute; it grows with the job" in grid("jobs", "show", "waits").stdout
+    (reduced,) = [event for event in grid.json("explain", "waits")["events"] if event["type"] == "reduced"]
+    assert "of memory, a learned size: " in reduced["reason"]
+
+
+def test_a_lease_grows_after_the_control_plane_was_killed(grid: Shell) -> None:
+    (grid.cwd / "writes.py").write_text(WRITES)
+    train(grid, "writes.py")
+    grid.detach("-j", "large", "--env", "MEGABYTES=400", "python3", "writes.py")
+    wait_until((grid.cwd / "starts-400").exists)
+    grid.kill_daemon()
+    wait_until(lambda: grid.job("large")["attempts"][0]["memory_limit_gb"] > 400 / 1024)
+    grown = grid.job("large")["attempts"][0]["memory_limit_gb"]
+    grid.kill_daemon()
+    assert grid.job("large")["attempts"][0]["memory_limit_gb"] == grown
+    (grid.cwd / "go").touch()
+    grid("jobs", "wait", "large", check=0)
+    job = grid.job("large")
+    assert (job["outcome"], job["exit_code"], len(job["attempts"])) == ("exited", 0, 1)
+    assert (grid.cwd / "starts-400").read_text() == "started\n"
+
+
+def test_a_restartable_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
+    done = learned(
+        "run-shared", "--restartable", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0
+    )
     assert done.stdout == f"{350 * 1024**2}\n"
     assert "of memory, which the grid gave it, and was run again with more" in done.stderr
     job = learned.job("grown")

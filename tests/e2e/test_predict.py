@@ -75,6 +75,30 @@ def test_what_is_recorded_by_hand_is_predicted(shared_grid: Shell) -> None:
     assert len(text.splitlines()) >= 6
 
 
+def test_a_job_gets_at_most_twice_what_was_measured_here(shared_grid: Shell) -> None:
+    """Whatever was recorded by hand; and nothing before the grid has measured a run."""
+    for i in range(8):
+        words = ("--memory", f"{8000 + i}MB", "--time", "1", "--task-id", f"huge-{i}")
+        shared_grid("predict", "record", *words, "--", "python3", "-c", "pass", check=0)
+
+    def sizing() -> Any:
+        found = shared_grid("--json", "run-shared", "--dry-run", "python3", "-c", "pass", check=0)
+        return json.loads(found.stdout)["job"]["sizing"]
+
+    assert sizing() is None
+    said = shared_grid("predict", "show", "python3", "-c", "pass", check=0).stdout
+    assert "no run of it was measured by the grid itself: a job gets no memory from this" in said
+    shared_grid("run-shared", "-j", "measured", "python3", "-c", "pass", check=0)
+    peak_gb = shared_grid.job("measured")["max_memory_gb"]
+    assert 0 < peak_gb < 0.1
+
+    wait_until(sizing)
+    assert sizing()["memory_gb"] <= max(2 * peak_gb, 64 / 1024)
+    assert (
+        "the largest peak that the grid has measured" in shared_grid("predict", "show", "python3", "-c", "pass").stdout
+    )
+
+
 def test_executions_are_read_from_a_file_and_from_standard_input(shared_grid: Shell) -> None:
     file = shared_grid.cwd / "runs.json"
     file.write_text(json.dumps(executions(8, "fromfile")))

@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.orchestration.coordinator import Coordinator, CoordinatorServer, TaskManager
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+from tests.e2e.test_rest import rest
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 
@@ -500,7 +501,7 @@ def test_a_task_without_needs_is_sized_from_its_earlier_runs(coordinator: Coordi
         return shown["samples"] >= 8 and shown
 
     wait_until(sized)
-    task_id = tasks.add_task({"type": "learned"})
+    task_id = tasks.add_task({"type": "learned", "retries": 1})
     task = tasks.get_next_task(worker)
     assert task is not None
     given = task["requirements"]["memory_mb"]
@@ -511,6 +512,59 @@ def test_a_task_without_needs_is_sized_from_its_earlier_runs(coordinator: Coordi
     assert again["task_id"] == task_id
     assert again["requirements"]["memory_mb"] > given
     assert tasks.complete_task(again)
+    once = tasks.add_task({"type": "learned"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    assert tasks.fail_task(task, error="out of memory", over_limit=True, peak_memory_mb=given)
+    job = shared_grid.job(once)
+    assert (job["outcome"], len(job["attempts"])) == ("over_limit", 1)
+    assert "only --restartable or --retries allow" in job["detail"]
+
+
+def test_reports_of_a_pull_worker_do_not_size_jobs(server: CoordinatorServer, shared_grid: Shell):
+    (shared_grid.cwd / "own.py").write_text("print('done')\n")
+    command = ["python3", "own.py"]
+    eve = shared_grid.json("daemon", "token", "create", "--user", "eve")["token"]
+    with dial(server, eve) as worker:
+        ask(worker, type="register", worker_id="ws-eve", hostname="far", capabilities={}, tags=["eve"], resources=HAS)
+        for number in range(8):
+            added = {"command": command, "task_id": f"eve-{number}", "labels": ["eve"]}
+            assert ask(worker, type="add_task", task=added)["type"] == "task_added"
+            task = ask(worker, type="get_task", worker_id="ws-eve", wait_seconds=20)["task"]
+            done = {"worker_id": "ws-eve", "task_id": task["task_id"], "fence": task["fence"]}
+            assert ask(worker, type="complete", **done, peak_memory_mb=1, cpu_seconds=1)["accepted"] is True
+        ask(worker, type="unregister", worker_id="ws-eve")
+
+    def is_known() -> bool:
+        types = shared_grid.json("predict", "show")["task_types"]
+        return any(row["samples"] == 8 and row["key"].endswith("python own.py") for row in types)
+
+    wait_until(is_known)
+    assert shared_grid.job("eve-0")["user"] == "eve"
+    own = json.loads(shared_grid("--json", "run-shared", "--dry-run", *command, check=0).stdout)
+    assert own["job"]["sizing"] is None
+    with rest(shared_grid, eve) as client:
+        body = {"argv": command, "cwd": str(shared_grid.cwd), "dry_run": True}
+        assert client.post("/v1/jobs", json=body).json()["job"]["sizing"] is None
+
+
+def test_what_another_users_worker_reports_does_not_size_tasks(
+    server: CoordinatorServer, coordinator: Coordinator, shared_grid: Shell
+):
+    eve = shared_grid.json("daemon", "token", "create", "--user", "eve")["token"]
+    tasks = coordinator.task_manager
+    with dial(server, eve) as worker:
+        ask(worker, type="register", worker_id="ws-spy", hostname="far", capabilities={}, tags=["spy"], resources=HAS)
+        for _ in range(8):
+            tasks.add_task({"type": "spied", "labels": ["spy"]})
+            task = ask(worker, type="get_task", worker_id="ws-spy", wait_seconds=20)["task"]
+            done = {"worker_id": "ws-spy", "task_id": task["task_id"], "fence": task["fence"]}
+            assert ask(worker, type="complete", **done, peak_memory_mb=16000, cpu_seconds=1)["accepted"] is True
+        tasks.add_task({"type": "spied", "labels": ["spy"]})
+        task = ask(worker, type="get_task", worker_id="ws-spy", wait_seconds=20)["task"]
+        assert "memory_mb" not in task["requirements"]
+        ask(worker, type="unregister", worker_id="ws-spy")
+    assert all(row["key"] != "type:spied" for row in shared_grid.json("predict", "show")["task_types"])
 
 
 def test_other_machines_only_reach_it_with_tls(coordinator: Coordinator):

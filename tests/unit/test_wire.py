@@ -22,7 +22,13 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.AgentHello(1, "0.2.0", "gpu1", ("a.1",), CAPACITY, 7, "boot"),
     wire.AttemptsPage("gpu1", ("a.2",), True),
     wire.Heartbeat(
-        "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.CheckpointAge("a.1", 5, 9),)
+        "gpu1",
+        Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)),
+        12,
+        3,
+        True,
+        (wire.CheckpointAge("a.1", 5, 9),),
+        outgrown=(wire.HeldMemory("a.1", 5, 2**31),),
     ),
     wire.AttemptStartedReport(1, "a.1", 5, 77, (0, 1)),
     wire.AttemptPausedReport(2, "a.1", 5, True, "its owner is back"),
@@ -51,6 +57,7 @@ TO_AGENT: list[wire.ToAgent] = [
     ),
     wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
     wire.PauseAttemptOrder("a.1", 5, True, "gpu1 is degraded"),
+    wire.ResizeAttemptOrder("a.1", 5, 2**30, 2**34),
     wire.MoveOrder("gpu1", "move-1", "freeze", ProcessIdentity(7, 8, "boot"), 10_000),
     wire.ListProcesses(7, "gpu1", 7, ("SEED",)),
     wire.CheckFiles(8, (("/data/set", 100),)),

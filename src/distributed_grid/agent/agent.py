@@ -32,6 +32,7 @@ from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
+from distributed_grid.agent.owner.outgrown_leases import WATCH_MS, OutgrownLeases
 from distributed_grid.agent.owner.ray_usage import RayLoan
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.termination_notice import POLL_SECONDS, MetadataFailed, NoticeSource
@@ -42,6 +43,7 @@ from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_JUMP_MS,
+    MAX_OUTGROWN,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -64,6 +66,7 @@ from distributed_grid.wire import (
     ReadCredit,
     ReadFile,
     ReportedCapacity,
+    ResizeAttemptOrder,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
@@ -161,6 +164,7 @@ class Agent:
         self._outbox = Outbox(self._send_to_control, _call_later)
         work = HostedWork(self.host, meter, self._marks.observed_age_ms)
         self.guard = OwnerGuard(work, boot_ms, report_pause=self._outbox.paused, on_change=self._send_heartbeats)
+        self._outgrown = OutgrownLeases(self.host, meter)
         self._attempts = HostedAttempts(self.host, self._workdirs, self._memory)
         self._orders = OrderExecutor(self._attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
@@ -194,6 +198,7 @@ class Agent:
             "removal of old files": self._sweep,
             "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
             "the watch of the disk": lambda: DiskGuard(self.host, self.guard).watch(AsyncioTasks().sleep),
+            "the watch for memory": self._watch_memory,
             "the end of this machine": lambda: self.machine_end.watch(AsyncioTasks().sleep),
         }
         if (notices := self._notices) is not None:
@@ -309,7 +314,7 @@ class Agent:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
-            if isinstance(order, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder):
+            if isinstance(order, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder):
                 await self._orders.carry_out(order)
             elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
                 try:
@@ -357,6 +362,11 @@ class Agent:
             self._ages.look()
             self._send_heartbeats()
 
+    async def _watch_memory(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_MS / 1000)
+            await self._outgrown.relieve_memory()
+
     async def _observe_attempts(self) -> None:
         """Observe GPUs and checkpoint marks; the heartbeat does not wait for a driver or a file system that hangs."""
         running = self.host.running_trees()
@@ -394,14 +404,16 @@ class Agent:
             await asyncio.sleep(POLL_SECONDS)
 
     def _send_heartbeats(self) -> None:
-        usages = self._meter.usages(self.nodes, self.host.usage())
+        running = self.host.usage()
+        usages, outgrown = self._meter.usages(self.nodes, running), self._outgrown.reports(running)
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
             capacity = self._reassessed(node)
             said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
             starting = self._orders.starting(node, beat)
-            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting))
+            held = tuple(one for one in outgrown if running[one.lease_id].node == node)[:MAX_OUTGROWN]
+            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting, held))
 
     def _clock_jump(self) -> PendingClockJump | None:
         """The jump of this machine's wall clock that is pending, as the control plane hears of it."""
@@ -488,6 +500,9 @@ class HostedAttempts:
     async def stop(self, order: StopAttemptOrder) -> None:
         await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
+    def resize(self, order: ResizeAttemptOrder) -> None:
+        self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
+
     def _spec(self, order: StartAttemptOrder, start_by_boot_ms: int) -> AttemptSpec:
         command, claim = order.command, order.claim
         is_remote = self._is_remote
@@ -502,6 +517,7 @@ class HostedAttempts:
             cwd=None if is_remote else command.cwd or None,
             cpu_milli=claim.cpu_milli,
             memory_bytes=claim.memory_bytes,
+            most_memory_bytes=order.most_memory_bytes,
             gpu_indexes=tuple(share.index for share in claim.gpus),
             timeout_ms=command.timeout_ms,
             grace_ms=command.grace_ms,

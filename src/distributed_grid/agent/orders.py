@@ -24,10 +24,12 @@ from distributed_grid.wire import (
     MAX_STARTING,
     AttemptEndedReport,
     PauseAttemptOrder,
+    ResizeAttemptOrder,
     StartAttemptOrder,
     StopAttemptOrder,
 )
 
+AttemptOrder = StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder
 MIN_HOLD_MS = 200
 MAX_REFUSED = 10_000
 log = logging.getLogger(__name__)
@@ -66,6 +68,9 @@ class Attempts(Protocol):
 
     async def stop(self, order: StopAttemptOrder) -> None:
         """Stop the whole tree; what has ended is reported again. The first order's ending stays."""
+
+    def resize(self, order: ResizeAttemptOrder) -> None:
+        """Let it hold as much as its lease has grown to; neither that nor its limit gets smaller. Safe twice."""
 
     def forget(self, attempt_id: str) -> None:
         """Its end is acknowledged: report it no more unasked. Safe twice."""
@@ -181,13 +186,15 @@ class OrderExecutor(Generic[Task]):
             self._fences.pop(report.lease_id, None)
             self._attempts.forget(report.lease_id)
 
-    async def carry_out(self, order: StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder) -> None:
+    async def carry_out(self, order: AttemptOrder) -> None:
         """Carry an order out. A start that fails is answered, never swallowed."""
         try:
             if isinstance(order, StartAttemptOrder):
                 await self.start(order)
             elif isinstance(order, PauseAttemptOrder):
                 self.pause(order)
+            elif isinstance(order, ResizeAttemptOrder):
+                self.resize(order)
             else:
                 await self.stop(order)
         except Exception as failure:  # the outermost place of an order: the next one may well succeed
@@ -314,6 +321,11 @@ class OrderExecutor(Generic[Task]):
             self._owner.stand_still(order.lease_id, order.fence, order.detail)
         else:
             self._owner.go_on(order.lease_id)
+
+    def resize(self, order: ResizeAttemptOrder) -> None:
+        """Note how much its lease has grown to; one that is not under way needs no more."""
+        if not self._is_stale(order.lease_id, order.fence) and self._attempts.is_under_way(order.lease_id):
+            self._attempts.resize(order)
 
     def _cancel_notice(self, lease_id: str) -> None:
         notice = self._displaced.pop(lease_id, None)

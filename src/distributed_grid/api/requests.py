@@ -439,10 +439,11 @@ class ReassessWorkers(Message, frozen=True):
 class SubmitTask(Message, frozen=True, kw_only=True):
     """A task: what a pull worker gets (`payload`), or a command that any node can run, or both.
 
-    It waits until somebody runs it, unless a number of seconds is said.
+    It waits until somebody runs it, unless a number of seconds is said. An admin may submit it for another `user`.
     """
 
     request_id: Id
+    user: Name = ""
     task_id: Name = ""
     payload: Any = None
     argv: Annotated[tuple[str, ...], Meta(max_length=20_000)] = ()
@@ -488,12 +489,14 @@ class WithdrawAsk(Message, frozen=True):
 
 
 class ReportTask(Message, frozen=True, kw_only=True):
-    """How the attempt of a task with this fence ended, as its worker says; `over_limit`: it had too little memory."""
+    """How the attempt of a task with this fence ended, as its worker says; `over_limit`: it had too little memory.
+    `user` is whose worker it is, where that is known."""
 
     worker_id: WorkerId
     task_id: Name
     fence: Fence
     succeeded: bool
+    user: Name = ""
     over_limit: bool = False
     result: Any = None
     error: Annotated[str, Meta(max_length=65_536)] = ""

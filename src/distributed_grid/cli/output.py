@@ -143,7 +143,11 @@ def format_sizing(sizing: dict[str, Any]) -> str:
     runs = f"{sizing['samples']} earlier run{'' if sizing['samples'] == 1 else 's'}"
     how = f"{sizing['tier']}, confidence {sizing['confidence']:.2f}"
     again = f"; {sizing['overruns']} of its runs went over" if sizing["overruns"] else ""
-    return f"sized by the grid: {format_amount('memory', sizing['memory_gb'])} from {runs} ({how}){again}"
+    learned = sizing["reduced_from_gb"]
+    less = f"; {format_amount('memory', learned)} were not free within a minute" if learned is not None else ""
+    grows = "; it grows with the job" if sizing["may_outgrow"] else ""
+    size = format_amount("memory", sizing["memory_gb"])
+    return f"sized by the grid: {size} from {runs} ({how}){less}{grows}{again}"
 
 
 FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
+    AttemptOutgrown,
     AttemptPaused,
     AttemptStarted,
     Event,
@@ -21,7 +22,15 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Command, Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import MAX_NOTICE_MS
-from distributed_grid.reactor.effects import Effect, OrderMoveStep, PauseAttempt, StartAttempt, pending_moves
+from distributed_grid.reactor.effects import (
+    Effect,
+    OrderMoveStep,
+    PauseAttempt,
+    ResizeAttempt,
+    StartAttempt,
+    most_held_bytes,
+    pending_moves,
+)
 from distributed_grid.wire import (
     MAX_WHY_CHARS,
     AgentHello,
@@ -32,9 +41,11 @@ from distributed_grid.wire import (
     CheckpointAge,
     Heartbeat,
     HeartbeatReply,
+    HeldMemory,
     MoveOrder,
     MoveReport,
     PauseAttemptOrder,
+    ResizeAttemptOrder,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
@@ -103,7 +114,11 @@ def order_of(ledger: Ledger, effect: Effect, start_by_ms: int = 0) -> ToAgent:
             checkpoint=effect.job.checkpoint,
             start_by_ms=start_by_ms,
             start_ms=ledger.nodes[effect.node].start_ms if start_by_ms and effect.node in ledger.nodes else 0,
+            most_memory_bytes=most_held_bytes(ledger, used) if effect.job.may_outgrow and claim.memory_bytes else 0,
         )
+    if isinstance(effect, ResizeAttempt):
+        size = effect.lease.claim.memory_bytes if effect.lease.claim is not None else 0
+        return ResizeAttemptOrder(attempt.lease_id, attempt.fence, size, most_held_bytes(ledger, effect.lease))
     if isinstance(effect, PauseAttempt):
         return PauseAttemptOrder(attempt.lease_id, attempt.fence, effect.paused, clipped(effect.why))
     stop = effect.job.stop
@@ -122,7 +137,7 @@ def _without_payload(command: Command) -> Command:
     return replace(command, payload="") if command.payload else command
 
 
-def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
+def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...]) -> Event:
     """What the report of an agent that serves these nodes means."""
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
@@ -132,6 +147,8 @@ def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
         return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
+    if isinstance(message, HeldMemory):
+        return AttemptOutgrown(uid, attempt, message.fence, message.memory_bytes, nodes)
     started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
     return AttemptEnded(
         uid, attempt, message.fence, message.outcome, nodes, *started, has_checkpoint=message.has_checkpoint

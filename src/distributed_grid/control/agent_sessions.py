@@ -381,6 +381,8 @@ class AgentSessions:
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
                 via.send(AcknowledgeMarks(message.beat))
+            if message.outgrown:
+                await self._grid.handle_all(event_of(held, via.nodes) for held in message.outgrown)
         except GridError as failure:
             if not failure.retryable:
                 raise

@@ -198,7 +198,8 @@ class OutcomeRow(TypedDict):
 
 
 class AttemptRow(OutcomeRow):
-    """One run of a job's command on one node."""
+    """One run of a job's command on one node. `growths` is how often its lease has grown, of which the memory was
+    learned; `growth_refused` why it could not when the job last held more."""
 
     number: int
     allocation_id: str
@@ -207,6 +208,8 @@ class AttemptRow(OutcomeRow):
     pid: int | None
     cores: list[int]
     memory_limit_gb: float | None
+    growths: int
+    growth_refused: str | None
     assigned_at: str | None
     started_at: str | None
     checkpoint_at: str | None
@@ -214,7 +217,9 @@ class AttemptRow(OutcomeRow):
 
 
 class SizingRow(TypedDict):
-    """The memory limit that the grid gave a job without stated needs, those of its reruns, and how they were found."""
+    """The memory that the grid gave a job without stated needs, that of its reruns, and how it was found. A job that
+    `may_outgrow` it has it as a lease that grows; `reduced_from_gb` is what was learned where the job got what was free
+    after a long wait."""
 
     memory_gb: float
     limits_gb: list[float]
@@ -222,6 +227,8 @@ class SizingRow(TypedDict):
     confidence: float
     samples: int
     overruns: int
+    may_outgrow: bool
+    reduced_from_gb: float | None
 
 
 class CheckpointRow(TypedDict):

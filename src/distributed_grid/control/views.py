@@ -331,6 +331,8 @@ class Viewer:
             "pid": attempt.pid or None,
             "cores": list(attempt.cores),
             "memory_limit_gb": _gb(attempt.memory_limit_bytes) if attempt.memory_limit_bytes else None,
+            "growths": attempt.growths,
+            "growth_refused": attempt.growth_refused or None,
             "assigned_at": self.time(attempt.assigned_at_ms),
             "started_at": self.time(attempt.started_at_ms),
             "checkpoint_at": self.time(attempt.marked_at_ms),
@@ -375,6 +377,8 @@ def _sizing(job: Job) -> View | None:
         "confidence": estimate.confidence_milli / 1000,
         "samples": estimate.samples,
         "overruns": job.overruns,
+        "may_outgrow": job.may_outgrow,
+        "reduced_from_gb": _gb(estimate.reduced_from_bytes) if estimate.reduced_from_bytes else None,
     }
 
 

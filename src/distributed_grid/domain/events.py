@@ -355,6 +355,17 @@ class AttemptMarked(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
+class AttemptOutgrown(Struct, frozen=True):
+    """An attempt holds more memory than its lease, whose size was learned from earlier runs. It is reported again for
+    as long as that is so."""
+
+    uid: str
+    number: int
+    fence: int
+    memory_bytes: int
+    nodes: tuple[str, ...] = ()
+
+
 class AttemptEnded(Struct, frozen=True):
     """The agent proved the attempt over: its whole process tree is gone.
 
@@ -931,6 +942,7 @@ Event = (
     | AttemptStarted
     | AttemptPaused
     | AttemptMarked
+    | AttemptOutgrown
     | AttemptEnded
     | AttemptsListed
     | AttemptsGone

@@ -124,7 +124,8 @@ class JobEstimate(Struct, frozen=True, omit_defaults=True):
     `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
     the user has stated needs, or too little is known. `run_ms` is its expected run time (0: not known), `input_bytes`
     the size of the files that its command names. The rest says how the limits were found: `confidence_milli` is in
-    thousandths, and `samples` how many runs were known.
+    thousandths, and `samples` how many runs were known. `reduced_from_bytes` is the size that was learned, where the
+    job has waited for it too long and got what was free (0: it did not).
     """
 
     memory_limits: tuple[int, ...] = ()
@@ -133,13 +134,15 @@ class JobEstimate(Struct, frozen=True, omit_defaults=True):
     tier: str = ""
     confidence_milli: int = 0
     samples: int = 0
+    reduced_from_bytes: int = 0
 
 
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
     interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
     again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never.
-    `memory_limit_bytes` is what it may hold; 0 is any."""
+    `memory_limit_bytes` is what it may hold; 0 is any. Of a job that may outgrow its lease it is the size of the lease:
+    `growths` is how often that grew, and `growth_refused` why it could not when the job last held more."""
 
     number: int
     lease_id: str
@@ -156,6 +159,8 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     machine: str = ""
     pid_start: int = 0
     memory_limit_bytes: int = 0
+    growths: int = 0
+    growth_refused: str = ""
 
 
 class StopOrder(Struct, frozen=True):
@@ -215,6 +220,17 @@ class Job(Struct, frozen=True, omit_defaults=True):
         """The memory limit that the grid gives its next run; 0 where it gives none."""
         limits = self.estimate.memory_limits if self.estimate is not None else ()
         return limits[self.overruns] if limits else 0
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether its user has declared that it may be started again: nothing else is killed for a learned limit."""
+        return self.restartable or self.retries_left > 0
+
+    @property
+    def may_outgrow(self) -> bool:
+        """Whether the memory of its lease was learned and is no limit: the lease grows when the job holds more."""
+        is_reduced = self.estimate is not None and self.estimate.reduced_from_bytes > 0
+        return self.given_limit_bytes > 0 and (is_reduced or not self.may_run_again)
 
     @property
     def sized_request(self) -> Request:

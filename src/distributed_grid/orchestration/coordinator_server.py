@@ -19,6 +19,7 @@ import threading
 import uuid
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -197,6 +198,7 @@ class WorkerSessions:
         self._client = client
         self._send_seconds = send_seconds
         self._open = 0
+        self._users: WeakKeyDictionary[ServerConnection, str] = WeakKeyDictionary()
 
     async def authenticate(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse whoever shows no valid token before anything else is read of it."""
@@ -210,11 +212,12 @@ class WorkerSessions:
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "a token of the grid is needed\n")
         try:
             hashed = hashlib.sha256(secret.encode()).hexdigest()
-            await self._client.call("identify_token", token_id=token_id, secret_hash=hashed)
+            found = await self._client.call("identify_token", token_id=token_id, secret_hash=hashed)
         except Unreachable:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the control plane does not answer\n")
         except GridError:
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "the token is not valid\n")
+        self._users[connection] = found["user"]
         return None
 
     async def serve(self, connection: ServerConnection) -> None:
@@ -226,7 +229,7 @@ class WorkerSessions:
         try:
             async for body in connection:
                 asked.clear()
-                answering = asyncio.create_task(self._answer(body, str(connection.id), registered, asked))
+                answering = asyncio.create_task(self._answer(body, connection, registered, asked))
                 await asyncio.wait((answering, closed), return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     answering.cancel()  # the worker is gone: what it waits for goes to others
@@ -257,10 +260,11 @@ class WorkerSessions:
             log.warning("a task that %s did not get could not be given back: %s", fields["worker_id"], error)
 
     async def _answer(
-        self, body: str | bytes, connection: str, registered: dict[str, str], asked: list[CoordinatorCall]
+        self, body: str | bytes, peer: ServerConnection, registered: dict[str, str], asked: list[CoordinatorCall]
     ) -> Reply:
         """The reply to one message. A worker that this connection has registered is the process that it said it is; a
-        request for a task is put into `asked`."""
+        request for a task is put into `asked`. Tasks that it adds and reports about are those of its token's user."""
+        connection = str(peer.id)
         try:
             message = json.loads(body)
             worker = message.get("worker_id") if isinstance(message, dict) else None
@@ -271,6 +275,8 @@ class WorkerSessions:
             if call.op == "take_task":
                 call = replace(call, arguments={**call.arguments, "ask_id": uuid.uuid4().hex})
                 asked.append(call)
+            if call.op in ("submit_task", "report_task"):
+                call = replace(call, arguments={**call.arguments, "user": self._users[peer]})
             reply = call.reply(await self._client.call(call.op, **call.arguments))
         except GridError as error:
             return error_reply(error)

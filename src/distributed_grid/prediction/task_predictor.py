@@ -97,6 +97,8 @@ class TaskPredictor:
         self.run_time, self.cpu_time, self.gpu_memory = (UsageEstimate(count) for _ in range(3))
         self.samples = 0
         """Runs that ended by themselves and whose memory was measured, also those that are forgotten."""
+        self.measured_bytes = 0
+        """The largest peak of memory that a shim has measured."""
         self._timed = 0
         self._answers: dict[tuple[float, ...], MemoryPrediction | None] = {}
 

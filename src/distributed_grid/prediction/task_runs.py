@@ -27,7 +27,8 @@ class TaskRun(Struct, frozen=True):
     """One run that is over; a task and an attempt are recorded once, however often they are reported.
 
     `key` and `features` come from `task_shape`. A quantity of 0 was not measured. A run that was cut short (over its
-    limit, cancelled, preempted) is a lower bound: it used at least this much.
+    limit, cancelled, preempted) is a lower bound: it used at least this much. `measured_bytes` is the peak of memory
+    that a shim of the grid has measured; 0: somebody else has reported what it used.
     """
 
     task_id: str
@@ -42,6 +43,7 @@ class TaskRun(Struct, frozen=True):
     gpu_memory_bytes: Quantity = 0
     ended_at_ms: int = 0
     is_lower_bound: bool = False
+    measured_bytes: Quantity = 0
 
 
 class MemoryPrediction(Struct, frozen=True):

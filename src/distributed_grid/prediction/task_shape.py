@@ -76,6 +76,17 @@ def typed_task_shape(task_type: str, parameters: Mapping[str, float | str]) -> T
     return TaskShape(_shortened(key), tuple(numbers[name] for name in order))
 
 
+PULL_ORIGIN: Final = "pull:"
+
+
+def pulled_shape(shape: TaskShape) -> TaskShape:
+    """The shape of a task as its pull worker reports it: a command has a history of its own there, apart from that of
+    jobs, which the grid measures itself. A task that is a type is run by pull workers only."""
+    if not shape.key or shape.key.startswith("type:"):
+        return shape
+    return TaskShape(_shortened(f"{PULL_ORIGIN} {shape.key}"), shape.features)
+
+
 class _ShapeReader:
     """Reads the words of one command."""
 

@@ -28,7 +28,7 @@ RecordType = Literal[
     "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled", "end-announced", "end-withdrawn",
     "move-requested", "move-advanced", "move-ended", "move-consent", "auto-offload", "node-degraded", "node-restored",
     "checkpoint-shipped", "files-delivered", "files-not-delivered", "files-fetched", "detached", "clock-jumped",
-    "clock-confirmed", "clock-steady",
+    "clock-confirmed", "clock-steady", "grown", "not-grown", "reduced",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 

@@ -50,6 +50,14 @@ class PauseAttempt(Struct, frozen=True):
     why: str
 
 
+class ResizeAttempt(Struct, frozen=True):
+    """Have the agent know the size of a lease that may grow, and how much memory its attempt may hold at most."""
+
+    node: str
+    job: Job
+    lease: Lease
+
+
 class BindLease(Struct, frozen=True):
     """Have the engine reserve what the lease claims, under the binding's name."""
 
@@ -144,7 +152,7 @@ MoveOrderStep = Literal["open", "freeze", "commit", "thaw", "return", "close"]
 MoveEffect = OrderMoveStep | ShipFiles | BringResults
 WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
-Effect = StartAttempt | StopAttempt | PauseAttempt
+Effect = StartAttempt | StopAttempt | PauseAttempt | ResizeAttempt
 EngineEffect = BindLease | SetGroupTerm | FreeBinding
 
 
@@ -163,8 +171,8 @@ def overdue(ledger: Ledger, node: str, before_ms: int) -> list[Effect]:
 
 def _called_for_at(effect: Effect) -> int:
     attempt, stop = effect.job.attempt, effect.job.stop
-    if isinstance(effect, PauseAttempt):
-        return 0  # a pause has to be ordered again and again
+    if isinstance(effect, PauseAttempt | ResizeAttempt):
+        return 0  # a pause has to be ordered again and again, and what a node can lend changes
     if isinstance(effect, StopAttempt) and stop is not None:
         return stop.asked_at_ms
     return attempt.assigned_at_ms if attempt is not None else 0
@@ -220,7 +228,16 @@ def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     lease = ledger.leases[attempt.lease_id]
     if job.state is JobState.ASSIGNED and not (lease.awaits or job.checkpoint_from) and _is_bound(ledger, lease):
         return StartAttempt(attempt.node, job, lease)
+    if job.state in (JobState.RUNNING, JobState.PAUSED) and job.may_outgrow and lease.claim is not None:
+        return ResizeAttempt(attempt.node, job, lease)
     return None
+
+
+def most_held_bytes(ledger: Ledger, lease: Lease) -> int:
+    """The most that an attempt may hold whose lease may grow: all that its node lends, and what it has leased."""
+    offer = ledger.offers.get(lease.node)
+    lends = ledger.nodes[lease.node].lendable if offer is None or offer.withdrawn else offer.lends
+    return max(lends.memory_bytes, lease.claim.memory_bytes if lease.claim is not None else 0)
 
 
 def _is_bound(ledger: Ledger, lease: Lease) -> bool:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
+    AttemptOutgrown,
     AttemptPaused,
     AttemptsGone,
     AttemptsListed,
@@ -40,6 +41,7 @@ from distributed_grid.reactor.reruns import (
     is_awaiting_checkpoint,
     next_limit,
     possible_estimate,
+    why_not_again,
 )
 from distributed_grid.scheduling.offers.pause import count_failed_start, count_reclaim, count_start, rest_left_ms
 from distributed_grid.scheduling.placement import machine_limits
@@ -240,7 +242,7 @@ def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now
 
 def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     """Record that an attempt runs; a late, repeated or unordered report changes nothing."""
-    job, attempt = _reported_attempt(ledger, event)
+    job, attempt = reported_attempt(ledger, event)
     if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
         return Decision()
     if is_awaiting_checkpoint(job):
@@ -266,7 +268,7 @@ def _start_record(job: Job, attempt: Attempt) -> Record:
 
 def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     """Record that an attempt is paused for its node's owner, or resumed."""
-    job, attempt = _reported_attempt(ledger, event)
+    job, attempt = reported_attempt(ledger, event)
     expected = JobState.RUNNING if event.paused else JobState.PAUSED
     if job is None or attempt is None or job.state is not expected:
         return Decision()
@@ -279,7 +281,7 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
 
 def on_marked(ledger: Ledger, event: AttemptMarked, now: int) -> Decision:
     """Record when an attempt marked its last checkpoint, by our own clock; older marks are ignored."""
-    job, attempt = _reported_attempt(ledger, event)
+    job, attempt = reported_attempt(ledger, event)
     if job is None or attempt is None or not attempt.pid:
         return Decision()
     marked = _with_mark(attempt, event.age_ms, now)
@@ -297,7 +299,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
 
     A late report about an attempt that was given up is only recorded in the audit trail.
     """
-    job, attempt = _reported_attempt(ledger, event)
+    job, attempt = reported_attempt(ledger, event)
     if job is None or attempt is None:
         return _late_report(ledger, event)
     outcome, is_taken_back = event.outcome, job.stop is None  # by the node, and nobody here has asked for it
@@ -329,7 +331,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     if outcome.ending is Ending.RECLAIMED or ((displaced or failed_start) and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
     if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun and job.given_limit_bytes:
-        bigger = next_limit(ledger, job)
+        bigger = BiggerLimit((), why_not_again(over)) if job.may_outgrow else next_limit(ledger, job)
         if bigger.limits:
             return _run_bigger(ledger, decision, job, bigger, now)
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
@@ -525,8 +527,8 @@ def give_up_waiting(ledger: Ledger, job: Job, detail: str, now: int) -> Decision
     return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)
 
 
-def _reported_attempt(
-    ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptMarked | AttemptEnded
+def reported_attempt(
+    ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptMarked | AttemptOutgrown | AttemptEnded
 ) -> tuple[Job | None, Attempt | None]:
     """The job and its running attempt, if that is the one a report speaks of, and the reporter may."""
     job = ledger.jobs.get(event.uid)

@@ -59,7 +59,7 @@ def grant(
     rows: list[Row] = [*shrunk.changes, granted, *members, Counter(FENCE, fence)]
     rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
     decision = Decision(changes=rows, choice=choice, follow=shrunk.follow)
-    decision.changes += _settle_account(ledger, lease.request.user, now, begins=lease)
+    decision.changes += settle_account(ledger, lease.request.user, now, begins=lease)
     record = lease_record("granted", granted, job)
     record.data["asked"] = reasons.describe_amounts(lease.request.ask)
     record.data["priority"] = lease.request.priority.name.lower()
@@ -141,7 +141,7 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
             )
         decision.changes.append(smaller)
     decision.changes += [state for state in states.values() if state.node in ledger.nodes]
-    decision.changes += _settle_account(ledger, GRID_USER, now)
+    decision.changes += settle_account(ledger, GRID_USER, now)
     return decision, fence
 
 
@@ -176,7 +176,7 @@ def preempt_victims(
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(plan.victims))
-            decision.changes += _settle_account(ledger, victim.request.user, now)
+            decision.changes += settle_account(ledger, victim.request.user, now)
             decision.changes += _used_workers(ledger, decision.changes, now)
             ended.add(lease_id)
             continue
@@ -200,7 +200,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
     if held:
         decision.changes += _unblock_preemptors(ledger, lease)
         decision.changes += _gang_ended(ledger, lease, end, detail, now)
-        decision.changes += _settle_account(ledger, lease.request.user, now, over=over)
+        decision.changes += settle_account(ledger, lease.request.user, now, over=over)
         decision.changes += _used_workers(ledger, decision.changes, now)
     decision.follow = [QueueScanned()] if ledger.waiting else []
     decision.follow += cancel_dependents(ledger, lease.id)
@@ -224,7 +224,7 @@ def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
     return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
 
-def _settle_account(
+def settle_account(
     ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
 ) -> list[Row]:
     """The settled account of a user whose holdings are about to change, unless it stays the same."""

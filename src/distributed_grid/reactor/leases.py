@@ -19,6 +19,7 @@ from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
 from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, lease_record, preempt_victims
+from distributed_grid.reactor.reduced_sizes import reduce_waiting
 from distributed_grid.scheduling.placement.fragmentation import learn_shape
 from distributed_grid.scheduling.placement.machine_limits import crowded_nodes, node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement
@@ -188,7 +189,10 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
         if displaced is not None:
             displaced[0].follow = [QueueScanned(granted=event.granted + 1)]
             return displaced[0]
-    return Decision()
+    reduced = reduce_waiting(ledger, now)
+    if reduced is not None:
+        reduced.follow = [QueueScanned(granted=event.granted + 1)]
+    return reduced or Decision()
 
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:

@@ -60,6 +60,12 @@ def next_limit(ledger: Ledger, job: Job) -> BiggerLimit:
     return BiggerLimit(limits, f"run again with {_limit(limits[at])}, time {at} of at most {len(limits) - 1}")
 
 
+def why_not_again(over: Attempt) -> str:
+    """Why a job that has outgrown a learned size is not run again."""
+    refused = f"its lease could not grow: {over.growth_refused}; " if over.growth_refused else ""
+    return f"{refused}it is not run again, which only --restartable or --retries allow; state its need with -r memory"
+
+
 def _limit(size: int) -> str:
     return f"{size / GB:.2f} GB"
 

@@ -290,6 +290,9 @@ class InvariantChecker:
         outcomes = [one.outcome for one in over if one.outcome is not None]
         counted = sum(1 for one in outcomes if one.ending not in free and not one.is_failed_start)
         most = self.allowed_runs.get(job.uid, 1)
+        declared = job.restartable or most > 1 or not job.overruns
+        self._hold(declared, "no job is run again for a learned limit unless that is allowed", job.uid)
+        most += job.overruns
         self._hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
 
     def committed(self, changes: list[Row]) -> None:

@@ -441,6 +441,24 @@ def who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times(
         assert row.overruns <= len(overrun) <= row.overruns + row.is_over
 
 
+def who_is_not_declared_restartable_is_not_run_again_for_a_learned_limit(
+    watch: LedgerWatch, moment: ObservedStep
+) -> None:
+    before = {job.uid: job for job in moment.jobs_before}
+    for row in moment.changes:
+        known = before.get(row.uid) if isinstance(row, Job) else None
+        if known is not None and isinstance(row, Job) and row.overruns > known.overruns:
+            assert known.may_run_again, f"{row.id} is run again, and nobody has allowed that"
+
+
+def a_lease_that_may_grow_is_as_large_as_its_attempt_says(watch: LedgerWatch, moment: ObservedStep) -> None:
+    for row in moment.changes:
+        attempt = row.attempt if isinstance(row, Job) and not row.request.within else None
+        lease = watch.ledger.leases.get(attempt.lease_id) if attempt is not None else None
+        if attempt is not None and lease is not None and lease.claim is not None:
+            assert attempt.memory_limit_bytes == lease.claim.memory_bytes
+
+
 def the_indexes_say_what_the_rows_say(watch: LedgerWatch, moment: ObservedStep) -> None:
     watch.ledger.check()
 
@@ -478,6 +496,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     a_mark_is_of_its_attempt_and_only_moves_on,
     an_attempt_starts_when_what_the_last_one_left_is_there,
     who_runs_over_a_given_limit_is_run_again_bigger_at_most_three_times,
+    who_is_not_declared_restartable_is_not_run_again_for_a_learned_limit,
+    a_lease_that_may_grow_is_as_large_as_its_attempt_says,
 )
 
 REBUILDING_INVARIANTS: frozenset[Invariant] = frozenset(

@@ -53,17 +53,19 @@ class ScriptedJob(Struct, frozen=True):
     exists: bool = True
     workdir: bool = False
     marks_ms: int = 0
+    held_bytes: int = 0
+    """The memory that it holds; 0: as much as its lease has."""
 
     def command(self, *, grace_ms: int = 5_000) -> Command:
         """The command that means this."""
-        words = (self.run_ms, self.exit_code, int(self.heeds), int(self.exists), self.marks_ms)
+        words = (self.run_ms, self.exit_code, int(self.heeds), int(self.exists), self.marks_ms, self.held_bytes)
         return Command(("work", *map(str, words)), grace_ms=grace_ms, workdir="0" * 64 if self.workdir else "")
 
     @classmethod
     def of(cls, command: Command) -> ScriptedJob:
         """What a command means."""
-        run_ms, exit_code, heeds, exists, marks_ms = map(int, command.argv[1:])
-        return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms)
+        run_ms, exit_code, heeds, exists, marks_ms, held_bytes = map(int, command.argv[1:])
+        return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms, held_bytes)
 
 
 class SimulatedProcess:
@@ -88,6 +90,7 @@ class SimulatedProcess:
         """Its command has ended while its shim was stopped."""
         self.written_bytes = 0
         self.left_ms = self.work.run_ms
+        self.leased_bytes = order.claim.memory_bytes
         self.began_at = self.resumed_at = 0
         self.orphaned_hold: int | None = None
         """Its hold, once its record is lost with the directory: nobody renews that."""
@@ -97,6 +100,22 @@ class SimulatedProcess:
     @property
     def lease_id(self) -> str:
         return self.order.lease_id
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it holds: no more than its limit."""
+        held = self.work.held_bytes or self.leased_bytes
+        return min(held, self.order.most_memory_bytes) if self.order.most_memory_bytes else self.leased_bytes
+
+    @property
+    def has_outgrown_lease(self) -> bool:
+        """Whether it holds more than its lease, which may grow."""
+        return self.held_bytes > self.leased_bytes
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether it needs more than a limit that stays."""
+        return not self.order.most_memory_bytes and 0 < self.claim.memory_bytes < self.work.held_bytes
 
     @property
     def claim(self) -> Claim:
@@ -382,6 +401,8 @@ class Machine:
         run.began_at = run.resumed_at = self.queue.now
         self.witness.began(self, run)
         run.finish = self.queue.after(run.left_ms, lambda: self._exit(run))
+        if run.is_over_limit:
+            self._schedule(run, self.queue.now + self.random.randint(20, 500), self._overrun)
         self.watch_hold(run)
         if self.host is not None:
             self.host.run_began(run)
@@ -392,6 +413,11 @@ class Machine:
             run.has_ended_unseen = True
             return
         self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self.wall_ms(run)))
+
+    def _overrun(self, run: SimulatedProcess) -> None:
+        if run.runs:
+            self._gone(run)
+            self._conclude(run, Outcome(Ending.OVER_LIMIT, detail="over limit", wall_ms=self.wall_ms(run)))
 
     def wall_ms(self, run: SimulatedProcess) -> int:
         return self.queue.now - run.began_at

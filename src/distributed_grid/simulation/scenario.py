@@ -20,6 +20,7 @@ from distributed_grid.domain.events import (
     LeaseExtended,
     LeaseReleased,
 )
+from distributed_grid.domain.jobs import MAX_RERUNS, JobEstimate
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
@@ -120,6 +121,7 @@ def draw_scenario(seed: int) -> Scenario:
     faults = draw_faults(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
     requests = [_with_target(Random(f"{seed}/target/{one.uid}"), one, names) for one in requests]
     requests = [_with_restart(Random(f"{seed}/restart/{one.uid}"), one) for one in requests]
+    requests = [_with_learned_size(Random(f"{seed}/learned/{one.uid}"), one) for one in requests]
     jobs_drawn = [one.uid for one in requests if isinstance(one.event, JobSubmitted)]
     moving = Random(f"{seed}/moves")
     originals = draw_originals(moving, names, until_ms=busy_ms)
@@ -227,6 +229,19 @@ def _with_restart(random: Random, request: UserRequest) -> UserRequest:
     if not isinstance(request.event, JobSubmitted) or random.random() < 0.7:
         return request
     return replace(request, event=replace(request.event, restartable=True))
+
+
+def _with_learned_size(random: Random, request: UserRequest) -> UserRequest:
+    """Some jobs state no memory and get what earlier runs have used; half of those hold more than that."""
+    event = request.event
+    if not isinstance(event, JobSubmitted) or event.request.ask.memory_bytes or random.random() < 0.5:
+        return request
+    first = random.choice((GB // 2, GB, 3 * GB))
+    estimate = JobEstimate(tuple(first << at for at in range(1 + MAX_RERUNS)), tier="statistics", samples=7)
+    work = replace(ScriptedJob.of(event.command), held_bytes=random.choice((0, 1, 2, 5, 40)) * GB)
+    command = replace(event.command, argv=work.command().argv)
+    asked = replace(event.request, limits_memory=True)
+    return replace(request, event=replace(event, command=command, request=asked, estimate=estimate))
 
 
 def draw_blocks(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> list[UserRequest]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from errno import ENOSPC
 
 from distributed_grid import __version__
-from distributed_grid.agent.orders import OrderExecutor
+from distributed_grid.agent.orders import AttemptOrder, OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
 from distributed_grid.agent.owner.guard import OwnerGuard
@@ -33,11 +33,13 @@ from distributed_grid.wire import (
     FromAgent,
     Heartbeat,
     HeartbeatReply,
+    HeldMemory,
     MemoryOrder,
     MemoryReclaimReport,
     MoveOrder,
     PauseAttemptOrder,
     ReportedCapacity,
+    ResizeAttemptOrder,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
@@ -90,7 +92,7 @@ class SimulatedAgent:
             reaches=lambda name: machine.neighbours[name].is_on,
         )
         self._moves = SimulatedMoves(machine, self._outbox, lambda: self.alive)
-        self._waiting: list[StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder] = []
+        self._waiting: list[AttemptOrder] = []
         self._is_busy = False
         self._next_observation: ScheduledEvent | None = None
         self._marks_reported: dict[str, int] = {}
@@ -189,7 +191,7 @@ class SimulatedAgent:
             self.queue.after(self.random.randint(0, 3) * self.machine.slowness, lambda: self._order_move(message))
         elif isinstance(message, StartAttemptOrder | StopAttemptOrder) and self.machine.ignores_starts:
             pass  # it is heard and does nothing
-        elif isinstance(message, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder):
+        elif isinstance(message, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder):
             self._waiting.append(message)
             self._obey_soon()
 
@@ -224,7 +226,14 @@ class SimulatedAgent:
             guard, beat, marks = self._guard, self.machine.boot_ms, tuple(self._marks())
             starting = self._orders.starting(self.name, beat)
             said = (guard.generation, guard.yields, marks)
-            self._uplink.send(Heartbeat(self.name, self._usage(), beat, *said, starting=starting))
+            outgrown = tuple(self._outgrown())
+            self._uplink.send(Heartbeat(self.name, self._usage(), beat, *said, starting=starting, outgrown=outgrown))
+
+    def _outgrown(self) -> Iterator[HeldMemory]:
+        """The runs that hold more than their leases, which may grow."""
+        for run in self.machine.running:
+            if run.runs and run.stop is None and run.has_outgrown_lease:
+                yield HeldMemory(run.lease_id, run.fence, run.held_bytes)
 
     def _marks(self) -> Iterator[CheckpointAge]:
         """The checkpoints to report, of each run at most once in a while."""
@@ -366,6 +375,11 @@ class SimulatedAttempts:
         else:
             self._machine.stop(run, order.ending, order.detail, order.grace_ms)
 
+    def resize(self, order: ResizeAttemptOrder) -> None:
+        run = self._machine.records.get(order.lease_id)
+        if run is not None:
+            run.leased_bytes = max(run.leased_bytes, order.memory_bytes)
+
     def forget(self, attempt_id: str) -> None:
         run = self._machine.records.get(attempt_id)
         if run is not None and run.outcome is not None:
@@ -421,8 +435,8 @@ class SimulatedWork:
             attempt_id=run.lease_id,
             node=self._machine.node.name,
             cpu_milli=claim.cpu_milli,
-            memory_leased_bytes=claim.memory_bytes,
-            memory_bytes=max(claim.memory_bytes, MIN_PROCESS_BYTES),
+            memory_leased_bytes=run.leased_bytes,
+            memory_bytes=max(run.held_bytes, MIN_PROCESS_BYTES),
             gpu_indexes=tuple(share.index for share in claim.gpus),
             at_stake=(claim.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else marked_ago_ms),
         )
@@ -457,4 +471,5 @@ class SimulatedWork:
         run = self._machine.records[attempt_id]
         if run.outcome is None:
             self._machine.resume(run)
-            self._machine.stop(run, str(Ending.RECLAIMED), why, grace_ms)
+            ending = Ending.OVER_LIMIT if run.has_outgrown_lease else Ending.RECLAIMED
+            self._machine.stop(run, str(ending), why, grace_ms)

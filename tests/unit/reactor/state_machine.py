@@ -20,7 +20,7 @@ from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
-from distributed_grid.reactor.effects import StartAttempt
+from distributed_grid.reactor.effects import StartAttempt, StopAttempt
 from distributed_grid.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 from tests.support.scaling import MIDDAY_MS
@@ -136,6 +136,12 @@ class World(LedgerWatch):
         """An agent reports that an attempt marked a checkpoint."""
         for uid, number, fence in self._attempts(which):
             self.handle(events.AttemptMarked(uid, number, fence + off, age_ms))
+
+    def outgrow(self, which: int, off: int, held_gb: int) -> None:
+        """An agent reports that an attempt holds so much memory; a heartbeat later it does so again."""
+        for uid, number, fence in self._attempts(which):
+            for _ in range(2):
+                self.handle(events.AttemptOutgrown(uid, number, fence + off, held_gb * GB))
 
     def spare(self, minimum_run_ms: int, preemptions_max: int) -> None:
         """The config says anew who is not displaced."""
@@ -295,7 +301,7 @@ class World(LedgerWatch):
             assert attempt is not None
             if isinstance(effect, StartAttempt):
                 self.handle(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
-            elif stops:
+            elif stops and isinstance(effect, StopAttempt):
                 self.handle(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
 
     def fill(self, request: Request, jobs: int) -> None:

@@ -104,6 +104,7 @@ ACTIONS = {
     "stop_node": (names,),
     "pause": (whichever, offs, st.booleans()),
     "mark": (whichever, offs, ages),
+    "outgrow": (whichever, offs, st.sampled_from([1, 2, 5, 15, 40])),
     "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
     "scale": (st.integers(0, 3), st.integers(0, 2)),
     "provide": (whichever, st.sampled_from([True, True, False])),
@@ -129,6 +130,7 @@ OFTEN = (
     "submit",
     "submit",
     "submit_sized",
+    "outgrow",
     "urge",
     "urge",
     "fill",
@@ -210,9 +212,13 @@ class AnythingMayHappen(RuleBasedStateMachine):
     def a_job_is_submitted(self, request, retries):
         self.world.submit(request, retries)
 
-    @rule(request=requests, first_gb=st.sampled_from([1, 4, 20]))
-    def a_job_without_stated_needs_is_submitted(self, request, first_gb):
-        self.world.submit_sized(request, first_gb, 1)
+    @rule(request=requests, first_gb=st.sampled_from([1, 4, 20]), retries=st.sampled_from([0, 1]))
+    def a_job_without_stated_needs_is_submitted(self, request, first_gb, retries):
+        self.world.submit_sized(request, first_gb, retries)
+
+    @rule(which=whichever, off=offs, held_gb=st.sampled_from([1, 2, 5, 15, 40]))
+    def a_job_outgrows_its_lease(self, which, off, held_gb):
+        self.world.outgrow(which, off, held_gb)
 
     @rule(request=modest_requests, jobs=st.integers(2, 5))
     def the_grid_fills_up(self, request, jobs):

@@ -40,8 +40,11 @@ def an_estimate(*limits_gb: int) -> JobEstimate:
 
 
 def submit(scenario: Scenario, *limits_gb: int, retries: int = 0, request: Request | None = None) -> StepResult:
+    """A job that its user has declared restartable."""
     request = request or a_request("j1", cores=1)
-    return scenario.handle(JobSubmitted("job", a_command(), request, retries, an_estimate(*limits_gb)))
+    return scenario.handle(
+        JobSubmitted("job", a_command(), request, retries, an_estimate(*limits_gb), restartable=True)
+    )
 
 
 def run_over(scenario: Scenario) -> StepResult:

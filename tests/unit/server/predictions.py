@@ -48,6 +48,7 @@ async def learn_runs(
                 cpu_ms=run_ms,
                 run_ms=run_ms,
                 ended_at_ms=1_699_999_000_000 + number,
+                measured_bytes=memory * MB,
             )
         )
     await prediction.store()

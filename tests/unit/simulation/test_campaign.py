@@ -33,9 +33,9 @@ from tests.support.builders import Scenario as Ready
 from tests.support.builders import a_node, a_request
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
-SOME = (1, 6, 13, 14, 31, 41, 44, 45, 62, 75, 79, 82, 383)
-"""Small seeds, which together have every kind of fault; in 383 somebody is preempted, in 6 paused, and in 75
-starts expire."""
+SOME = (1, 6, 13, 14, 31, 0, 41, 44, 45, 62, 75, 79, 82, 383)
+"""Small seeds, which together have every kind of fault; in 383 somebody is preempted, in 0 paused, and in 75
+starts expire. In 0 leases grow, too."""
 QUICK = SOME[:5]
 """The others are among the slow tests."""
 once = functools.cache(run_seed)
@@ -84,6 +84,7 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
         *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "AgentRequested", "NodeDrained"),
         *("LeaseAsked", "LeaseReleased", "LeaseExtended", "JobSubmitted", "JobCancelled", "AttemptStarted"),
         *("AttemptPaused", "AttemptMarked", "AttemptEnded", "AttemptsListed", "PressureRead", "TimePassed"),
+        "AttemptOutgrown",
         "StartsExpired",
         *("MoveRequested", "MoveShipped", "MoveFrozen", "MoveFilesSettled", "MoveDecided", "MoveDied", "MoveReturned"),
         *("MoveThawed", "MoveFailed", "MoveCancelled", "MoveResultsBrought"),
@@ -91,7 +92,7 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
     told_by_it = {
         *("requested", "queued", "granted", "started", "stopped", "released", "expired", "extended", "withdrawn"),
         *("requeued", "preempted", "late-report", "node-suspect", "node-lost", "node-alive", "node-draining", "paused"),
-        *("move-requested", "move-advanced", "move-ended"),
+        *("move-requested", "move-advanced", "move-ended", "grown"),
     }
     assert told_to_the_ledger | told_by_it <= visited
 

@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE UNIQUE INDEX IF NOT EXISTS runs_by_task ON runs (task, attempt);
 CREATE INDEX IF NOT EXISTS runs_by_type ON runs (type_id, id);
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (ended_at_ms);
-CREATE TABLE IF NOT EXISTS summaries (type_id INTEGER PRIMARY KEY, summary BLOB NOT NULL)
+CREATE TABLE IF NOT EXISTS summaries (type_id INTEGER PRIMARY KEY, summary BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS peaks (type_id INTEGER PRIMARY KEY, measured_bytes INTEGER NOT NULL)
 """
 _COLUMNS = (
     "task, attempt, features, input_bytes, memory_bytes, cpu_ms, run_ms, gpu_memory_bytes, ended_at_ms, is_lower_bound"
@@ -94,6 +95,12 @@ class TaskHistory:
             if stored.rowcount:
                 new.append(run)
                 db.execute("UPDATE types SET samples = samples + ? WHERE id = ?", (samples, type_id))
+                if run.measured_bytes:
+                    db.execute(
+                        "INSERT INTO peaks VALUES (?, ?) ON CONFLICT (type_id)"
+                        " DO UPDATE SET measured_bytes = max(measured_bytes, excluded.measured_bytes)",
+                        (type_id, run.measured_bytes),
+                    )
         return new
 
     def runs(self, user: str, key: str, limit: int) -> list[TaskRun]:
@@ -126,6 +133,18 @@ class TaskHistory:
 
         def read(db: sqlite3.Connection) -> int:
             found = db.execute("SELECT samples FROM types WHERE user = ? AND key = ?", (user, key)).fetchone()
+            return int(found[0]) if found else 0
+
+        return self._attempt(read, 0, "it begins anew")
+
+    def measured_bytes(self, user: str, key: str) -> int:
+        """The largest peak of memory that a shim has measured of a type; 0: none has."""
+
+        def read(db: sqlite3.Connection) -> int:
+            found = db.execute(
+                "SELECT measured_bytes FROM peaks WHERE type_id = (SELECT id FROM types WHERE user = ? AND key = ?)",
+                (user, key),
+            ).fetchone()
             return int(found[0]) if found else 0
 
         return self._attempt(read, 0, "it begins anew")
@@ -212,7 +231,7 @@ def _forget_types(db: sqlite3.Connection) -> int:
     (count,) = db.execute("SELECT count(*) FROM types").fetchone()
     excess = min(max(count - MAX_TYPES, 0), FOLD_ROWS)
     oldest = db.execute("SELECT id FROM types ORDER BY last_at_ms LIMIT ?", (excess,)).fetchall()
-    for table, column in (("runs", "type_id"), ("summaries", "type_id"), ("types", "id")):
+    for table, column in (("runs", "type_id"), ("summaries", "type_id"), ("peaks", "type_id"), ("types", "id")):
         db.executemany(f"DELETE FROM {table} WHERE {column} = ?", oldest)
     return len(oldest)
 

@@ -68,6 +68,12 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     max_files_bytes: int = 0  # in its directories; 0: no limit
     start_by_boot_ms: int = 0
     """The command is not executed from then on; 0: at any time."""
+    most_memory_bytes: int = 0
+    """Its memory limit, where the memory of its lease is none; 0: that of its lease is."""
+
+    def is_outgrown_by(self, memory_bytes: int) -> bool:
+        """Whether that is more than its lease, which may grow."""
+        return self.most_memory_bytes > 0 and memory_bytes > self.memory_bytes
 
 
 class SpecRecord(AttemptSpec, frozen=True, kw_only=True):
@@ -158,6 +164,14 @@ class FenceRecord(msgspec.Struct, frozen=True):
     nonce: str
 
 
+class MemoryRecord(msgspec.Struct, frozen=True):
+    """What the lease of an attempt has grown to, and the most that it may hold."""
+
+    memory_bytes: Ticks
+    most_memory_bytes: Ticks
+    nonce: str
+
+
 class ShimReport(msgspec.Struct, frozen=True):
     """A line on the channel of a shim: one of the two."""
 
@@ -193,6 +207,7 @@ class RunningAttempt:
         self.fence = fence
         self.launched_boot_ms = launched_boot_ms
         self.recorded = False
+        self.memory_recorded = True
         self.stop: StopRequest | None = None
         self.cores: tuple[int, ...] = ()
         self.started: AttemptLaunch | None = None
@@ -216,6 +231,18 @@ class RunningAttempt:
     def exempt(self) -> Exempt:
         """What below its shim is none of it."""
         return self._grid.besides(self.started.pid if self.started is not None else 0)
+
+    def enlarge(self, memory_bytes: int, most_memory_bytes: int) -> bool:
+        """Let its lease and its limit be as large, where they are smaller; whether one of them was. A limit that its
+        lease sets stays."""
+        spec = self.spec
+        if not spec.most_memory_bytes:
+            return False
+        sizes = max(spec.memory_bytes, memory_bytes), max(spec.most_memory_bytes, most_memory_bytes)
+        if sizes == (spec.memory_bytes, spec.most_memory_bytes):
+            return False
+        self.spec = msgspec.structs.replace(spec, memory_bytes=sizes[0], most_memory_bytes=sizes[1])
+        return True
 
     def usage(self, now_ms: int) -> AttemptUsage:
         """What its tree has used and holds; nothing before its command runs."""
@@ -289,10 +316,13 @@ def find_hold_key(attempts: list[RunningAttempt]) -> str:
 
 
 def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
-    """Set what changed after the order: a newer fence, other cores, a request to stop."""
+    """Set what changed after the order: a newer fence, other cores, a larger lease, a request to stop."""
     spec = read_spec(job)
     attempt.fence = max(attempt.fence, read_fence(job))
     attempt.cores = _convert(job.read(job_dir.CORES), tuple[int, ...]) or (spec.cores if spec is not None else ())
+    memory = _convert(job.read(job_dir.MEMORY), MemoryRecord)
+    if memory is not None and memory.nonce == job.nonce():
+        attempt.enlarge(memory.memory_bytes, memory.most_memory_bytes)
     attempt.stop = read_stop(job)
     attempt.recorded = True
 

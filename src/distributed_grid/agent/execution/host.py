@@ -507,6 +507,24 @@ class AttemptHost:
         finally:
             self._repeats_stops = False
 
+    def resize(self, attempt_id: str, memory_bytes: int, most_memory_bytes: int) -> None:
+        """Let an attempt whose lease may grow hold as much; its shim reads that. On a full disk it is ordered again."""
+        attempt = self._running.get(attempt_id)
+        if attempt is None or not attempt.recorded:
+            return
+        if not attempt.enlarge(memory_bytes, most_memory_bytes) and attempt.memory_recorded:
+            return
+        spec, attempt.memory_recorded = attempt.spec, False
+        try:
+            with JobDir(self._root, attempt.id) as job:
+                sizes = {"memory_bytes": spec.memory_bytes, "most_memory_bytes": spec.most_memory_bytes}
+                job.write(job_dir.MEMORY, {**sizes, "nonce": job.nonce()})
+            attempt.memory_recorded = True
+            if attempt.shim is not None:
+                process_tree.send_signal(attempt.shim, signal.SIGUSR1)
+        except OSError as error:
+            log.warning("the larger lease of %s could not be recorded yet: %s", attempt.id, error.strerror)
+
     def extend_hold(self, until_boot_ms: int) -> None:
         """Extend the hold deadline; it never gets earlier."""
         self._hold.extend(until_boot_ms, in_use=bool(self._running))

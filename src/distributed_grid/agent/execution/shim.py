@@ -48,6 +48,7 @@ ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
 MAX_RECORD_TRIES: Final = 60_000  # about a week
 REMOVED_POLL_MS: Final = 5_000  # how often to see whether the directory is still there
 REMOVED_GRACE_MS: Final = 1_000
+MAX_LIMIT_BYTES: Final = 1 << 62
 REMOVED: Final = "its directory was removed"
 ASKED_TO_STOP: Final = "its shim was asked to stop"
 MACHINE_ENDS: Final = "its machine ends, and has told all processes so"
@@ -78,6 +79,7 @@ class Shim:
         self.grid = grid
         self.groups: list[Cgroup] = []
         self.memory: CgroupMemoryLimit | PolledMemoryLimit | None = None
+        self.most_memory_bytes = 0  # of an attempt whose lease may grow, and whose limit is not that
         self.output: OutputLimit | None = None
         self.paused_until = 0  # because its output cannot be dropped; 0: it is not
         self.stop: TreeStop | None = None
@@ -163,7 +165,8 @@ class Shim:
                 os.close(fd)
 
     def _make_groups(self, cores: int) -> None:
-        limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
+        self.most_memory_bytes = self._read_most_memory()
+        limit, milli = self.most_memory_bytes or self.spec["memory_bytes"], self.spec["cpu_milli"]
         weight = cgroup_weight(milli, cores)
         if limit and not self.controllers.memory:
             self.memory = PolledMemoryLimit(limit, self.usage)
@@ -210,6 +213,7 @@ class Shim:
         elif self.job.is_removed and self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now + REMOVED_GRACE_MS)
         if self.memory:
+            self._raise_limit()
             overrun = self.memory.overrun(os.getpid(), self._is_exempt)
             if overrun is not None and self.stop is not None:
                 self.stop.kill_at = now
@@ -233,6 +237,23 @@ class Shim:
                 self._begin_stop("hold_expired", HOLD_EXPIRED, kill_at)
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
+
+    def _raise_limit(self) -> None:
+        """Raise the limit to what the agent has recorded since; it never gets smaller."""
+        most = self._read_most_memory() if self.most_memory_bytes else 0
+        if self.memory and most > self.most_memory_bytes:
+            self.most_memory_bytes = most
+            self.memory.raise_limit(most)
+
+    def _read_most_memory(self) -> int:
+        """The most that an attempt may hold whose lease may grow; 0 where its lease is its limit."""
+        most: int = self.spec.get("most_memory_bytes", 0)
+        if not most:
+            return 0
+        recorded = self.job.read(job_dir.MEMORY)
+        if isinstance(recorded, dict) and has_fields(recorded, {"most_memory_bytes": int, "nonce": str}):
+            most = max(most, recorded["most_memory_bytes"]) if recorded["nonce"] == self.nonce else most
+        return min(most, MAX_LIMIT_BYTES)
 
     def _check_output(self, now: int) -> None:
         """Drop output above its limit. Where that is impossible the tree is paused for its grace, and ended if nobody

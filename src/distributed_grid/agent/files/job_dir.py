@@ -19,6 +19,7 @@ Below the root, mode 0700 (files 0600):
             exit.json         how it ended; written once
             cores.json        the cores it was moved to, once it was
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
+            memory.json       with the nonce: what its lease has grown to, and its limit then
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
             output.json       how many bytes at the head of stdout and stderr were dropped, once some were
@@ -73,6 +74,7 @@ SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
 MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
+MEMORY = "memory.json"
 STARTED, STOP, EXIT, HOME, OUTPUT_HOME, AGE = "started", "stop.json", "exit.json", "home", "output_home", "age"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
 CHECKPOINT_DIR = "checkpoints"

@@ -135,6 +135,14 @@ class Cgroup:
             self._try("memory.swap.max", "0")
             self._try("memory.oom.group", "1")
 
+    def raise_memory_limit(self, limit_bytes: int) -> None:
+        """Let its processes hold more than until now; the limit with swap is never below the one without."""
+        if self.version == 1:
+            self._try("memory.memsw.limit_in_bytes", str(limit_bytes))
+            self._try("memory.limit_in_bytes", str(limit_bytes))
+        else:
+            self._try("memory.max", str(limit_bytes))
+
     def weigh_cpu(self, weight: int) -> None:
         """Its share where cores are contended; 1024 is the default of a group."""
         if self.version == 1:

@@ -20,11 +20,12 @@ _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
 KILL_SIGNAL: Final = signal.SIGRTMIN + 3
 """The grace of the stop is over."""
-STOP_SIGNALS: Final = {
+STOP_SIGNALS: Final = {  # no number has another meaning for older shims
     "cancelled": signal.SIGRTMIN,
     "preempted": signal.SIGRTMIN + 1,
     "reclaimed": signal.SIGRTMIN + 2,
     "over_disk_limit": signal.SIGRTMIN + 4,
+    "over_limit": signal.SIGRTMIN + 5,
 }
 """What stops an attempt without a file: the signal says why, so that a full disk changes nothing."""
 HANDLED_SIGNALS: Final = frozenset(

@@ -148,6 +148,13 @@ class CgroupMemoryLimit:
         self._usage = usage
         self._polled: PolledMemoryLimit | None = None
 
+    def raise_limit(self, limit_bytes: int) -> None:
+        """Let the tree hold more than until now."""
+        self._group.raise_memory_limit(limit_bytes)
+        self.limit_bytes = limit_bytes
+        if self._polled is not None:
+            self._polled.raise_limit(limit_bytes)
+
     def overrun(self, root: int, exempt: Exempt) -> str | None:
         """The message about an overrun, None while there was none."""
         held, files = self._group.held_and_file_bytes()
@@ -184,6 +191,10 @@ class PolledMemoryLimit:
         self.next_check_ms = POLL_FAST_MS
         self._usage = usage
         self._last_bytes = 0
+
+    def raise_limit(self, limit_bytes: int) -> None:
+        """Let the tree hold more than until now."""
+        self.limit_bytes = limit_bytes
 
     def overrun(self, root: int, exempt: Exempt) -> str | None:
         """The message about an overrun of the tree below `root`, None while there is none."""

@@ -10,6 +10,7 @@ from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files import job_signals
 from distributed_grid.agent.owner.eviction import Borrowed, OwnerOnGpu, UsageSample
+from distributed_grid.agent.owner.outgrown_leases import beyond_lease
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.posix.boot_clock import boot_ms
 
@@ -105,4 +106,11 @@ class HostedWork:
         job_signals.withdraw_notice(self._host.root, attempt_id)
 
     async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
+        """One that holds more than its lease, and is not to be run again for that, ends as over its limit."""
+        used = self._host.usage().get(attempt_id)
+        tree = next((one for one in self._host.running_trees() if one.attempt_id == attempt_id), None)
+        if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
+            detail = f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
+            await self._host.stop_attempt(attempt_id, kind="over_limit", detail=detail, grace_ms=grace_ms)
+            return
         await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)

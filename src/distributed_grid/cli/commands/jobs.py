@@ -122,11 +122,22 @@ def _lines(job: dict[str, Any]) -> list[str]:
         if attempt.get("checkpoint_at"):
             parts.append(f"last checkpoint {format_time(attempt['checkpoint_at'])}")
         if attempt["memory_limit_gb"]:
-            parts.append(f"limit {format_amount('memory', attempt['memory_limit_gb'])}")
+            parts.append(_memory(job, attempt))
         if attempt["outcome"]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
+
+
+def _memory(job: dict[str, Any], attempt: dict[str, Any]) -> str:
+    """The memory limit of an attempt, or the size of its lease where that may grow, and what became of that."""
+    size = format_amount("memory", attempt["memory_limit_gb"])
+    if not (job["sizing"] is not None and job["sizing"]["may_outgrow"]):
+        return f"limit {size}"
+    times = attempt["growths"]
+    grown = f", grown {times} time{'' if times == 1 else 's'}" if times else ""
+    refused = f", not larger ({attempt['growth_refused']})" if attempt["growth_refused"] else ""
+    return f"{size} leased{grown}{refused}"
 
 
 def _detached(job: dict[str, Any]) -> str | None:

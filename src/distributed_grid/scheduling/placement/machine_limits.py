@@ -83,6 +83,20 @@ def most_bytes(ledger: Ledger, node: Node) -> int:
     return lends if room is None else min(lends, room)
 
 
+def free_bytes(ledger: Ledger, node: Node) -> int:
+    """The memory that a node can still lend to a job now, by its offer."""
+    offer = ledger.offers.get(node.name)
+    if offer is None or offer.withdrawn:
+        return 0
+    lends = min(offer.lends.memory_bytes, node.lendable.memory_bytes)
+    free = lends - ledger.claims_on(node.name).memory_bytes
+    if node.simulated:
+        nodes = simulated_nodes(ledger)
+        room = _room(ledger, nodes)
+        free = free if room is None else min(free, room - _used_bytes(ledger, nodes))
+    return max(free, 0)
+
+
 def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
     """Why the machine of a simulated node has not so much memory left for a job or a block; None where it has."""
     nodes = simulated_nodes(ledger) if node.simulated and memory_bytes else []

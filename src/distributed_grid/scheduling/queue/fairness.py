@@ -232,6 +232,19 @@ class Quotas:
                     return f"quota of {quota.name}: {over[0]} of {over[1]} held, {over[2]} asked"
         return None
 
+    def memory_left(self, request: Request) -> tuple[int, str] | None:
+        """The bytes that the quotas of a request's user leave beside what is held, and the quota that leaves least.
+
+        None where none limits memory.
+        """
+        covering = (quota for quota in self._ledger.policy.quotas if quota.covers(request.user, request.team))
+        left = [
+            (max(quota.memory_bytes - self._held_under(quota)[0].memory_bytes, 0), quota.name)
+            for quota in covering
+            if quota.memory_bytes is not None
+        ]
+        return min(left, default=None)
+
     def _held_under(self, quota: Quota) -> tuple[NodeClaims, int]:
         found = self._held.get(quota.name)
         if found is None:

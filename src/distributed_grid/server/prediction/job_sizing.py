@@ -61,8 +61,9 @@ class JobSizer:
         return estimate_of(predicted, size)
 
     async def estimate_shape(self, shape: TaskShape, user: str) -> JobEstimate | None:
-        """What earlier runs say of a task of this shape that states no needs; None where too little is known."""
-        predicted = await self._prediction.size_shape(user, shape, 0) if shape.key else None
+        """What pull workers have reported of tasks of this shape that state no needs; None where too little is
+        known."""
+        predicted = await self._prediction.size_pulled(user, shape) if shape.key else None
         return estimate_of(predicted, 0) if predicted is not None else None
 
     def stop(self) -> None:

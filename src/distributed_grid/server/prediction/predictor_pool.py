@@ -26,7 +26,7 @@ MAX_LEARNED = 32
 
 
 class TypeKey(NamedTuple):
-    """Whose task, and of which shape."""
+    """Whose task, and of which shape; the key of a command that a pull worker has run says so (`pulled_shape`)."""
 
     user: str
     key: str
@@ -83,6 +83,7 @@ class PredictorPool:
             if predictor is not None:
                 predictor.learn_all(ended[-MAX_LEARNED:])
                 predictor.count_unlearned(ended[:-MAX_LEARNED])
+                predictor.measured_bytes = max(predictor.measured_bytes, *(run.measured_bytes for run in ended))
                 self._untrained.add(task)
         return new
 
@@ -131,6 +132,7 @@ class PredictorPool:
             predictor.learn_summary(summary)
         predictor.learn_all(runs)
         predictor.samples = max(predictor.samples, self._history.samples(*task))
+        predictor.measured_bytes = self._history.measured_bytes(*task)
         return predictor
 
     def _keep(self, task: TypeKey, predictor: TaskPredictor) -> None:

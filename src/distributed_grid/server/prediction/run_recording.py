@@ -22,7 +22,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
 from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.task_shape import TaskShape, task_shape, typed_task_shape
+from distributed_grid.prediction.task_shape import TaskShape, pulled_shape, task_shape, typed_task_shape
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.records import ended_job
 
@@ -77,12 +77,17 @@ class RunRecorder:
 def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
     """A run as the predictor remembers it; None where it is not over, or nothing has run.
 
-    Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound.
+    Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound. What a
+    pull worker has reported is of another type than what a shim has measured, also of the same command.
     """
     outcome = attempt.outcome
     shape = command_shape(job.command.argv, job.command.payload)
     if outcome is None or not attempt.started_at_ms or not shape.key:
         return None
+    is_pulled = not attempt.pid  # nobody of the grid has seen a process of it
+    if is_pulled and not (outcome.max_memory_bytes or outcome.cpu_ms):
+        return None  # nothing was reported, or by a worker of another user
+    shape = pulled_shape(shape) if is_pulled else shape
     memory_bytes = outcome.max_memory_bytes
     if outcome.ending is Ending.OVER_LIMIT and not outcome.is_disk_overrun:
         memory_bytes = max(memory_bytes, attempt.memory_limit_bytes)
@@ -98,6 +103,7 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
         run_ms=outcome.wall_ms,
         ended_at_ms=attempt.ended_at_ms,
         is_lower_bound=not outcome.succeeded,
+        measured_bytes=0 if is_pulled else outcome.max_memory_bytes,
     )
 
 

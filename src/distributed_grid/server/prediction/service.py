@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
 from distributed_grid.api import requests
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun
-from distributed_grid.prediction.task_shape import BATCH_SIZE, TaskShape, task_shape, typed_task_shape
+from distributed_grid.prediction.task_shape import BATCH_SIZE, TaskShape, pulled_shape, task_shape, typed_task_shape
 from distributed_grid.prediction.tiers import Tier, TierSettings
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.predictor_pool import PredictorPool, TrainedType, TypeKey
@@ -49,6 +51,8 @@ RETRY_SECONDS = 10.0
 MAX_SIZING_SECONDS = 1.0
 """A job that cannot be sized within this time gets no limit."""
 MAX_TRAINED_TYPES = 1_000
+MAX_OF_MEASURED = 2
+"""A learned size is at most so many times the largest peak that a shim has measured."""
 MB = 1024**2
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -100,14 +104,26 @@ class PredictionService:
     # -------------------------------------------------------------- for jobs
 
     async def size(self, user: str, argv: Sequence[str], input_bytes: int) -> MemoryPrediction | None:
-        """Memory for a job that states no needs; None: too little is known, so it gets no limit."""
-        return await self.size_shape(user, task_shape(argv), input_bytes)
+        """Memory for a job that states no needs; None: too little is known, so it gets no limit. It is no more than
+        `MAX_OF_MEASURED` times what a shim has measured: what somebody else has reported alone gives none."""
+        predicted = await self._size(TypeKey(user, (shape := task_shape(argv)).key), shape, input_bytes)
+        if predicted is None:
+            return None
+        predictor, memory = predicted
+        return _bounded(memory, MAX_OF_MEASURED * predictor.measured_bytes)
 
-    async def size_shape(self, user: str, shape: TaskShape, input_bytes: int) -> MemoryPrediction | None:
-        """The same for a task of this shape."""
+    async def size_pulled(self, user: str, shape: TaskShape) -> MemoryPrediction | None:
+        """The same for a task of this shape, from what pull workers have reported."""
+        predicted = await self._size(TypeKey(user, pulled_shape(shape).key), shape, 0)
+        return None if predicted is None else predicted[1]
+
+    async def _size(
+        self, task: TypeKey, shape: TaskShape, input_bytes: int
+    ) -> tuple[TaskPredictor, MemoryPrediction] | None:
         try:
-            predictor = await self._predictor(TypeKey(user, shape.key))
-            return None if predictor is None else predictor.predict(input_bytes, shape.features)
+            predictor = await self._predictor(task)
+            predicted = None if predictor is None else predictor.predict(input_bytes, shape.features)
+            return None if predictor is None or predicted is None else (predictor, predicted)
         except Exception:  # a bug here must not fail a job
             log.exception("a job could not be sized; it gets no limit")
             return None
@@ -310,6 +326,22 @@ class PredictionService:
         return {"scaling": scaling}
 
 
+def _bounded(predicted: MemoryPrediction, most_bytes: int) -> MemoryPrediction | None:
+    """The prediction with no size above that; None where that leaves nothing."""
+    if not most_bytes:
+        return None
+    first, *reruns = (min(size, most_bytes) for size in (predicted.memory_bytes, *predicted.next_memory_bytes))
+    return replace(predicted, memory_bytes=first, next_memory_bytes=tuple(reruns))
+
+
+def _bound_reason(measured_bytes: int) -> str:
+    """What bounds the learned size of a job, for people."""
+    if not measured_bytes:
+        return "no run of it was measured by the grid itself: a job gets no memory from this"
+    most = f"{MAX_OF_MEASURED} x {measured_bytes / MB:,.0f} MB"
+    return f"a job gets at most {most}, the largest peak that the grid has measured"
+
+
 def _shape_of(op: requests.TaskDescription) -> TaskShape:
     """The shape of what a request describes."""
     if bool(op.argv) == bool(op.task_type):
@@ -330,6 +362,8 @@ def prediction_row(
     tier, confidence = (found.tier, found.confidence) if found is not None else (Tier.DEFAULTS, 0.0)
     cpu_milli, run_ms = predictor.cpu_milli(*given), predictor.run_ms(*given)
     gpu_bytes = predictor.gpu_memory_bytes(*given)
+    is_job = found is not None and pulled_shape(shape) != shape
+    bound = [_bound_reason(predictor.measured_bytes)] if is_job else []
     return {
         "key": shape.key,
         "user": user,
@@ -342,7 +376,7 @@ def prediction_row(
         "cpu_cores": None if cpu_milli is None else cpu_milli / 1000,
         "gpu_memory_mb": None if gpu_bytes is None else gpu_bytes / MB,
         "run_seconds": None if run_ms is None else run_ms / 1000,
-        "why": predictor.reasons(),
+        "why": [*predictor.reasons(), *bound],
     }
 
 

@@ -29,7 +29,7 @@ from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker
-from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import command_shape
 from distributed_grid.server.services.pull_workers import PullWorkerService
@@ -55,6 +55,9 @@ class TaskService:
 
     async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
         """Queue a task; the same request id again gets the same one."""
+        user = op.user or caller.user
+        if user != caller.user and not caller.admin:
+            raise Forbidden(f"a task of {user} cannot be submitted by {caller.user}")
         command = Command(
             op.argv,
             tuple(sorted(op.env.items())),
@@ -64,11 +67,11 @@ class TaskService:
         )
         request = Request(
             op.request_id,
-            caller.user,
+            user,
             required_amounts(op.requirements),
             Priority.parse(op.priority),
             wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
-            team=caller.team,
+            team=caller.team if user == caller.user else "",
             strategy=Strategy.FITTEST,
             labels=tuple(_label(word) for word in op.labels),
             expects_ms=command.timeout_ms,
@@ -76,7 +79,7 @@ class TaskService:
             runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
         )
         task_id = op.task_id or f"task-{op.request_id[:12]}"
-        estimate = await self._estimate(op, command, caller.user)
+        estimate = await self._estimate(op, command, user)
         answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
         assert isinstance(answer, JobAnswer)
         return {"job": self._viewer().job(answer.job), "reasons": list(answer.reasons)}
@@ -176,7 +179,8 @@ class TaskService:
             return _not_accepted(_why_not(op, job))
         result = _json(op.result, "the result") if op.result is not None else ""
         if attempt.outcome is None:
-            outcome = _outcome(op, attempt, self._grid.now_ms())
+            is_own = op.user in ("", job.request.user)
+            outcome = _outcome(op, attempt, self._grid.now_ms(), is_own=is_own)
             event = AttemptEnded(job.uid, attempt.number, op.fence, outcome, (op.worker_id,), result=result)
             answer = await self._grid.handle(event)
             if isinstance(answer, JobAnswer):
@@ -247,14 +251,16 @@ def _why_not(op: requests.ReportTask, job: Job | None) -> str:
     return f"the fence {op.fence} is stale: it is of no attempt of {op.task_id}"
 
 
-def _outcome(op: requests.ReportTask, attempt: Attempt, now: int) -> Outcome:
+def _outcome(op: requests.ReportTask, attempt: Attempt, now: int, *, is_own: bool) -> Outcome:
+    """How an attempt ended. What a worker of another user says that it used is not taken in: nobody has measured it,
+    and it would set the size of that user's next tasks."""
     over = op.over_limit and not op.succeeded
     return Outcome(
         Ending.OVER_LIMIT if over else Ending.EXITED,
         exit_code=None if over else 0 if op.succeeded else 1,
         detail=op.error[:MAX_DETAIL_CHARS],
-        cpu_ms=round(1000 * op.cpu_seconds),
-        max_memory_bytes=round(op.peak_memory_mb * MIB),
+        cpu_ms=round(1000 * op.cpu_seconds) if is_own else 0,
+        max_memory_bytes=round(op.peak_memory_mb * MIB) if is_own else 0,
         wall_ms=max(now - attempt.started_at_ms, 0),
     )
 

@@ -95,8 +95,9 @@ def test_what_never_ran_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_a_task_is_recorded_by_its_type_and_parameters() -> None:
-    def recorded(payload: str) -> TaskRun | None:
-        attempt = Attempt(1, "t1.1", "worker", 1, 1, started_at_ms=2, ended_at_ms=9, outcome=Outcome(Ending.EXITED, 0))
+    def recorded(payload: str, pid: int = 0) -> TaskRun | None:
+        outcome = Outcome(Ending.EXITED, 0, max_memory_bytes=MB)
+        attempt = Attempt(1, "t1.1", "worker", 1, 1, started_at_ms=2, ended_at_ms=9, outcome=outcome, pid=pid)
         task = Job("t1", "task", Command((), payload=payload), a_request("t1"), 1, attempts=(attempt,))
         return run_of(task, attempt)
 
@@ -105,7 +106,10 @@ def test_a_task_is_recorded_by_its_type_and_parameters() -> None:
     assert (run.key, run.features, run.is_lower_bound) == ("type:train batch_size=#", (32.0,), False)
     command = recorded('{"command": "tool --size 3"}')
     assert command is not None
-    assert command.key == task_shape(TOOL).key
+    assert (command.key, command.measured_bytes) == (f"pull: {task_shape(TOOL).key}", 0)
+    by_agent = recorded('{"command": "tool --size 3"}', pid=7)
+    assert by_agent is not None
+    assert (by_agent.key, by_agent.measured_bytes) == (task_shape(TOOL).key, MB)
     assert recorded('{"what": "nobody knows"}') is recorded("[1]") is recorded("") is None
 
 

@@ -67,7 +67,15 @@ def a_run(number: int, argv: list[str], *, user: str = "ana", mb: float = 100, r
     shape = task_shape(argv)
     memory = round(mb * MB) + number % 5 * MB
     return TaskRun(
-        f"task-{number}", 1, user, shape.key, shape.features, memory_bytes=memory, run_ms=run_ms, ended_at_ms=NOW
+        f"task-{number}",
+        1,
+        user,
+        shape.key,
+        shape.features,
+        memory_bytes=memory,
+        run_ms=run_ms,
+        ended_at_ms=NOW,
+        measured_bytes=memory,
     )
 
 
