@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.agent.execution.disk_guard import largest_writer
 from distributed_grid.domain.jobs import Command, Ending, Outcome
@@ -30,6 +31,9 @@ WATCHER_MS = 500
 SHIM_RETRY_MS = 1_000
 DISK_CHECK_MS, FLOOD_LIMIT_MS = 1_000, 15_000
 """How often an agent looks at its disk, and how long a flood may last while it does."""
+OVER_DISK_LIMIT = "over_disk_limit"
+ENDINGS = {"hold_expired": Ending.LOST, OVER_DISK_LIMIT: Ending.OVER_LIMIT}
+"""The endings of stops whose kind is no ending."""
 FLOOD_BYTES, RESERVE_BYTES = 10 << 30, 64 << 20
 USUAL_DRIFT, MAX_SKEW = 500, 15_000
 """By how many millionths a clock is usually off, and by how many at worst: the grace of a hold covers that."""
@@ -316,7 +320,7 @@ class Machine:
         sizes = {run.lease_id: run.written_bytes for run in self.running if run.runs and run.stop is None}
         worst = largest_writer(sizes, RESERVE_BYTES)
         if worst is not None:
-            self.stop(self.records[worst], str(Ending.OVER_LIMIT), "it fills the disk of its node", 0)
+            self.stop(self.records[worst], OVER_DISK_LIMIT, "it fills the disk of its node", 0)
 
     # ------------------------------------------------------------------ running
 
@@ -493,8 +497,7 @@ class Machine:
         run.shim_is_stopped = False
         self._gone(run)
         kind, detail = (run.stop[0], run.stop[1]) if run.stop is not None else ("hold_expired", "its hold expired")
-        ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
-        self._conclude(run, Outcome(ending, detail=detail, wall_ms=self.wall_ms(run)))
+        self._conclude(run, self._outcome_of(run, kind, detail))
 
     # ------------------------------------------------------------------ stopping, holding, pausing
 
@@ -547,13 +550,12 @@ class Machine:
             return
         self._gone(run)
         kind, detail, _ = run.stop
-        ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
-        self._conclude(
-            run,
-            Outcome(
-                ending, signal=15, detail=detail, wall_ms=self.wall_ms(run), is_disk_overrun=ending is Ending.OVER_LIMIT
-            ),
-        )
+        self._conclude(run, replace(self._outcome_of(run, kind, detail), signal=15))
+
+    def _outcome_of(self, run: SimulatedProcess, kind: str, detail: str) -> Outcome:
+        ending = ENDINGS.get(kind) or Ending(kind)
+        is_disk_overrun = kind == OVER_DISK_LIMIT
+        return Outcome(ending, detail=detail, wall_ms=self.wall_ms(run), is_disk_overrun=is_disk_overrun)
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
