@@ -251,6 +251,7 @@ class Grid:
                     self._is_store_doubtful = False
                     await self._reload()
                 await self._settle(entries)
+                await asyncio.sleep(0)  # a batch that commits nothing never waits: heartbeats have their turn here
         except Exception as failure:
             self._failure = GridError(f"the control plane cannot go on: {failure}")
             for entry in (*entries, *self._inbox):

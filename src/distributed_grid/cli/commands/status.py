@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distributed_grid.cli.command_line import Option, command
@@ -28,7 +29,7 @@ MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
 
-@command(Option("-a", "--all", "all_", is_flag=True, help=f"Every node and job, not {MAX_ROWS} of each."))
+@command(Option("-a", "--all", "all_", is_flag=True, help=f"Not only {MAX_ROWS} nodes and jobs."))
 def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
     found = session.query("get_status")
@@ -44,15 +45,17 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
     problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
-    running = sum(1 for job in jobs if job["state"] == "running")
-    leases = f"{len(found['allocations']):,} lease{'' if len(found['allocations']) == 1 else 's'}"
+    states, omitted = found["job_states"], found["omitted"]
+    running = states.get("running", 0)
+    held = len(found["allocations"]) + omitted["allocations"]
+    leases = f"{held:,} lease{'' if held == 1 else 's'}"
     summary = f"{leases}, {running:,} job{'' if running == 1 else 's'} running, {found['waiting']:,} waiting"
     recommendations = found["recommendations"]
     parts = [
         _nodes(nodes, max_rows, width),
         "\n".join(map(printable, named_in_part(problems, max_rows))),
         summary,
-        "\n".join([_jobs(jobs, max_rows, width), *detached_lines(jobs)]) if jobs else "",
+        "\n".join([_jobs(jobs, states, max_rows, width), *detached_lines(jobs)]) if jobs else "",
         _recommendations(recommendations, max_rows, width) if recommendations else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -94,9 +97,10 @@ def _is_well(node: dict[str, Any]) -> bool:
 
 def _counts(states: Iterable[str]) -> str:
     """How many there are in each state, the most frequent first."""
-    counts: dict[str, int] = {}
-    for state in states:
-        counts[state] = counts.get(state, 0) + 1
+    return _totals(Counter(states))
+
+
+def _totals(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda one: -one[1]))
 
 
@@ -113,7 +117,7 @@ def _state(node: dict[str, Any]) -> str:
     return "degraded" if node["degraded"] else str(node["state"])
 
 
-def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
+def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:
     """A table of jobs, the running ones first."""
     shown = sorted(jobs, key=lambda job: _JOB_ORDER.get(job["state"], len(_JOB_ORDER)))[:max_rows]
     rows = [
@@ -126,7 +130,7 @@ def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
         )
         for job in shown
     ]
-    more = _more(len(jobs) - len(shown), "grid jobs list", _counts(str(job["state"]) for job in jobs))
+    more = _more(sum(states.values()) - len(shown), "grid jobs list", _totals(states))
     return table(*narrowed(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, width), empty="no jobs") + more
 
 

@@ -27,6 +27,7 @@ from distributed_grid.errors import (
     error_view,
 )
 from distributed_grid.server.access.tokens import Forbidden
+from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -69,6 +70,23 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         return _encoder.encode(content)
+
+
+class EncodedResponse(Response):
+    """An answer that is encoded already, sent in parts with back-pressure. A reader that takes nothing for long is
+    disconnected."""
+
+    def __init__(self, answer: EncodedAnswer) -> None:
+        self._answer = answer
+        super().__init__(media_type=JSON)
+        self.headers["content-length"] = str(answer.size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._answer.parts:
+            async with asyncio.timeout(READ_SECONDS):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def error_response(error: GridError) -> JsonResponse:

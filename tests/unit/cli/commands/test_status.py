@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -63,7 +64,15 @@ def a_node(number: int, state: str = "alive") -> dict[str, Any]:
 
 def a_status(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, Any]:
     waiting = sum(job["state"] == "queued" for job in jobs)
-    return {"nodes": nodes, "jobs": jobs, "allocations": [{}] * 30, "waiting": waiting, "recommendations": []}
+    return {
+        "nodes": nodes,
+        "jobs": jobs,
+        "allocations": [{}] * 30,
+        "waiting": waiting,
+        "recommendations": [],
+        "job_states": Counter(job["state"] for job in jobs),
+        "omitted": {"allocations": 0},
+    }
 
 
 def test_a_long_queue_is_shown_at_a_glance_with_its_counts() -> None:
