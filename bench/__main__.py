@@ -26,6 +26,7 @@ NAMES = (
     "commands",
     "offload_wrap",
     "event_followers",
+    "readers",
     "idle_offers",
     "openb",
     "confidence",

@@ -33,6 +33,8 @@ SHORT_ROWS = 2_000
 """Rows of an answer that does not wait for longer ones."""
 MAX_SHORT, MAX_LONG = 4, 2
 """Answers that are rendered at a time."""
+MAX_SENDERS = 16
+"""Parts that are sent in one pass of the event loop."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of all answers that are rendered and not sent completely: beyond that nothing new is rendered."""
 ROOM_SECONDS = 30.0
@@ -46,11 +48,18 @@ _encoder = msgspec.json.Encoder()
 class EncodedAnswer:
     """An answer as JSON, in parts. All who asked the same hold the same one."""
 
-    __slots__ = ("__weakref__", "parts", "size")
+    __slots__ = ("__weakref__", "_renderer", "parts", "size")
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
+    def __init__(self, parts: Sequence[bytes], renderer: AnswerRenderer) -> None:
         self.parts = tuple(parts)
         self.size = sum(map(len, self.parts))
+        self._renderer = renderer
+
+    async def paced_parts(self) -> AsyncIterator[bytes]:
+        """The parts, each when it may be sent: of all readers a few send in each pass of the event loop."""
+        for part in self.parts:
+            await self._renderer.pace()
+            yield part
 
     def decode(self) -> Any:
         """The answer as Python values."""
@@ -62,6 +71,7 @@ class AnswerRenderer:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
+        self._senders = asyncio.Semaphore(MAX_SENDERS)
         self._short, self._long = asyncio.Semaphore(MAX_SHORT), asyncio.Semaphore(MAX_LONG)
         self._waiting: dict[Hashable, _SharedRendering] = {}
         self._begun: dict[Hashable, _SharedRendering] = {}
@@ -134,6 +144,11 @@ class AnswerRenderer:
             yield lambda: time.monotonic() > until
         await asyncio.sleep(0)
 
+    async def pace(self) -> None:
+        """Return when another part of an answer may be sent."""
+        async with self._senders:
+            await asyncio.sleep(0)
+
     def hold(self, answer: EncodedAnswer) -> EncodedAnswer:
         """Count the bytes of an answer until nobody holds it any more."""
         self.held_bytes += answer.size
@@ -187,7 +202,7 @@ class AnswerWriter:
     def finish(self) -> EncodedAnswer:
         """The whole answer."""
         self._parts.append(bytes(self._part + b"}"))
-        return self._renderer.hold(EncodedAnswer(self._parts))
+        return self._renderer.hold(EncodedAnswer(self._parts, self._renderer))
 
     def _begin(self, name: str) -> None:
         if self._parts or len(self._part) > 1:

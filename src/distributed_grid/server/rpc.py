@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
             self.send(answer)
             return
         self._write(frame_head(JSON, answer.size))
-        for part in answer.parts:
+        async for part in answer.paced_parts():
             self._write(part)
             try:
                 async with asyncio.timeout(READ_SECONDS):

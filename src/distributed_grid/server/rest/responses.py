@@ -83,7 +83,7 @@ class EncodedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._answer.parts:
+        async for part in self._answer.paced_parts():
             async with asyncio.timeout(READ_SECONDS):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
