@@ -19,7 +19,7 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstim
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer, pressure
-from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, is_boost, resource_of
+from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, resource_of
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, shown_command
@@ -216,11 +216,6 @@ class Viewer:
             "reason": str(lease.end) if lease.end is not None else None,
             "detail": lease.detail or None if self.shows(lease.request.user) else None,
         }
-
-    def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
-        """What is lent to one node, or to any: because somebody asked for it, or by rebalancing."""
-        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease))
-        return [self.boost(ledger, lease) for lease in held if node in ("", lease.request.target)]
 
     def boost(self, ledger: Ledger, lease: Lease) -> View:
         kind, amount = headline(held_amounts(lease))

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from distributed_grid.control.slices import LoopSlices
 from distributed_grid.control.views import View
 from distributed_grid.errors import Unreachable
 from distributed_grid.supervision import start_logged
 
-SLICE_SECONDS = 0.004
 PART_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Of one answer; rows beyond that are left out and counted."""
@@ -69,8 +68,8 @@ class EncodedAnswer:
 class AnswerRenderer:
     """Renders the long answers of one control plane."""
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+    def __init__(self, slices: LoopSlices) -> None:
+        self.slices = slices
         self._senders = asyncio.Semaphore(MAX_SENDERS)
         self._short, self._long = asyncio.Semaphore(MAX_SHORT), asyncio.Semaphore(MAX_LONG)
         self._waiting: dict[Hashable, _SharedRendering] = {}
@@ -136,14 +135,6 @@ class AnswerRenderer:
             self.renderings += 1
             yield AnswerWriter(self)
 
-    @contextlib.asynccontextmanager
-    async def slice(self) -> AsyncIterator[Callable[[], bool]]:
-        """A slice of the event loop's time, one in each of its passes; gives whether it is over."""
-        async with self._turn:
-            until = time.monotonic() + SLICE_SECONDS
-            yield lambda: time.monotonic() > until
-        await asyncio.sleep(0)
-
     async def pace(self) -> None:
         """Return when another part of an answer may be sent."""
         async with self._senders:
@@ -189,7 +180,7 @@ class AnswerWriter:
         self._part += b"["
         count, most = 0, min(len(rows), max_rows)
         while count < most and self._written < MAX_ANSWER_BYTES:
-            async with self._renderer.slice() as is_over:
+            async with self._renderer.slices.next() as is_over:
                 while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
                     if count:
                         self._part += b","
@@ -214,16 +205,3 @@ class AnswerWriter:
             self._written += len(self._part)
             self._parts.append(bytes(self._part))
             self._part.clear()
-
-
-async def selected(renderer: AnswerRenderer, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
-    """The rows that fit, looked at in slices."""
-    found: list[T] = []
-    position = 0
-    while position < len(rows):
-        async with renderer.slice() as is_over:
-            while position < len(rows) and not is_over():
-                chunk = rows[position : position + 256]
-                found += [row for row in chunk if fits(row)]
-                position += len(chunk)
-    return found

@@ -230,7 +230,7 @@ class Daemon:
         custom = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
         converter = RequestConverter(grid, sharing_enabled=sharing_enabled, custom_resources=custom)
         files = self._files
-        renderer = AnswerRenderer()
+        renderer = AnswerRenderer(grid.slices)
         nodes = NodeService(grid, viewer, renderer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)

@@ -54,7 +54,6 @@ class InProcessGrid:
         self.store = InMemoryStore()
         self.grid = Grid(self.store, self.clock)
         self.viewer = Viewer(0)
-        self.renderer = AnswerRenderer()
         self.sharing_enabled = sharing_enabled
         self.is_stopping = False
         self.compose()
@@ -65,7 +64,9 @@ class InProcessGrid:
         converter = RequestConverter(self.grid, sharing_enabled=self.sharing_enabled, custom_resources=custom)
         files = AttemptFiles(Path("unused"), RemoteFiles({}), lambda name: True)
         self.leases = LeaseService(self.grid, self.get_viewer, converter, is_stopping=self.stopping)
-        self.jobs = JobService(self.grid, self.get_viewer, converter, files, self.renderer, self.sizer)
+        self.jobs = JobService(
+            self.grid, self.get_viewer, converter, files, AnswerRenderer(self.grid.slices), self.sizer
+        )
 
     def get_viewer(self) -> Viewer:
         return self.viewer

@@ -33,7 +33,7 @@ from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unre
 from distributed_grid.ports import EndedRow
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer, selected
+from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
@@ -258,14 +258,14 @@ class JobService:
         living: Sequence[Job] = await self._grid.read(lambda ledger, now: tuple(ledger.jobs.values()))
         async with self._renderer.answer(max_rows=op.limit + len(living)) as writer:
             if op.user is not None:
-                living = await selected(self._renderer, living, fits)
+                living = await self._grid.slices.select(living, fits)
             room = op.limit if op.all else max(op.limit - len(living), 0)
             rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
             uids = {job.uid for job in living}
             shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
             shown += living
             if op.state is not None:
-                shown = await selected(self._renderer, shown, lambda row: op.state == _state(row))
+                shown = await self._grid.slices.select(shown, lambda row: op.state == _state(row))
             viewer = self._viewer().for_reader(reader)
             omitted = await writer.rows("jobs", shown, lambda row: viewer.listed_job(_decoded(row)))
             writer.field("more", len(rows) > room)
@@ -275,11 +275,8 @@ class JobService:
     async def list_live(self, caller: Caller) -> View:
         """The uids of the caller's jobs that have not ended."""
 
-        def live_uids(ledger: Ledger, now: int) -> list[str]:
-            own = (job for job in ledger.jobs.values() if job.request.user == caller.user)
-            return [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]
-
-        return {"uids": await self._grid.read(live_uids)}
+        own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
+        return {"uids": [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]}
 
     async def get(self, name: str, caller: Caller) -> View:
         job = await find_job(self._grid, name)

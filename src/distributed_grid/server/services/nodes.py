@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
@@ -21,7 +20,7 @@ from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused, TimedOut
 from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.answers import SLICE_SECONDS, AnswerRenderer, EncodedAnswer, selected
+from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 
 MAX_STATUS_ROWS = 1_000
 """Jobs, and leases, in a status."""
@@ -87,7 +86,7 @@ class NodeService:
                 states[job.state] += 1
                 return job.state is not JobState.QUEUED
 
-            active = await selected(self._renderer, jobs, is_active)
+            active = await self._grid.slices.select(jobs, is_active)
             queued = (job for job in jobs if job.state is JobState.QUEUED)
             shown = jobs
             if len(jobs) > MAX_STATUS_ROWS:
@@ -130,20 +129,11 @@ class NodeService:
 
     async def _read_nodes(self, view: Callable[[Ledger, str, int], Sequence[View]]) -> Sequence[View]:
         """Rows about every node. Of a large cluster each step of the owner takes some nodes."""
-        names = await self._grid.read(lambda ledger, now: list(ledger.nodes))
-        rows: list[View] = []
 
-        def read_some(ledger: Ledger, now: int) -> None:
-            until = time.monotonic() + SLICE_SECONDS
-            while names and time.monotonic() < until:
-                name = names.pop()
-                if name in ledger.nodes:
-                    rows.extend(view(ledger, name, now))
+        def view_known(ledger: Ledger, name: str, now: int) -> Sequence[View]:
+            return view(ledger, name, now) if name in ledger.nodes else ()
 
-        names.reverse()
-        while names:
-            await self._grid.read(read_some)
-        return rows
+        return await self._grid.read_each(lambda ledger: ledger.nodes, view_known)
 
     async def get(self, name: str) -> View:
         def view_node(ledger: Ledger, now: int) -> View:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
+from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid, event_key
 from distributed_grid.control.views import HIDDEN, View, Viewer
@@ -49,15 +49,15 @@ async def find_job(grid: Grid, name: str) -> Job:
     def ended_beginning(store: Store) -> list[Job]:
         return [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
 
-    def beginning(ledger: Ledger, now: int) -> list[Job]:
-        return [job for job in ledger.jobs.values() if fits(job.id, name) or fits(job.uid, name)]
+    def begins_so(job: Job) -> bool:
+        return job.id.startswith(name) or job.uid.startswith(name)
 
     job = await grid.read(exact)
     if job is not None:
         return job
     found = await grid.query(ended)
     if not found and is_prefix(name):
-        found = await grid.read(beginning) or await grid.query(ended_beginning)
+        found = await grid.scan(lambda ledger: ledger.jobs.values(), begins_so) or await grid.query(ended_beginning)
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
@@ -77,8 +77,8 @@ async def find_delivery(grid: Grid, job: Job) -> Delivery | None:
 async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
 
-    def beginning(ledger: Ledger, now: int) -> list[Lease]:
-        return [lease for key, lease in ledger.leases.items() if fits(key, name)]
+    def begins_so(lease: Lease) -> bool:
+        return lease.id.startswith(name)
 
     def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Lease]:
         return [_ended_lease(row) for row in store.ended("lease", limit=5 if "key_prefix" in which else 1, **which)]
@@ -88,15 +88,17 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
         return lease
     found = await grid.query(lambda store: ended(store, key=name))
     if not found and is_prefix(name) and not exact:
-        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
+        found = await grid.scan(lambda ledger: ledger.leases.values(), begins_so) or await grid.query(
+            lambda store: ended(store, key_prefix=name)
+        )
     return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 
 
 async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
     """The move of this id, over or not; else of this unique prefix, unless it has to be `exact`."""
 
-    def beginning(ledger: Ledger, now: int) -> list[Move]:
-        return [move for move in ledger.moves.values() if fits(move.id, name)]
+    def begins_so(move: Move) -> bool:
+        return move.id.startswith(name)
 
     def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Move]:
         return [ended_move(row) for row in store.ended(Move.kind, limit=5, **which)]
@@ -106,7 +108,9 @@ async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
         return move
     found = await grid.query(lambda store: ended(store, key=name))
     if not found and is_prefix(name) and not exact:
-        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
+        found = await grid.scan(lambda ledger: ledger.moves.values(), begins_so) or await grid.query(
+            lambda store: ended(store, key_prefix=name)
+        )
     return _only_match({move.id: move for move in found}, name, "move", lambda move: move.id)
 
 
