@@ -30,7 +30,7 @@ class LoopSlices:
         """The next slice; gives whether it is over. Nothing may be awaited in it."""
         async with self._turn:
             yield stopwatch()
-        await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
         """The rows that fit."""
