@@ -32,6 +32,11 @@ class LoopSlices:
             yield stopwatch()
             await asyncio.sleep(0)
 
+    async def wait(self) -> None:
+        """Let others have their turn; for work that is short, but comes many times."""
+        async with self.next():
+            pass
+
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
         """The rows that fit."""
         found: list[T] = []

@@ -79,15 +79,16 @@ class AnswerRenderer:
         self.renderings = 0
         """How many answers were rendered since the start."""
 
-    async def shared(self, question: Hashable, render: Callable[[], Awaitable[EncodedAnswer]]) -> EncodedAnswer:
-        """The answer to a question, rendered once for all who ask it before the rendering begins."""
+    async def shared(self, question: Hashable, render: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question, rendered once for all who ask it before the rendering begins: nobody changes it."""
         rendering = self._waiting.get(question)
         if rendering is None:
             rendering = self._waiting[question] = _SharedRendering()
             rendering.task = start_logged(self._render(question, rendering, render), "the rendering of an answer")
         rendering.readers += 1
         try:
-            return await asyncio.shield(rendering.answer)
+            answer: T = await asyncio.shield(rendering.answer)
+            return answer
         finally:
             rendering.readers -= 1
             if not rendering.readers and not rendering.answer.done():
@@ -96,7 +97,7 @@ class AnswerRenderer:
                 rendering.task.cancel()
 
     async def _render(
-        self, question: Hashable, rendering: _SharedRendering, render: Callable[[], Awaitable[EncodedAnswer]]
+        self, question: Hashable, rendering: _SharedRendering, render: Callable[[], Awaitable[Any]]
     ) -> None:
         """Render once the last rendering of the same question is over; from then on it is too late to share it."""
         answer = rendering.answer
@@ -155,7 +156,7 @@ class _SharedRendering:
     """A rendering and how many wait for it."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[EncodedAnswer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
         self.readers = 0
 

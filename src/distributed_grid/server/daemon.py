@@ -235,7 +235,7 @@ class Daemon:
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)
         jobs = JobService(grid, viewer, converter, files, renderer, self._sizer)
-        reports = ReportService(grid, viewer, self._monitor, self._agents.is_connected)
+        reports = ReportService(grid, viewer, self._monitor, renderer, self._agents.is_connected)
         boosts = BoostService(
             grid,
             viewer,

@@ -30,7 +30,7 @@ from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_start
 
 T = TypeVar("T", Job, Lease, Move)
-EVENTS_PER_PAGE = 500
+EVENTS_PER_PAGE, EVENTS_PER_SLICE = 500, 50
 MAX_EVENTS = 1_000
 PUBLIC_EVENTS = ("node-", "engine-", "alert-", "clock-", "agent-rejected", "reports-omitted")
 """Beginnings of the event types that are about no user's work. Of every other type a reader sees its own in full."""
@@ -155,25 +155,34 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
     woken = asyncio.Event()
     for key in keys or [event_key()]:
         grid.watch(key, woken)
-    seen, limit, newest = op.after or 0, op.limit, op.after is None
+    seen, left, newest = op.after or 0, op.limit, op.after is None
     try:
+        if op.limit > EVENTS_PER_PAGE and op.after is None:
+            seen = await grid.query(
+                functools.partial(_begin_of_newest, count=op.limit, subject=op.subject, types=op.types)
+            )
+            newest = False
         while True:
             woken.clear()
             known = grid.last_event_seq
+            page = EVENTS_PER_PAGE if op.follow and not newest else min(left, EVENTS_PER_PAGE)
             rows = await grid.query(
                 functools.partial(
-                    _events, after_seq=seen, limit=limit, newest=newest, subject=op.subject, types=op.types
+                    _events, after_seq=seen, limit=page, newest=newest, subject=op.subject, types=op.types
                 )
             )
-            for row in rows:
+            for number, row in enumerate(rows, 1):
                 seen = row.seq
                 yield event_view(row, viewer)
-            if not op.follow:
-                break
-            if newest or len(rows) < limit:
+                if number % EVENTS_PER_SLICE == 0:
+                    await grid.slices.wait()
+            left -= len(rows)
+            is_last, newest = newest or len(rows) < page, False
+            if op.follow and is_last:
                 seen = max(seen, known)
                 await woken.wait()
-            limit, newest = EVENTS_PER_PAGE, False
+            elif not op.follow and (is_last or left <= 0):
+                break
     finally:
         for key in keys or [event_key()]:
             grid.unwatch(key, woken)
@@ -190,6 +199,10 @@ def check_event_types(types: Iterable[str]) -> None:
 
 def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:
     return store.events(limit=limit, newest=newest, **filters)
+
+
+def _begin_of_newest(store: Store, *, count: int, **filters: Unpack[EventFilters]) -> int:
+    return store.begin_of_newest(count, **filters)
 
 
 async def _uid_of(grid: Grid, name: str) -> str:
