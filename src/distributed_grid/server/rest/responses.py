@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 Write = Callable[[bytes], Awaitable[None]]
+log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
@@ -83,9 +85,13 @@ class EncodedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for part in self._answer.paced_parts():
-            async with asyncio.timeout(READ_SECONDS):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        try:
+            async for part in self._answer.paced_parts():
+                async with asyncio.timeout(READ_SECONDS):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except TimeoutError:  # incomplete, so the server closes the connection
+            log.warning("a client did not read its answer for %g s: disconnected", READ_SECONDS)
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
