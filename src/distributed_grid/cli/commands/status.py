@@ -68,7 +68,11 @@ def shared_status(session: CliSession) -> None:
         found = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
     shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    parts = [*([] if enabled else [OFF]), offers_table(found["offers"]), allocations_table(found["allocations"])]
+    parts = [
+        *([] if enabled else [OFF]),
+        offers_table(found["offers"]),
+        allocations_table(found["allocations"], found["omitted"]["allocations"]),
+    ]
     print_answer(session, shared, "\n\n".join(parts))
 
 
@@ -174,8 +178,8 @@ def round_amount(amount: float) -> float:
     return round(amount, 1) or float(f"{amount:.1g}")
 
 
-def allocations_table(allocations: list[dict[str, Any]]) -> str:
-    """A table of the active allocations."""
+def allocations_table(allocations: list[dict[str, Any]], omitted: int = 0) -> str:
+    """A table of the active allocations, and how many more there are."""
     short = unique_prefixes(lease["allocation_id"] for lease in allocations)
     targets = any(lease["target_node"] for lease in allocations)
     rows = [
@@ -194,4 +198,4 @@ def allocations_table(allocations: list[dict[str, Any]]) -> str:
     ]
     target = ("FOR",) if targets else ()
     headings = ("ALLOCATION", "NODE", "AMOUNT", *target, "USER", "PRIORITY", "STATE", "JOB", "EXPIRES")
-    return table(headings, rows, empty="no active allocations")
+    return table(headings, rows, empty="no active allocations") + _more(omitted, "grid explain ID shows any of them")

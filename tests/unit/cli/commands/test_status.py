@@ -44,6 +44,11 @@ def test_allocations_for_a_node_say_so() -> None:
     assert line.split()[:5] == ["auto-gpu1-memory-1", "gpu2", "4.04", "GB", "gpu1"]
 
 
+def test_leases_that_a_status_omits_are_counted_below_the_table() -> None:
+    text = allocations_table([], 1234)
+    assert text.splitlines()[-1] == "… and 1,234 more (grid explain ID shows any of them)"
+
+
 def a_job(number: int, state: str) -> dict[str, Any]:
     asked = {"resource_type": "cpu", "amount": 1.0, "command": "python train.py --rate 0.001 --seed " + "1" * 80}
     return {"job_id": f"sweep-{number}", "state": state, "node_id": None, **asked}
