@@ -27,6 +27,7 @@ NAMES = (
     "commands",
     "offload_wrap",
     "event_followers",
+    "readers",
     "idle_offers",
     "openb",
     "confidence",

@@ -161,6 +161,9 @@ class Store(Protocol):
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """What happened, in the order it did; when there is more than `limit`, the first, or the newest."""
 
+    def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
+        """The number after which the newest so many events begin: who reads many pages of them begins there."""
+
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` ended rows and events older than that into summaries; how many were folded.
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.errors import Conflict
-from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Store, SummaryRow
+from distributed_grid.ports import Batch, EndedRow, EventFilters, EventRow, LentRow, LiveRow, Store, SummaryRow
 
 DAY_MS = 86_400_000
 
@@ -183,6 +183,18 @@ class StoreContract(ABC):
         assert store.events(types=["C", "B", "A"], limit=2, newest=True) == events[2:]
         assert store.events(types=["B", "B"], after_seq=2) == [events[3]]
         assert store.events(types=["B", "C"], subject="L1", limit=1, newest=True) == [events[3]]
+
+    def test_the_newest_events_begin_after_the_one_before_them(self, store: Store) -> None:
+        events = [an_event(seq, type="AB"[seq % 2], subject=f"L{seq % 3}") for seq in range(1, 10)]
+        store.commit(Batch(events=events))
+        for count in (1, 2, 5, 8, 9, 100):
+            for filters in (EventFilters(), EventFilters(types=["A"]), EventFilters(types=["B", "A"])):
+                newest = store.events(limit=count, newest=True, **filters)
+                filters["after_seq"] = store.begin_of_newest(count, **filters)
+                assert store.events(limit=100, **filters) == newest
+            begin = store.begin_of_newest(count, subject="L1", types=["A"])
+            newest = store.events(limit=count, newest=True, subject="L1", types=["A"])
+            assert store.events(after_seq=begin, limit=100, subject="L1", types=["A"]) == newest
         assert store.events(types=["nothing"]) == []
 
     def test_events_are_found_by_time_even_when_times_cross(self, store: Store) -> None:

@@ -6,7 +6,8 @@ does not report done is ordered again with its heartbeats, every so often; so is
 the ledger has not.
 
 Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
-whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent.
+whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent. Once
+a node is declared lost, no heartbeat renews its hold: its connection is closed, and its agent greets anew.
 
 Attempts that a node does not start are ended here (`StartDeadlines`): a node that is heard and starts nothing gets
 nothing more.
@@ -254,6 +255,9 @@ class AgentSessions:
         """Answer at once what needs no store: the greeting of a known node, and a heartbeat, which renews holds."""
         if isinstance(message, Heartbeat):
             if self._is_served_by(message.node, via):
+                if self._is_lost(message.node):
+                    self._refuse_renewal(message.node, via)
+                    return
                 said = (message.usage, message.beat, message.generation, message.yields, message.capacity is None)
                 jump = message.clock_jump
                 clock = (jump.by_ms, jump.waits_ms) if jump is not None else (0, 0)
@@ -268,6 +272,17 @@ class AgentSessions:
         node = ledger.nodes.get(message.node)
         if node is not None and message.epoch <= epoch_on(ledger, message.node):
             self._send_welcome(message, node, epoch_on(ledger, message.node), via)
+
+    def _is_lost(self, name: str) -> bool:
+        seen = self._grid.ledger.observations.get(name)
+        return seen is not None and seen.lost
+
+    def _refuse_renewal(self, name: str, via: AgentSide) -> None:
+        """A heartbeat of a node that was declared lost: without an answer its hold stays over. A greeting that is being
+        taken in is waited for."""
+        if (via, name) not in self._greeted:
+            log.warning("%s was declared lost: its agent is to greet anew", name)
+            via.close("this node was declared lost")
 
     async def received(self, message: SessionMessage, via: AgentSide) -> None:
         """Take in what an agent says, after `answer`. Raises the refusal."""
@@ -366,6 +381,8 @@ class AgentSessions:
         greeted = self._greeted.get((via, message.node))
         if not self._is_served_by(message.node, via) or (greeted is not None and greeted.more):
             return  # not ours, or its greeting is not complete
+        if self._is_lost(message.node):
+            return
         seen = self._grid.ledger.observations.get(message.node)
         if seen is None or seen.usage is None:  # it was said before its greeting could be answered
             self.answer(message, via)

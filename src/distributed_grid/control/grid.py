@@ -24,6 +24,7 @@ from distributed_grid.control.batch import (
     Entry,
     Question,
 )
+from distributed_grid.control.slices import LoopSlices, stopwatch
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -37,6 +38,7 @@ from distributed_grid.reactor.decision import Answer
 from distributed_grid.supervision import start_essential
 
 T = TypeVar("T")
+K = TypeVar("K")
 TICK_SECONDS = 1.0
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
 KEEP_HISTORY_MS = 30 * 86_400_000
@@ -119,6 +121,7 @@ class Grid:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: GridError | None = None
         self._is_store_doubtful = False
+        self.slices = LoopSlices()
         self.has_room = True
         """Whether the store had room for new work when that was last checked."""
 
@@ -182,6 +185,33 @@ class Grid:
         """The answer of a function that only reads the ledger."""
         answer: T = await self._enter(None, question)
         return answer
+
+    async def scan(self, rows: Callable[[Ledger], Iterable[T]], fits: Callable[[T], bool]) -> list[T]:
+        """The rows that fit, as they were at one moment; they are looked at in slices, outside of any batch."""
+        snapshot = await self.read(lambda ledger, now: tuple(rows(ledger)))
+        return await self.slices.select(snapshot, fits)
+
+    async def read_each(
+        self,
+        keys: Callable[[Ledger], Iterable[K]],
+        question: Callable[[Ledger, K, int], Iterable[T]],
+        *,
+        limit: int | None = None,
+    ) -> list[T]:
+        """The answers of a function about each of many things, at most so many; each step takes as many things as there
+        is time for. Things that are gone meanwhile are for the function to leave out."""
+        left = await self.read(lambda ledger, now: list(keys(ledger)))
+        left.reverse()
+        answers: list[T] = []
+
+        def read_some(ledger: Ledger, now: int) -> None:
+            is_over = stopwatch()
+            while left and not is_over() and (limit is None or len(answers) < limit):
+                answers.extend(question(ledger, left.pop(), now))
+
+        while left and (limit is None or len(answers) < limit):
+            await self.read(read_some)
+        return answers
 
     async def query(self, question: Callable[[Store], T]) -> T:
         """The answer of a function that reads the history, in another thread: it may take long."""
@@ -251,6 +281,7 @@ class Grid:
                     self._is_store_doubtful = False
                     await self._reload()
                 await self._settle(entries)
+                await asyncio.sleep(0)  # a batch that commits nothing never waits: heartbeats have their turn here
         except Exception as failure:
             self._failure = GridError(f"the control plane cannot go on: {failure}")
             for entry in (*entries, *self._inbox):

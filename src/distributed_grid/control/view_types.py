@@ -67,6 +67,7 @@ class OfferRow(TypedDict):
 
 class NodeList(TypedDict):
     nodes: list[NodeRow]
+    omitted: int
 
 
 class NodeDetail(TypedDict):
@@ -75,6 +76,7 @@ class NodeDetail(TypedDict):
 
 class OfferList(TypedDict):
     offers: list[OfferRow]
+    omitted: int
 
 
 class AllocationRow(TypedDict):
@@ -134,6 +136,7 @@ class DecisionRow(TypedDict):
 
 class AllocationList(TypedDict):
     allocations: list[AllocationRow]
+    omitted: int
 
 
 class AllocationDetail(TypedDict):
@@ -293,10 +296,11 @@ class JobRow(OutcomeRow):
 
 
 class JobList(TypedDict):
-    """Jobs; `more`: some that ended before are kept, but not listed."""
+    """Jobs; `more`: some that ended before are kept, but not listed; `omitted`: so many are left out for length."""
 
     jobs: list[JobRow]
     more: bool
+    omitted: int
 
 
 class JobDetail(TypedDict):
@@ -323,6 +327,7 @@ class RecommendationRow(TypedDict):
 
 class RecommendationList(TypedDict):
     recommendations: list[RecommendationRow]
+    omitted: int
 
 
 class EventRecord(TypedDict):

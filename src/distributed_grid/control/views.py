@@ -19,7 +19,7 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstim
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer, pressure
-from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, is_boost, resource_of
+from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, resource_of
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, shown_command
@@ -75,17 +75,6 @@ class Viewer:
         then_ms = next((offset_ms for until_ms, offset_ms in self._earlier if at_ms <= until_ms), self._offset_ms)
         return utc(at_ms + (then_ms if abs(then_ms - self._offset_ms) > MAX_CORRECTION_MS else self._offset_ms))
 
-    def status(self, ledger: Ledger, now: int) -> View:
-        """Everything at a glance."""
-        return {
-            "nodes": [self.node(ledger, node, now) for node in ledger.nodes.values()],
-            "offers": self.offers(ledger),
-            "allocations": self.allocations(ledger),
-            "jobs": [self.listed_job(job) for job in ledger.jobs.values()],
-            "waiting": len(ledger.waiting),
-            "recommendations": self.recommendations(ledger),
-        }
-
     def recommendations(self, ledger: Ledger) -> list[View]:
         """The work that should move to another node."""
         return [
@@ -139,33 +128,35 @@ class Viewer:
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
-        """What is offered, one row per node and kind of resource, up to the configured number; paused ones last."""
-        rows: list[View] = []
-        for name, offer in ledger.offers.items():
-            if ledger.nodes[name].state is not NodeState.ALIVE or name in ledger.pull_nodes:  # only for its tasks
-                continue
-            book, lends = ledger.claims_on(name), offer.lends
-            taken = dict(book.custom)
-            free: list[tuple[str, float]] = [
-                ("cpu", max(lends.cpu_milli - book.cpu_milli, 0) / 1000),
-                ("memory", _gb(max(lends.memory_bytes - book.memory_bytes, 0))),
-                ("gpu", sum(book.free_milli(device) for device in lends.gpus) / 1000),
-            ]
-            free += [(kind, count - taken.get(kind, 0)) for kind, count in lends.custom]
-            there = [(kind, amount) for kind, amount in free if amount > 0]
-            rows += [
-                {
-                    "node_id": name,
-                    "resource_type": kind,
-                    "amount": amount,
-                    "generation": offer.generation,
-                    "expires_at": self.time(offer.expires_at_ms),
-                    **_NOT_PAUSED,
-                }
-                for kind, amount in there[: self._max_offers_per_node]
-            ]
-            rows += self._paused(ledger, offer)[: max(self._max_offers_per_node - len(there), 0)]
-        return rows
+        """What is offered, one row per node and kind of resource."""
+        return [row for name in ledger.offers for row in self.offers_of(ledger, name)]
+
+    def offers_of(self, ledger: Ledger, name: str) -> list[View]:
+        """The offers of one node, one row per kind of resource, up to the configured number; paused ones last."""
+        offer = ledger.offers.get(name)
+        if offer is None or ledger.nodes[name].state is not NodeState.ALIVE or name in ledger.pull_nodes:
+            return []  # a pull worker offers only to its tasks
+        book, lends = ledger.claims_on(name), offer.lends
+        taken = dict(book.custom)
+        free: list[tuple[str, float]] = [
+            ("cpu", max(lends.cpu_milli - book.cpu_milli, 0) / 1000),
+            ("memory", _gb(max(lends.memory_bytes - book.memory_bytes, 0))),
+            ("gpu", sum(book.free_milli(device) for device in lends.gpus) / 1000),
+        ]
+        free += [(kind, count - taken.get(kind, 0)) for kind, count in lends.custom]
+        there = [(kind, amount) for kind, amount in free if amount > 0]
+        rows: list[View] = [
+            {
+                "node_id": name,
+                "resource_type": kind,
+                "amount": amount,
+                "generation": offer.generation,
+                "expires_at": self.time(offer.expires_at_ms),
+                **_NOT_PAUSED,
+            }
+            for kind, amount in there[: self._max_offers_per_node]
+        ]
+        return rows + self._paused(ledger, offer)[: max(self._max_offers_per_node - len(there), 0)]
 
     def _paused(self, ledger: Ledger, offer: Offer) -> list[View]:
         """What of an offer is paused, one row per kind: what it will be again, the mark, the measure, and when it may
@@ -198,8 +189,8 @@ class Viewer:
         ]
 
     def allocations(self, ledger: Ledger) -> list[View]:
-        held = (lease for lease in ledger.leases.values() if lease.holds)
-        return [self.lease(lease, ledger.jobs.get(lease.job)) for lease in held]
+        """The leases that hold something."""
+        return [self.lease(lease, job) for lease, job in held_leases(ledger)]
 
     def lease(self, lease: Lease, job: Job | None = None) -> View:
         kind, amount = headline(held_amounts(lease))
@@ -225,11 +216,6 @@ class Viewer:
             "reason": str(lease.end) if lease.end is not None else None,
             "detail": lease.detail or None if self.shows(lease.request.user) else None,
         }
-
-    def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
-        """What is lent to one node, or to any: because somebody asked for it, or by rebalancing."""
-        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease))
-        return [self.boost(ledger, lease) for lease in held if node in ("", lease.request.target)]
 
     def boost(self, ledger: Ledger, lease: Lease) -> View:
         kind, amount = headline(held_amounts(lease))
@@ -339,6 +325,14 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def held_leases(ledger: Ledger) -> list[tuple[Lease, Job | None]]:
+    """The leases that hold something, the oldest first, each with its job."""
+    held = sorted(
+        (lease for node in ledger.leases_on for lease in ledger.leases_of(node)), key=lambda lease: lease.asked_at_ms
+    )
+    return [(lease, ledger.jobs.get(lease.job)) for lease in held]
 
 
 def _without_texts(job: Job) -> Job:

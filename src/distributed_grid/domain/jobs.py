@@ -39,7 +39,7 @@ Status = Annotated[int, Meta(ge=-MAX_STATUS, le=MAX_STATUS)]
 RunTime = Annotated[int, Meta(ge=0, le=MAX_RUN_MS)]
 
 
-class Outcome(Struct, frozen=True, omit_defaults=True):
+class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """How a run ended: exactly, with the exit code or signal where there was one.
 
     Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
@@ -90,7 +90,7 @@ _BOUNDS = (
 _RETRIED = frozenset({Ending.EXITED, Ending.SIGNALLED, Ending.LOST, Ending.TIMED_OUT})
 
 
-class Command(Struct, frozen=True, omit_defaults=True):
+class Command(Struct, frozen=True, omit_defaults=True, gc=False):
     """What to run and how. An empty `cwd` is the job's own private directory.
 
     On another machine than the caller's a job always has its private directory; `workdir` names what is laid out
@@ -118,7 +118,7 @@ MAX_RERUNS = 3
 """How often a job is run again with a bigger limit that the grid gave it."""
 
 
-class JobEstimate(Struct, frozen=True, omit_defaults=True):
+class JobEstimate(Struct, frozen=True, omit_defaults=True, gc=False):
     """What earlier runs of its command say of a job when it is submitted.
 
     `memory_limits` are the limits of its first run and of its reruns, each above the one before; there are none where
@@ -137,7 +137,7 @@ class JobEstimate(Struct, frozen=True, omit_defaults=True):
     reduced_from_bytes: int = 0
 
 
-class Attempt(Struct, frozen=True, omit_defaults=True):
+class Attempt(Struct, frozen=True, omit_defaults=True, gc=False):
     """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
     interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
     again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never.
@@ -172,7 +172,7 @@ class StopOrder(Struct, frozen=True):
     requeue: bool = False
 
 
-class Job(Struct, frozen=True, omit_defaults=True):
+class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
     for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
     reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another

@@ -40,7 +40,7 @@ class WorkerKind(enum.StrEnum):
     ANY = "any"
 
 
-class Request(Struct, frozen=True, omit_defaults=True):
+class Request(Struct, frozen=True, omit_defaults=True, gc=False):
     """Who asks for how much, for how long, how urgent, where.
 
     `prefer` is optional, `require`, `labels`, `affinity` and `anti_affinity` are constraints; the last two name nodes,
@@ -123,7 +123,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
-class Lease(Struct, frozen=True, omit_defaults=True):
+class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
     """A request and its grant; the claim is set from the grant on.
 
     `awaits` names the leases that must end before this preemptor may start;

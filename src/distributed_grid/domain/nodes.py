@@ -191,7 +191,8 @@ class NodeObservation(Struct, frozen=True):
     `handed_out`, was the answer to `handed_out_ask`. With `report_wanted` the node is to
     say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
     by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
-    `clock_recorded_ms`.
+    `clock_recorded_ms`. With `lost` it was decided that the hold is over: no heartbeat renews it before the agent has
+    greeted anew and listed its attempts.
     """
 
     kind: ClassVar[str] = "observation"
@@ -227,6 +228,7 @@ class NodeObservation(Struct, frozen=True):
     clock_waits_ms: int = 0
     clock_confirmed: bool = False
     clock_recorded_ms: int = 0
+    lost: bool = False
 
     @property
     def key(self) -> str:

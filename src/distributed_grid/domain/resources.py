@@ -52,7 +52,7 @@ class Priority(enum.IntEnum):
             raise BadInput(f"no priority {word!r}: use low, medium (normal), high or urgent (critical)") from None
 
 
-class Amounts(Struct, frozen=True, omit_defaults=True):
+class Amounts(Struct, frozen=True, omit_defaults=True, gc=False):
     """How much of everything is asked for. A GPU's name must contain one of `gpu_models`, where any are given."""
 
     cpu_milli: int = 0
@@ -102,7 +102,7 @@ class GpuShare(Struct, frozen=True):
     memory_bytes: int = 0
 
 
-class Claim(Struct, frozen=True, omit_defaults=True):
+class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
     """Exactly what a lease holds on its node."""
 
     cpu_milli: int = 0

@@ -2,7 +2,8 @@
 
 A change is a whole row in its new state. Observations, offers, engine capacities, memory servers, rebalance states
 and offload watches are volatile: they are applied, never stored. Rows of leases and jobs are stored without the fields
-that have their defaults, so a default that is changed changes what older rows mean: give such a field a new name.
+that have their defaults, so a default that is changed changes what older rows mean: give such a field a new name. The
+garbage collector does not track them (`gc=False`): they are many, and hold nothing that could refer back to them.
 """
 
 from __future__ import annotations

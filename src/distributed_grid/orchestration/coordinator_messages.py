@@ -196,7 +196,7 @@ def _status(message: Message, connection: str) -> CoordinatorCall:
         return {
             "type": "status",
             "workers": {node["node_id"]: node["state"] for node in answer["nodes"]},
-            "tasks": len(answer["jobs"]),
+            "tasks": sum(answer["job_states"].values()),
             "waiting": answer["waiting"],
         }
 

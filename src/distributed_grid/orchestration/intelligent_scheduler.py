@@ -187,7 +187,7 @@ class IntelligentScheduler(GridSession):
             "strategy": sharing["strategy"],
             "open_nodes": [node["node_id"] for node in status["nodes"] if node["open"]],
             "allocations": status["allocations"],
-            "running_jobs": sum(1 for job in status["jobs"] if job["state"] == "running"),
+            "running_jobs": status["job_states"].get("running", 0),
             "waiting": status["waiting"],
         }
 

@@ -469,6 +469,8 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
             lost.append(LeaseLost(lease_id, _no_trace(event.node)))
     missing += [MissingAttempt(one.lease_id, now) for one in lost[MAX_LEASES_PER_STEP:]]  # given up in the next steps
     listed = replace(seen, boot=event.boot, machine=event.machine, missing=tuple(missing))
+    if listed.lost:  # from its next heartbeat on the node has a hold again; until then nothing is known of it
+        listed = replace(listed, lost=False, usage=None)
     changes += [listed] if listed != seen else []
     return Decision(changes, follow=[*lost[:MAX_LEASES_PER_STEP]])
 

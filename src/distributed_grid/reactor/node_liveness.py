@@ -56,6 +56,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     if node is None:
         return Decision()
     last = ledger.observations.get(event.name)
+    if last is not None and last.lost and not node.is_pull:  # too late: the hold that it would renew is over
+        return Decision()
     overused_since = (last.overused_since_ms if last is not None else 0) or now
     seen = replace(
         last or NodeObservation(event.name, now),
@@ -74,6 +76,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         clock_jump_ms=event.clock_jump_ms,
         clock_waits_ms=event.clock_waits_ms,
         clock_confirmed=last is not None and last.clock_confirmed and last.clock_jump_ms == event.clock_jump_ms,
+        lost=False,
     )
     offer = ledger.offers.get(event.name)
     decision = Decision([seen], follow=[NodeHeard(event.name)])
@@ -89,7 +92,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
 def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     """Do what the last heartbeat of a node calls for: a node is alive from the first one on, and its offer follows."""
     node, seen = ledger.nodes.get(event.name), ledger.observations.get(event.name)
-    if node is None or seen is None or seen.usage is None:
+    if node is None or seen is None or seen.usage is None or (seen.lost and not node.is_pull):
         return Decision()
     decision = Decision()
     if seen.clock_jump_ms != seen.clock_recorded_ms:
@@ -167,11 +170,16 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
 
 
 def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
-    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
+    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there. The same row
+    says so that a heartbeat renews: one of the two comes first, and the other finds it."""
     room = MAX_LEASES_PER_STEP - len(decision.follow)
     if room <= 0:
         decision.later = [TimePassed()]
         return
+    seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
+    is_decided = node.state is NodeState.SUSPECT or bool(ledger.leases_on.get(node.name))
+    if is_decided and not seen.lost and not node.is_pull:
+        decision.changes.append(replace(seen, lost=True))
     if node.state is NodeState.SUSPECT:
         node = replace(node, state=advance_node(node.state, Step.LOSE))
         decision.changes.append(node)

@@ -74,6 +74,7 @@ from distributed_grid.server.active_config import (
     select_config,
     should_keep_running,
 )
+from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.file_delivery import FileDeliverer
@@ -229,11 +230,12 @@ class Daemon:
         custom = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
         converter = RequestConverter(grid, sharing_enabled=sharing_enabled, custom_resources=custom)
         files = self._files
-        nodes = NodeService(grid, viewer)
+        renderer = AnswerRenderer(grid.slices)
+        nodes = NodeService(grid, viewer, renderer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
         self._sizer = JobSizer(self._prediction)
-        jobs = JobService(grid, viewer, converter, files, self._sizer)
-        reports = ReportService(grid, viewer, self._monitor, self._agents.is_connected)
+        jobs = JobService(grid, viewer, converter, files, renderer, self._sizer)
+        reports = ReportService(grid, viewer, self._monitor, renderer, self._agents.is_connected)
         boosts = BoostService(
             grid,
             viewer,

@@ -23,12 +23,14 @@ from distributed_grid.api.framing import (
     BrokenFrame,
     Unpacker,
     frame,
+    frame_head,
 )
 from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boosts import BoostService
@@ -149,6 +151,24 @@ class Connection(asyncio.Protocol):
             log.error("a request failed", exc_info=failure)
             self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
 
+    async def send_answer(self, answer: View | EncodedAnswer) -> None:
+        """Send an answer; a long one in parts, each once the client has taken the one before. A client that takes
+        nothing for long is disconnected."""
+        if not isinstance(answer, EncodedAnswer):
+            self.send(answer)
+            return
+        self._write(frame_head(JSON, answer.size))
+        async for part in answer.paced_parts():
+            self._write(part)
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await self.drain()
+            except TimeoutError:
+                log.warning("a client did not read its answer for %g s: disconnected", READ_SECONDS)
+                if self._transport is not None:
+                    self._transport.abort()
+                return
+
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""
         body = encode_answer(message)
@@ -158,8 +178,11 @@ class Connection(asyncio.Protocol):
         self.send_frame(JSON, body)
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
+        self._write(frame(kind, body))
+
+    def _write(self, data: bytes) -> None:
         if self._transport is not None and not self.is_closing:
-            self._transport.write(frame(kind, body))
+            self._transport.write(data)
 
     async def drain(self) -> None:
         """Wait until the client has received what was sent."""
@@ -171,7 +194,7 @@ def encode_answer(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-AnswerTable = dict[type[requests.Message], Callable[[Any, Caller], Awaitable[View]]]
+AnswerTable = dict[type[requests.Message], Callable[[Any, Caller], Awaitable[View | EncodedAnswer]]]
 """Requests with one answer."""
 ProgressTable = Mapping[type[requests.Message], Callable[[Any, Caller, Report], Awaitable[View]]]
 """Requests that report progress before their answer."""
@@ -357,8 +380,9 @@ class Dispatcher:
         kind = type(op)
         if kind in self._answers:
             answer = await self._answers[kind](op, self._owner)
-            client.send(answer)
+            await client.send_answer(answer)
             if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
+                assert isinstance(answer, dict)
                 undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
                 start_logged(self._withdraw(undelivered), "a task that was not delivered")
         elif kind in self._progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -15,11 +16,13 @@ from distributed_grid.control.agent_sessions import MAX_RESENT, RESEND_MS
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import JobCancelled, NodeDeclared
+from distributed_grid.domain.events import JobCancelled, NodeDeclared, TimePassed
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.nodes import START_MS, Usage
 from distributed_grid.domain.states import JobState, NodeState
+from distributed_grid.errors import StoreFailed
+from distributed_grid.ports import Batch
 from distributed_grid.reactor.dispatch import REPORT_BURST
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from distributed_grid.scheduling.queue.reasons import why_not_lent
@@ -33,6 +36,7 @@ from distributed_grid.wire import (
     AttemptsPage,
     AttemptStartedReport,
     Heartbeat,
+    HeartbeatReply,
     RejectAgent,
     ReportedCapacity,
     StartAttemptOrder,
@@ -91,10 +95,10 @@ async def joined(gateway: AgentGateway, greeting: AgentHello) -> Agent:
 CLOCK = Clock()
 
 
-def with_a_grid(story: Story) -> None:
+def with_a_grid(story: Story, store: InMemoryStore | None = None) -> None:
     async def run() -> None:
         gateway = AgentGateway()
-        grid = Grid(InMemoryStore(), CLOCK, EffectRouter(gateway.perform))
+        grid = Grid(store or InMemoryStore(), CLOCK, EffectRouter(gateway.perform))
         await grid.start()
         gateway.start(grid)
         try:
@@ -425,3 +429,72 @@ def test_a_job_assigned_while_its_node_was_away_is_started_by_the_agent_that_com
         assert grid.ledger.observations["ash"].missing == ()
 
     with_a_grid(story)
+
+
+class SlowStore(InMemoryStore):
+    """A store whose commits wait until they may go on, and fail where told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_commit = threading.Event()
+        self.may_commit.set()
+        self.fails = False
+
+    def commit(self, batch: Batch) -> None:
+        assert self.may_commit.wait(10)
+        if self.fails:
+            raise StoreFailed("the disk is full")
+        super().commit(batch)
+
+
+class ClosedAgent(Agent):
+    """An agent whose connection the control plane may end."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self.closed = ""
+
+    def close(self, why: str) -> None:
+        self.closed = why
+
+
+def state_of(grid: Grid) -> NodeState:
+    return grid.ledger.nodes["ash"].state
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_heartbeat_renews_nothing_once_its_node_is_declared_lost_whatever_the_store_does(fails: bool) -> None:
+    store = SlowStore()
+
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = ClosedAgent("ash")
+        for message in (hello("ash"), Heartbeat("ash", Usage(), 1)):
+            gateway.received(message, ash)
+        await gateway.settled()
+        await grid.handle(a_submission(a_request("job", cores=1, require=["ash"])))
+        CLOCK.passed_ms += 7_000
+        await grid.handle(TimePassed())
+        assert state_of(grid) is NodeState.SUSPECT
+        CLOCK.passed_ms += 60_000
+        store.may_commit.clear()
+        tick = asyncio.create_task(grid.handle(TimePassed()))
+        while state_of(grid) is not NodeState.LOST:
+            await asyncio.sleep(0)
+        held_until_ms = grid.ledger.observations["ash"].held_until_ms
+        gateway.received(Heartbeat("ash", Usage(), 2), ash)
+        store.fails = fails
+        store.may_commit.set()
+        await asyncio.gather(tick, return_exceptions=True)
+        store.fails = False
+        await gateway.settled()
+        assert [reply.beat for reply in ash.of(HeartbeatReply) if isinstance(reply, HeartbeatReply)] == [1]
+        assert ash.closed == "this node was declared lost"
+        assert grid.ledger.observations["ash"].held_until_ms == held_until_ms
+        assert state_of(grid) in (NodeState.LOST, NodeState.SUSPECT)
+        gateway.gone(ash)
+        again = await joined(gateway, hello("ash"))
+        assert again.of(HeartbeatReply)
+        assert state_of(grid) is NodeState.ALIVE
+        assert grid.ledger.observations["ash"].held_until_ms > held_until_ms
+
+    with_a_grid(story, store)

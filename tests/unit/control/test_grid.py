@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import EffectRouter, Effects
-from distributed_grid.control.grid import KEEP_HISTORY_MS, Grid
+from distributed_grid.control.grid import KEEP_HISTORY_MS, STEP_SECONDS, Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
@@ -24,6 +25,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed, StoreRefused
 from distributed_grid.ports import Batch, EventRow, LoadedRows, Store
@@ -345,6 +347,26 @@ def test_others_have_their_turn_while_many_waits_expire() -> None:
         while seen[-1]:
             seen.append(await grid.read(lambda ledger, now: len(ledger.waiting)))
         assert any(0 < number < waiting for number in seen)
+        await grid.stop()
+
+    run(story)
+
+
+def test_others_have_their_turn_between_two_batches_of_reads() -> None:
+    async def story() -> None:
+        grid = await a_grid(InMemoryStore())
+        turns: list[str] = []
+
+        def question(ledger: Ledger, now: int) -> None:
+            """It takes a whole batch for itself."""
+            asyncio.get_running_loop().call_soon(turns.append, "other")
+            until = time.thread_time() + 2 * STEP_SECONDS
+            while time.thread_time() < until:
+                pass
+            turns.append("read")
+
+        await asyncio.gather(*(grid.read(question) for _ in range(3)))
+        assert turns[:5] == ["read", "other", "read", "other", "read"]
         await grid.stop()
 
     run(story)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -76,3 +78,13 @@ def test_every_row_has_a_key_and_says_whether_it_is_over():
     assert replace(LEASE, state=LeaseState.ENDED).is_over
     assert replace(JOB, state=JobState.ENDED).is_over
     assert replace(offer, withdrawn=True).is_over
+
+
+def test_rows_of_a_long_queue_are_not_walked_by_the_garbage_collector() -> None:
+    for row in (JOB, LEASE):
+        stored = decode_row(row.kind, encode_row(row))
+        assert isinstance(stored, type(row))
+        for value in (row, row.request, stored, stored.request, replace(row, state=row.state)):
+            assert not gc.is_tracked(value)
+    for part in (ATTEMPT, JOB.command, CLAIM, JOB.request.ask):
+        assert not gc.is_tracked(part)

@@ -142,9 +142,9 @@ def test_what_is_recommended_is_shown() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.beat(master=9, gpu1=1)
         await harness.round("aggressive", "offload_only")
-        status = await harness.grid.read(Viewer(0).status)
-        assert status["allocations"] == []
-        assert status["recommendations"] == [
+        viewer = Viewer(0)
+        assert await harness.grid.read(lambda ledger, now: viewer.allocations(ledger)) == []
+        assert await harness.grid.read(lambda ledger, now: viewer.recommendations(ledger)) == [
             {
                 "node_id": "master",
                 "job_id": None,

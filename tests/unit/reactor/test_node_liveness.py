@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.domain.engines import EngineResources
@@ -22,6 +24,9 @@ from distributed_grid.domain.events import (
     GroupBound,
     HeartbeatReceived,
     NodeDeclared,
+    NodeDrained,
+    NodeHeard,
+    TimePassed,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
@@ -163,10 +168,69 @@ def test_a_lost_node_that_is_heard_joins_again(new_scenario):
 
 HOLD = 60
 """Seconds, as in `far_scenario`."""
+SIGNS_OF_LIFE = ("heartbeat", "heartbeat", "heard", "greeting", "tick", "tick", "late tick", "drain", "job")
+
+
+@given(st.lists(st.sampled_from(SIGNS_OF_LIFE), max_size=40))
+def test_what_was_decided_lost_is_not_renewed_before_a_greeting(signs: list[str]) -> None:
+    scenario = Scenario(a_node("gpu2", cores=64, hold_s=HOLD))
+    decided, number = False, 0
+    for sign in signs:
+        before = scenario.ledger.observations["gpu2"]
+        if sign == "heartbeat":
+            scenario.heartbeat("gpu2")
+        elif sign == "heard":
+            scenario.handle(NodeHeard("gpu2"))
+        elif sign == "greeting":
+            scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+            decided = False
+        elif sign == "drain":
+            scenario.handle(NodeDrained("gpu2", "its owner wants it back"))
+        elif sign == "job":
+            number += 1
+            scenario.submit(a_request(f"r{number}", cores=1))
+        else:
+            scenario.now += 7_000 if sign == "tick" else 1000 * HOLD + HOLD_GRACE_MS
+            decided |= any(record.type == "node-lost" for record in scenario.handle(TimePassed()).records)
+        after = scenario.ledger.observations["gpu2"]
+        if decided:
+            assert after.held_until_ms == before.held_until_ms
+            assert state_of(scenario) is not NodeState.ALIVE
+
+
+def test_a_lost_node_has_a_hold_again_from_the_first_heartbeat_after_its_greeting(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.advance(7, heard=False)
+    far_scenario.advance(HOLD, heard=False)
+    assert state_of(far_scenario) is NodeState.LOST
+    far_scenario.heartbeat("gpu2")
+    far_scenario.handle(NodeHeard("gpu2"))
+    assert state_of(far_scenario) is NodeState.LOST
+    assert far_scenario.ledger.observations["gpu2"].held_until_ms <= far_scenario.now
+    far_scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+    far_scenario.handle(NodeHeard("gpu2"))
+    far_scenario.handle(TimePassed())
+    assert state_of(far_scenario) is NodeState.LOST, "a greeting alone is no sign of life"
+    far_scenario.heartbeat("gpu2")
+    assert state_of(far_scenario) is NodeState.ALIVE
+    assert far_scenario.ledger.observations["gpu2"].held_until_ms == far_scenario.now + 1000 * HOLD + HOLD_GRACE_MS
 
 
 def state_of(far_scenario: Scenario, name: str = "gpu2") -> NodeState:
     return far_scenario.ledger.nodes[name].state
+
+
+def test_a_draining_node_whose_work_was_given_up_renews_nothing_either(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), retries=1, starts=True)
+    far_scenario.handle(NodeDrained("gpu2", "its owner wants it back"))
+    far_scenario.advance(HOLD + HOLD_GRACE_MS / 1000, heard=False)
+    assert far_scenario.job("r1").state is JobState.QUEUED
+    before = far_scenario.ledger.observations["gpu2"]
+    far_scenario.heartbeat("gpu2")
+    assert far_scenario.ledger.observations["gpu2"] == before
+    far_scenario.handle(AttemptsListed("gpu2", (), boot="boot", machine="dir"))
+    far_scenario.heartbeat("gpu2")
+    assert far_scenario.ledger.observations["gpu2"].held_until_ms > far_scenario.now
 
 
 def test_a_silent_node_is_doubted_keeps_its_work_and_gets_nothing_new(far_scenario: Scenario) -> None:

@@ -367,6 +367,7 @@ def lost_and_waiting(scenario: Scenario) -> Scenario:
 def test_the_late_end_of_a_lost_attempt_brings_its_checkpoint_while_the_job_waits(new_scenario):
     scenario = lost_and_waiting(new_scenario(a_node("gpu1", cores=1, hold_s=60)))
     assert reported(scenario, Outcome(Ending.LOST))[0].checkpoint_from == 1
+    scenario.handle(AttemptsListed("gpu1", (), boot="boot", machine="dir"))
     scenario.heartbeat("gpu1")
     scenario.advance(2)
     assert scenario.job("j1").state is JobState.ASSIGNED

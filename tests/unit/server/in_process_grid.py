@@ -25,6 +25,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.explanation import explain
@@ -63,7 +64,9 @@ class InProcessGrid:
         converter = RequestConverter(self.grid, sharing_enabled=self.sharing_enabled, custom_resources=custom)
         files = AttemptFiles(Path("unused"), RemoteFiles({}), lambda name: True)
         self.leases = LeaseService(self.grid, self.get_viewer, converter, is_stopping=self.stopping)
-        self.jobs = JobService(self.grid, self.get_viewer, converter, files, self.sizer)
+        self.jobs = JobService(
+            self.grid, self.get_viewer, converter, files, AnswerRenderer(self.grid.slices), self.sizer
+        )
 
     def get_viewer(self) -> Viewer:
         return self.viewer

@@ -33,8 +33,8 @@ from tests.support.builders import Scenario as Ready
 from tests.support.builders import a_node, a_request
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
-SOME = (1, 6, 13, 14, 31, 0, 41, 44, 45, 62, 75, 79, 82, 383)
-"""Small seeds, which together have every kind of fault; in 383 somebody is preempted, in 0 paused, and in 75
+SOME = (1, 6, 13, 14, 31, 0, 41, 44, 45, 62, 75, 79, 82, 129)
+"""Small seeds, which together have every kind of fault; in 129 somebody is preempted, in 0 paused, and in 75
 starts expire. In 0 leases grow, too."""
 QUICK = SOME[:5]
 """The others are among the slow tests."""

@@ -6,6 +6,7 @@ statistics SQLite prefers the one that saves a sort, and then walks all of histo
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from distributed_grid.adapters.stores.rollup import (
     DAY_MS,
@@ -91,13 +92,28 @@ def _index_for(filters: EndedFilters) -> str:
 
 def select_events(db: sqlite3.Connection, filters: EventFilters, limit: int, *, newest: bool) -> list[EventRow]:
     """Events that match, in order; the first `limit`, or the newest."""
+    rows = [EventRow(*row) for row in _matching_events(db, EVENT_COLUMNS, filters, limit, newest=newest)]
+    rows.sort(key=lambda row: row.seq)
+    return rows[-limit:] if newest and limit > 0 else rows[: max(0, limit)]
+
+
+def select_begin_of_newest(db: sqlite3.Connection, filters: EventFilters, count: int) -> int:
+    """The number after which the newest so many events that match begin."""
+    seqs = sorted((seq for (seq,) in _matching_events(db, "seq", filters, count + 1, newest=True)), reverse=True)
+    return seqs[count] if len(seqs) > count else filters.get("after_seq", 0)
+
+
+def _matching_events(
+    db: sqlite3.Connection, columns: str, filters: EventFilters, limit: int, *, newest: bool
+) -> list[tuple[Any, ...]]:
+    """Columns of the first or the newest events that match: of each type as many as that."""
     after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
     if since_ms is not None:
         after_seq = max(after_seq, _last_before(db, since_ms))
     subject, types = filters.get("subject"), dict.fromkeys(filters.get("types", ()))
     index = "NOT INDEXED" if not types else "INDEXED BY events_by_type"
     order = "DESC" if newest else "ASC"
-    rows: list[EventRow] = []
+    rows: list[tuple[Any, ...]] = []
     # One type at a time: with several, SQLite would sort all their events ever to find the first.
     for kind in types if types and subject is None else (None,):
         where = WhereClause()
@@ -108,10 +124,9 @@ def select_events(db: sqlite3.Connection, filters: EventFilters, limit: int, *, 
         if subject is not None:
             index = "INDEXED BY events_by_subject"
             where.add_any_of("type", tuple(types))
-        sql = f"SELECT {EVENT_COLUMNS} FROM events {index} WHERE {where} ORDER BY seq {order} LIMIT ?"
-        rows += [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
-    rows.sort(key=lambda row: row.seq)
-    return rows[-limit:] if newest and limit > 0 else rows[: max(0, limit)]
+        sql = f"SELECT {columns} FROM events {index} WHERE {where} ORDER BY seq {order} LIMIT ?"
+        rows += db.execute(sql, (*where.values, max(0, limit)))
+    return rows
 
 
 def _last_before(db: sqlite3.Connection, since_ms: int) -> int:

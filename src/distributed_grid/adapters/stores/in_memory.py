@@ -95,6 +95,15 @@ class InMemoryStore:
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
+        found = self._matching_events(filters)
+        return found[max(0, len(found) - limit) :] if newest else found[:limit]
+
+    def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
+        """The number after which the newest so many matching events begin."""
+        found = self._matching_events(filters)
+        return found[-count - 1].seq if len(found) > count else filters.get("after_seq", 0)
+
+    def _matching_events(self, filters: EventFilters) -> list[EventRow]:
         after_seq, types = filters.get("after_seq", 0), filters.get("types")
         subject, since_ms = filters.get("subject"), filters.get("since_ms")
 
@@ -107,8 +116,7 @@ class InMemoryStore:
             )
 
         with self._lock:
-            found = [row for row in self._events if matches(row)]
-        return found[max(0, len(found) - limit) :] if newest else found[:limit]
+            return [row for row in self._events if matches(row)]
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` rows older than that into summaries; how many were folded."""

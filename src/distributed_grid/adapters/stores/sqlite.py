@@ -258,6 +258,11 @@ class SqliteStore:
         with self._reader() as db:
             return history_queries.select_events(db, filters, limit, newest=newest)
 
+    def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
+        """The number after which the newest so many matching events begin."""
+        with self._reader() as db:
+            return history_queries.select_begin_of_newest(db, filters, count)
+
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` old rows into summaries, in short transactions; then free some pages."""
         total = 0

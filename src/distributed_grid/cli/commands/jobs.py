@@ -68,6 +68,8 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
     lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(found)]
     print_answer(session, found, "\n".join(lines))
+    if answer["omitted"]:
+        note(f"{answer['omitted']:,} more jobs are not listed; grid status counts them by state")
     if answer["more"] and all_:
         note(f"only the newest {MAX_LISTED:,} of the jobs that ended are listed")
     elif answer["more"] and limit is None:

@@ -60,7 +60,7 @@ def status(session: CliSession) -> None:
     parts = [
         head if sharing["enabled"] else OFF,
         offers_table(found["offers"]),
-        allocations_table(found["allocations"]),
+        allocations_table(found["allocations"], found["omitted"]["allocations"]),
     ]
     parts.append(f"{found['waiting']} waiting")
     if cooling:

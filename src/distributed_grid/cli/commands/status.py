@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distributed_grid.cli.command_line import Option, command
@@ -28,7 +29,7 @@ MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
 
-@command(Option("-a", "--all", "all_", is_flag=True, help=f"Every node and job, not {MAX_ROWS} of each."))
+@command(Option("-a", "--all", "all_", is_flag=True, help=f"Not only {MAX_ROWS} nodes and jobs."))
 def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
     found = session.query("get_status")
@@ -44,15 +45,17 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
     problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
-    running = sum(1 for job in jobs if job["state"] == "running")
-    leases = f"{len(found['allocations']):,} lease{'' if len(found['allocations']) == 1 else 's'}"
+    states, omitted = found["job_states"], found["omitted"]
+    running = states.get("running", 0)
+    held = len(found["allocations"]) + omitted["allocations"]
+    leases = f"{held:,} lease{'' if held == 1 else 's'}"
     summary = f"{leases}, {running:,} job{'' if running == 1 else 's'} running, {found['waiting']:,} waiting"
     recommendations = found["recommendations"]
     parts = [
         _nodes(nodes, max_rows, width),
         "\n".join(map(printable, named_in_part(problems, max_rows))),
         summary,
-        "\n".join([_jobs(jobs, max_rows, width), *detached_lines(jobs)]) if jobs else "",
+        "\n".join([_jobs(jobs, states, max_rows, width), *detached_lines(jobs)]) if jobs else "",
         _recommendations(recommendations, max_rows, width) if recommendations else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -65,7 +68,11 @@ def shared_status(session: CliSession) -> None:
         found = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
     shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    parts = [*([] if enabled else [OFF]), offers_table(found["offers"]), allocations_table(found["allocations"])]
+    parts = [
+        *([] if enabled else [OFF]),
+        offers_table(found["offers"]),
+        allocations_table(found["allocations"], found["omitted"]["allocations"]),
+    ]
     print_answer(session, shared, "\n\n".join(parts))
 
 
@@ -94,9 +101,10 @@ def _is_well(node: dict[str, Any]) -> bool:
 
 def _counts(states: Iterable[str]) -> str:
     """How many there are in each state, the most frequent first."""
-    counts: dict[str, int] = {}
-    for state in states:
-        counts[state] = counts.get(state, 0) + 1
+    return _totals(Counter(states))
+
+
+def _totals(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda one: -one[1]))
 
 
@@ -113,7 +121,7 @@ def _state(node: dict[str, Any]) -> str:
     return "degraded" if node["degraded"] else str(node["state"])
 
 
-def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
+def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:
     """A table of jobs, the running ones first."""
     shown = sorted(jobs, key=lambda job: _JOB_ORDER.get(job["state"], len(_JOB_ORDER)))[:max_rows]
     rows = [
@@ -126,7 +134,7 @@ def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:
         )
         for job in shown
     ]
-    more = _more(len(jobs) - len(shown), "grid jobs list", _counts(str(job["state"]) for job in jobs))
+    more = _more(sum(states.values()) - len(shown), "grid jobs list", _totals(states))
     return table(*narrowed(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, width), empty="no jobs") + more
 
 
@@ -170,8 +178,8 @@ def round_amount(amount: float) -> float:
     return round(amount, 1) or float(f"{amount:.1g}")
 
 
-def allocations_table(allocations: list[dict[str, Any]]) -> str:
-    """A table of the active allocations."""
+def allocations_table(allocations: list[dict[str, Any]], omitted: int = 0) -> str:
+    """A table of the active allocations, and how many more there are."""
     short = unique_prefixes(lease["allocation_id"] for lease in allocations)
     targets = any(lease["target_node"] for lease in allocations)
     rows = [
@@ -190,4 +198,4 @@ def allocations_table(allocations: list[dict[str, Any]]) -> str:
     ]
     target = ("FOR",) if targets else ()
     headings = ("ALLOCATION", "NODE", "AMOUNT", *target, "USER", "PRIORITY", "STATE", "JOB", "EXPIRES")
-    return table(headings, rows, empty="no active allocations")
+    return table(headings, rows, empty="no active allocations") + _more(omitted, "grid explain ID shows any of them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -27,10 +28,12 @@ from distributed_grid.errors import (
     error_view,
 )
 from distributed_grid.server.access.tokens import Forbidden
+from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 Write = Callable[[bytes], Awaitable[None]]
+log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
@@ -69,6 +72,27 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         return _encoder.encode(content)
+
+
+class EncodedResponse(Response):
+    """An answer that is encoded already, sent in parts with back-pressure. A reader that takes nothing for long is
+    disconnected."""
+
+    def __init__(self, answer: EncodedAnswer) -> None:
+        self._answer = answer
+        super().__init__(media_type=JSON)
+        self.headers["content-length"] = str(answer.size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for part in self._answer.paced_parts():
+                async with asyncio.timeout(READ_SECONDS):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except TimeoutError:  # incomplete, so the server closes the connection
+            log.warning("a client did not read its answer for %g s: disconnected", READ_SECONDS)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def error_response(error: GridError) -> JsonResponse:

@@ -16,7 +16,14 @@ from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
-from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
+from distributed_grid.server.rest.responses import (
+    NDJSON,
+    EncodedResponse,
+    JsonResponse,
+    StreamResponse,
+    Write,
+    json_line,
+)
 from distributed_grid.server.services.records import check_event_types
 from distributed_grid.server.workers.agent_packages import CHUNK_BYTES
 
@@ -81,9 +88,9 @@ async def agent_package(request: Request) -> Response:
 
 
 @router.get("/nodes", response_model=views.NodeList, tags=["nodes"])
-async def nodes(call: Authenticated) -> JsonResponse:
+async def nodes(call: Authenticated) -> EncodedResponse:
     """Every node: what it has, what it lends, how hard it works."""
-    return JsonResponse({"nodes": (await call.services.nodes.status(call.caller))["nodes"]})
+    return EncodedResponse(await call.services.nodes.list(call.caller))
 
 
 @router.get("/nodes/{name}", response_model=views.NodeDetail, tags=["nodes"])
@@ -93,24 +100,24 @@ async def node(call: Authenticated, name: NodeName) -> JsonResponse:
 
 
 @router.get("/offers", response_model=views.OfferList, tags=["nodes"])
-async def offers(call: Authenticated) -> JsonResponse:
+async def offers(call: Authenticated) -> EncodedResponse:
     """What can be had right now."""
-    return JsonResponse({"offers": (await call.services.nodes.status(call.caller))["offers"]})
+    return EncodedResponse(await call.services.nodes.offers(call.caller))
 
 
 @router.get("/recommendations", response_model=views.RecommendationList, tags=["nodes"])
-async def recommendations(call: Authenticated) -> JsonResponse:
+async def recommendations(call: Authenticated) -> EncodedResponse:
     """The work that should move from one node to another, and why."""
-    return JsonResponse({"recommendations": (await call.services.nodes.status(call.caller))["recommendations"]})
+    return EncodedResponse(await call.services.nodes.recommendations(call.caller))
 
 
 # ------------------------------------------------------------------ leases
 
 
 @router.get("/leases", response_model=views.AllocationList, tags=["leases"])
-async def leases(call: Authenticated) -> JsonResponse:
+async def leases(call: Authenticated) -> EncodedResponse:
     """The leases that hold something."""
-    return JsonResponse({"allocations": (await call.services.nodes.status(call.caller))["allocations"]})
+    return EncodedResponse(await call.services.nodes.allocations(call.caller))
 
 
 @router.get("/leases/{name}", response_model=views.AllocationDetail, tags=["leases"])
@@ -215,10 +222,10 @@ async def jobs(
     state: Annotated[JobState | None, Query(description="Only those.")] = None,
     user: Annotated[str | None, Query(max_length=128, description="Only this user's.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Of those that ended, so many newest.")] = 20,
-) -> JsonResponse:
+) -> EncodedResponse:
     """The living jobs, and those that ended last."""
     op = requests.ListJobs(all=True, limit=limit, user=user, state=state)
-    return JsonResponse(await call.services.jobs.list(op, call.caller))
+    return EncodedResponse(await call.services.jobs.list(op, call.caller))
 
 
 @router.get("/jobs/{name}", response_model=views.JobDetail, tags=["jobs"])

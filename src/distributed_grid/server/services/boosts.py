@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from distributed_grid.api import requests
-from distributed_grid.api.id_prefixes import fits, not_found
+from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View, Viewer, held_leases
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
@@ -69,12 +69,18 @@ class BoostService:
     async def list(self, op: requests.ListBoosts, caller: Caller) -> View:
         """The boosts of a node, or all of them, summed up by type."""
 
-        def view_boosts(ledger: Ledger, now: int) -> list[View]:
+        viewer = self._viewer().for_reader(caller.reader)
+
+        def held(ledger: Ledger) -> list[str]:
             if op.node and op.node not in ledger.nodes:
                 raise NotFound(_unknown_target(op.node, ledger))
-            return self._viewer().for_reader(caller.reader).boosts(ledger, op.node)
+            return [lease.id for lease, _ in held_leases(ledger) if op.node in ("", lease.request.target)]
 
-        boosts = await self._grid.read(view_boosts)
+        def view_boost(ledger: Ledger, lease_id: str, now: int) -> list[View]:
+            lease = ledger.leases.get(lease_id)
+            return [viewer.boost(ledger, lease)] if lease is not None and lease.holds and is_boost(lease) else []
+
+        boosts = await self._grid.read_each(held, view_boost)
         active = [boost for boost in boosts if boost["is_active"]]
         totals: Counter[str] = Counter()
         for boost in active:
@@ -219,11 +225,13 @@ class BoostService:
     async def find(self, name: str) -> Lease:
         """The boost of this id or unique prefix: living ones before ended ones, other leases never."""
 
-        def living(ledger: Ledger, now: int) -> dict[str, Lease]:
-            named = (lease for key, lease in ledger.leases.items() if fits(key, name))
-            return {lease.id: lease for lease in named if is_boost(lease)}
+        beginning = name if is_prefix(name) else None
 
-        found = await self._grid.read(living)
+        def is_named(lease: Lease) -> bool:
+            is_meant = lease.id == name or (beginning is not None and lease.id.startswith(beginning))
+            return is_meant and is_boost(lease)
+
+        found = {lease.id: lease for lease in await self._grid.scan(lambda ledger: ledger.leases.values(), is_named)}
         if name in found or len(found) == 1:
             return found.get(name) or next(iter(found.values()))
         if found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -28,9 +28,12 @@ from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetached, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
+from distributed_grid.ports import EndedRow
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.leases import RequestConverter
@@ -210,10 +213,12 @@ class JobService:
         viewer: Callable[[], Viewer],
         converter: RequestConverter,
         files: AttemptFiles,
+        renderer: AnswerRenderer,
         sizer: JobSizer | None = None,
     ) -> None:
         self._grid = grid
         self._viewer = viewer
+        self._renderer = renderer
         self._converter = converter
         self._files = files
         self._sizer = sizer
@@ -239,29 +244,39 @@ class JobService:
         decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
         return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
 
-    async def list(self, op: requests.ListJobs, caller: Caller) -> View:
+    async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
-        `more`: some that ended before are kept, but not listed."""
+        `more`: some that ended before are kept, but not listed. `omitted`: so many that fit are left out for length,
+        the newest ones."""
+        reader = caller.reader
+        return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
-        def living_jobs(ledger: Ledger, now: int) -> list[Job]:
-            return [job for job in ledger.jobs.values() if op.user in (None, job.request.user)]
+    async def _render_list(self, op: requests.ListJobs, reader: str | None) -> EncodedAnswer:
+        def fits(job: Job) -> bool:
+            return op.user in (None, job.request.user)
 
-        living = await self._grid.read(living_jobs)
-        room = op.limit if op.all else max(op.limit - len(living), 0)
-        rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
-        ended = [ended_job(row) for row in rows[:room]]
-        shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
-        viewer = self._viewer().for_reader(caller.reader)
-        return {"jobs": [viewer.listed_job(job) for job in shown.values()], "more": len(rows) > room}
+        living: Sequence[Job] = await self._grid.read(lambda ledger, now: tuple(ledger.jobs.values()))
+        async with self._renderer.answer(max_rows=op.limit + len(living)) as writer:
+            if op.user is not None:
+                living = await self._grid.slices.select(living, fits)
+            room = op.limit if op.all else max(op.limit - len(living), 0)
+            rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
+            uids = {job.uid for job in living}
+            shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
+            shown += living
+            if op.state is not None:
+                shown = await self._grid.slices.select(shown, lambda row: op.state == _state(row))
+            viewer = self._viewer().for_reader(reader)
+            omitted = await writer.rows("jobs", shown, lambda row: viewer.listed_job(_decoded(row)))
+            writer.field("more", len(rows) > room)
+            writer.field("omitted", omitted)
+            return writer.finish()
 
     async def list_live(self, caller: Caller) -> View:
         """The uids of the caller's jobs that have not ended."""
 
-        def live_uids(ledger: Ledger, now: int) -> list[str]:
-            own = (job for job in ledger.jobs.values() if job.request.user == caller.user)
-            return [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]
-
-        return {"uids": await self._grid.read(live_uids)}
+        own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
+        return {"uids": [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]}
 
     async def get(self, name: str, caller: Caller) -> View:
         job = await find_job(self._grid, name)
@@ -365,6 +380,14 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> View:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
+
+
+def _decoded(row: Job | EndedRow) -> Job:
+    return row if isinstance(row, Job) else ended_job(row)
+
+
+def _state(row: Job | EndedRow) -> str:
+    return str(row.state) if isinstance(row, Job) else str(JobState.ENDED)
 
 
 def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:

@@ -3,38 +3,137 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View, Viewer, held_leases
 from distributed_grid.domain.events import NodeDrained, NodeResumed
+from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.states import NodeState
+from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused, TimedOut
 from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 
+MAX_STATUS_ROWS = 1_000
+"""Jobs, and leases, in a status."""
 POLL_SECONDS = 0.1
 RESUME_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 CHECKPOINT_SECONDS = 30.0
 """How long a node that lends nothing more is kept for the checkpoints that are there."""
 Report = Callable[[View], None]
+T = TypeVar("T")
 
 
 class NodeService:
     """Answers the requests about nodes."""
 
-    def __init__(self, grid: Grid, viewer: Callable[[], Viewer]) -> None:
+    def __init__(self, grid: Grid, viewer: Callable[[], Viewer], renderer: AnswerRenderer) -> None:
         self._grid = grid
         self._viewer = viewer
+        self._renderer = renderer
 
-    async def status(self, caller: Caller) -> View:
-        """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them."""
-        return await self._grid.read(self._viewer().for_reader(caller.reader).status)
+    async def status(self, caller: Caller) -> EncodedAnswer:
+        """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them. Of jobs
+        and leases it shows so many, those that run and the oldest of the queue first, and says how many it omits."""
+        return await self._shared(caller, "status", self._render_status)
+
+    async def list(self, caller: Caller) -> EncodedAnswer:
+        """Every node."""
+        return await self._shared(caller, "nodes", self._render_nodes)
+
+    async def offers(self, caller: Caller) -> EncodedAnswer:
+        """What can be had right now."""
+        return await self._shared(caller, "offers", self._render_offers)
+
+    async def recommendations(self, caller: Caller) -> EncodedAnswer:
+        """The work that should move to another node."""
+        return await self._shared(caller, "recommendations", self._render_recommendations)
+
+    async def allocations(self, caller: Caller) -> EncodedAnswer:
+        """The leases that hold something."""
+        return await self._shared(caller, "allocations", self._render_allocations)
+
+    async def _shared(
+        self, caller: Caller, kind: str, render: Callable[[Viewer], Awaitable[EncodedAnswer]]
+    ) -> EncodedAnswer:
+        viewer = self._viewer().for_reader(caller.reader)
+        return await self._renderer.shared((kind, viewer.reader), lambda: render(viewer))
+
+    async def _render_status(self, viewer: Viewer) -> EncodedAnswer:
+        async with self._renderer.answer(max_rows=2 * MAX_STATUS_ROWS) as writer:
+            nodes = await self._read_nodes(lambda ledger, name, now: [viewer.node(ledger, ledger.nodes[name], now)])
+            offers = await self._read_nodes(lambda ledger, name, now: viewer.offers_of(ledger, name))
+            held, jobs, waiting, recommendations = await self._grid.read(
+                lambda ledger, now: (
+                    held_leases(ledger),
+                    tuple(ledger.jobs.values()),
+                    len(ledger.waiting),
+                    viewer.recommendations(ledger),
+                )
+            )
+            states: Counter[str] = Counter()
+
+            def is_active(job: Job) -> bool:
+                states[job.state] += 1
+                return job.state is not JobState.QUEUED
+
+            active = await self._grid.slices.select(jobs, is_active)
+            queued = (job for job in jobs if job.state is JobState.QUEUED)
+            shown = jobs
+            if len(jobs) > MAX_STATUS_ROWS:
+                shown = (*active[:MAX_STATUS_ROWS], *islice(queued, max(MAX_STATUS_ROWS - len(active), 0)))
+            omitted = {
+                "nodes": await writer.rows("nodes", nodes, _as_it_is),
+                "offers": await writer.rows("offers", offers, _as_it_is),
+                "recommendations": await writer.rows("recommendations", recommendations, _as_it_is),
+                "allocations": await writer.rows(
+                    "allocations", held, lambda row: viewer.lease(*row), max_rows=MAX_STATUS_ROWS
+                ),
+                "jobs": await writer.rows("jobs", shown, viewer.listed_job) + len(jobs) - len(shown),
+            }
+            writer.field("waiting", waiting)
+            writer.field("job_states", dict(states))
+            writer.field("omitted", omitted)
+            return writer.finish()
+
+    async def _render_nodes(self, viewer: Viewer) -> EncodedAnswer:
+        rows = await self._read_nodes(lambda ledger, name, now: [viewer.node(ledger, ledger.nodes[name], now)])
+        return await self._render_rows("nodes", rows, _as_it_is)
+
+    async def _render_offers(self, viewer: Viewer) -> EncodedAnswer:
+        rows = await self._read_nodes(lambda ledger, name, now: viewer.offers_of(ledger, name))
+        return await self._render_rows("offers", rows, _as_it_is)
+
+    async def _render_recommendations(self, viewer: Viewer) -> EncodedAnswer:
+        rows = await self._grid.read(lambda ledger, now: viewer.recommendations(ledger))
+        return await self._render_rows("recommendations", rows, _as_it_is)
+
+    async def _render_allocations(self, viewer: Viewer) -> EncodedAnswer:
+        rows = await self._grid.read(lambda ledger, now: held_leases(ledger))
+        return await self._render_rows("allocations", rows, lambda row: viewer.lease(*row))
+
+    async def _render_rows(self, name: str, rows: Sequence[T], view: Callable[[T], View]) -> EncodedAnswer:
+        async with self._renderer.answer(max_rows=len(rows)) as writer:
+            omitted = await writer.rows(name, rows, view)
+            writer.field("omitted", omitted)
+            return writer.finish()
+
+    async def _read_nodes(self, view: Callable[[Ledger, str, int], Sequence[View]]) -> Sequence[View]:
+        """Rows about every node. Of a large cluster each step of the owner takes some nodes."""
+
+        def view_known(ledger: Ledger, name: str, now: int) -> Sequence[View]:
+            return view(ledger, name, now) if name in ledger.nodes else ()
+
+        return await self._grid.read_each(lambda ledger: ledger.nodes, view_known)
 
     async def get(self, name: str) -> View:
         def view_node(ledger: Ledger, now: int) -> View:
@@ -141,3 +240,7 @@ def stopping_message(command: str) -> str:
 
 def _leases(count: int) -> str:
     return f"{count} lease{'' if count == 1 else 's'}"
+
+
+def _as_it_is(row: View) -> View:
+    return row

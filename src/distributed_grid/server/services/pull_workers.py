@@ -22,7 +22,7 @@ from distributed_grid.api.worker_resources import (
     resources_view,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View, Viewer, held_leases
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,
@@ -170,8 +170,8 @@ class PullWorkerService:
                 "workers": {name: _resources(ledger, node) for name, node in ledger.nodes.items()},
                 "reservations": [
                     self._reservation_view(lease, lease.request.task or ledger.jobs[lease.job].id)
-                    for lease in ledger.leases.values()
-                    if lease.holds and (lease.request.task or _is_task(lease))
+                    for lease, _ in held_leases(ledger)
+                    if lease.request.task or _is_task(lease)
                 ],
             }
 

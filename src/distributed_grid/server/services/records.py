@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
+from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid, event_key
 from distributed_grid.control.views import HIDDEN, View, Viewer
@@ -30,7 +30,7 @@ from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_start
 
 T = TypeVar("T", Job, Lease, Move)
-EVENTS_PER_PAGE = 500
+EVENTS_PER_PAGE, EVENTS_PER_SLICE = 500, 50
 MAX_EVENTS = 1_000
 PUBLIC_EVENTS = ("node-", "engine-", "alert-", "clock-", "agent-rejected", "reports-omitted")
 """Beginnings of the event types that are about no user's work. Of every other type a reader sees its own in full."""
@@ -49,15 +49,15 @@ async def find_job(grid: Grid, name: str) -> Job:
     def ended_beginning(store: Store) -> list[Job]:
         return [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
 
-    def beginning(ledger: Ledger, now: int) -> list[Job]:
-        return [job for job in ledger.jobs.values() if fits(job.id, name) or fits(job.uid, name)]
+    def begins_so(job: Job) -> bool:
+        return job.id.startswith(name) or job.uid.startswith(name)
 
     job = await grid.read(exact)
     if job is not None:
         return job
     found = await grid.query(ended)
     if not found and is_prefix(name):
-        found = await grid.read(beginning) or await grid.query(ended_beginning)
+        found = await grid.scan(lambda ledger: ledger.jobs.values(), begins_so) or await grid.query(ended_beginning)
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
@@ -77,8 +77,8 @@ async def find_delivery(grid: Grid, job: Job) -> Delivery | None:
 async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
 
-    def beginning(ledger: Ledger, now: int) -> list[Lease]:
-        return [lease for key, lease in ledger.leases.items() if fits(key, name)]
+    def begins_so(lease: Lease) -> bool:
+        return lease.id.startswith(name)
 
     def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Lease]:
         return [_ended_lease(row) for row in store.ended("lease", limit=5 if "key_prefix" in which else 1, **which)]
@@ -88,15 +88,17 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
         return lease
     found = await grid.query(lambda store: ended(store, key=name))
     if not found and is_prefix(name) and not exact:
-        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
+        found = await grid.scan(lambda ledger: ledger.leases.values(), begins_so) or await grid.query(
+            lambda store: ended(store, key_prefix=name)
+        )
     return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 
 
 async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
     """The move of this id, over or not; else of this unique prefix, unless it has to be `exact`."""
 
-    def beginning(ledger: Ledger, now: int) -> list[Move]:
-        return [move for move in ledger.moves.values() if fits(move.id, name)]
+    def begins_so(move: Move) -> bool:
+        return move.id.startswith(name)
 
     def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Move]:
         return [ended_move(row) for row in store.ended(Move.kind, limit=5, **which)]
@@ -106,7 +108,9 @@ async def find_move(grid: Grid, name: str, *, exact: bool = False) -> Move:
         return move
     found = await grid.query(lambda store: ended(store, key=name))
     if not found and is_prefix(name) and not exact:
-        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
+        found = await grid.scan(lambda ledger: ledger.moves.values(), begins_so) or await grid.query(
+            lambda store: ended(store, key_prefix=name)
+        )
     return _only_match({move.id: move for move in found}, name, "move", lambda move: move.id)
 
 
@@ -151,25 +155,34 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
     woken = asyncio.Event()
     for key in keys or [event_key()]:
         grid.watch(key, woken)
-    seen, limit, newest = op.after or 0, op.limit, op.after is None
+    seen, left, newest = op.after or 0, op.limit, op.after is None
     try:
+        if op.limit > EVENTS_PER_PAGE and op.after is None:
+            seen = await grid.query(
+                functools.partial(_begin_of_newest, count=op.limit, subject=op.subject, types=op.types)
+            )
+            newest = False
         while True:
             woken.clear()
             known = grid.last_event_seq
+            page = EVENTS_PER_PAGE if op.follow and not newest else min(left, EVENTS_PER_PAGE)
             rows = await grid.query(
                 functools.partial(
-                    _events, after_seq=seen, limit=limit, newest=newest, subject=op.subject, types=op.types
+                    _events, after_seq=seen, limit=page, newest=newest, subject=op.subject, types=op.types
                 )
             )
-            for row in rows:
+            for number, row in enumerate(rows, 1):
                 seen = row.seq
                 yield event_view(row, viewer)
-            if not op.follow:
-                break
-            if newest or len(rows) < limit:
+                if number % EVENTS_PER_SLICE == 0:
+                    await grid.slices.wait()
+            left -= len(rows)
+            is_last, newest = newest or len(rows) < page, False
+            if op.follow and is_last:
                 seen = max(seen, known)
                 await woken.wait()
-            limit, newest = EVENTS_PER_PAGE, False
+            elif not op.follow and (is_last or left <= 0):
+                break
     finally:
         for key in keys or [event_key()]:
             grid.unwatch(key, woken)
@@ -186,6 +199,10 @@ def check_event_types(types: Iterable[str]) -> None:
 
 def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:
     return store.events(limit=limit, newest=newest, **filters)
+
+
+def _begin_of_newest(store: Store, *, count: int, **filters: Unpack[EventFilters]) -> int:
+    return store.begin_of_newest(count, **filters)
 
 
 async def _uid_of(grid: Grid, name: str) -> str:

@@ -23,6 +23,7 @@ from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.services.explanation import explain
 from distributed_grid.server.services.records import stream_events
 
@@ -38,28 +39,40 @@ class ReportService:
         grid: Grid,
         viewer: Callable[[], Viewer],
         monitor: Monitor,
+        renderer: AnswerRenderer,
         is_connected: IsConnected = lambda node: True,
     ) -> None:
         self._is_connected = is_connected
         self._grid = grid
         self._viewer = viewer
         self._monitor = monitor
+        self._renderer = renderer
 
     async def explain(self, op: requests.Explain, caller: Caller) -> View:
         """Why it waits, why it is there, why it was stopped, when it will start. Only for its owner and admins."""
         viewer, is_connected = self._viewer().for_reader(caller.reader), self._is_connected
-        return await explain(self._grid, viewer, op.id, kind=op.kind, is_connected=is_connected)
+        return await self._renderer.shared(
+            (op, viewer.reader),
+            lambda: explain(self._grid, viewer, op.id, kind=op.kind, is_connected=is_connected),
+        )
 
     async def lending(self, op: requests.GetLendingReport) -> View:
         """Who lent whom how much."""
-        since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
-        return await lending_report(self._grid, self._viewer(), since_ms=since_ms, by=op.by)
+
+        async def report() -> View:
+            since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
+            return await lending_report(self._grid, self._viewer(), since_ms=since_ms, by=op.by)
+
+        return await self._renderer.shared(op, report)
 
     def events(self, op: requests.ListEvents, caller: Caller) -> AsyncGenerator[View, None]:
         """The audit trail, event by event, and with `follow` without an end."""
         return stream_events(self._grid, self._viewer().for_reader(caller.reader), op)
 
     async def metrics(self, op: requests.GetMetrics) -> View:
+        return await self._renderer.shared(op, lambda: self._metrics(op))
+
+    async def _metrics(self, op: requests.GetMetrics) -> View:
         if op.kind == "snapshots":
             return {"snapshots": await self._monitor.snapshots()}
         if op.kind == "levels":

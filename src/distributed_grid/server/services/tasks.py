@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
@@ -101,14 +101,14 @@ class TaskService:
     async def list(self, op: requests.ListTasks) -> View:
         """The waiting tasks, the oldest first."""
 
-        def waiting(ledger: Ledger, now: int) -> list[Job]:
-            queued = (
-                ledger.jobs[ledger.leases[lease_id].job] for *_, lease_id in ledger.waiting if _is_job(ledger, lease_id)
-            )
-            tasks = (job for job in queued if job.request.runs_on is not WorkerKind.AGENT)
-            return list(itertools.islice(tasks, op.limit + 1))
+        def waiting_task(ledger: Ledger, lease_id: str, now: int) -> list[Job]:
+            lease = ledger.leases.get(lease_id)
+            job = ledger.jobs.get(lease.job) if lease is not None and lease.state is LeaseState.ASKED else None
+            return [job] if job is not None and job.request.runs_on is not WorkerKind.AGENT else []
 
-        found = await self._grid.read(waiting)
+        found = await self._grid.read_each(
+            lambda ledger: [lease_id for *_, lease_id in ledger.waiting], waiting_task, limit=op.limit + 1
+        )
         return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
 
     async def take(self, op: requests.TakeTask) -> View:
@@ -215,10 +215,6 @@ def task_view(job: Job) -> View:
         "fence": attempt.fence,
         "resource_reservation_id": attempt.lease_id,
     }
-
-
-def _is_job(ledger: Ledger, lease_id: str) -> bool:
-    return bool(ledger.leases[lease_id].job)
 
 
 def _described(job: Job) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -43,6 +44,11 @@ def test_allocations_for_a_node_say_so() -> None:
     assert line.split()[:5] == ["auto-gpu1-memory-1", "gpu2", "4.04", "GB", "gpu1"]
 
 
+def test_leases_that_a_status_omits_are_counted_below_the_table() -> None:
+    text = allocations_table([], 1234)
+    assert text.splitlines()[-1] == "… and 1,234 more (grid explain ID shows any of them)"
+
+
 def a_job(number: int, state: str) -> dict[str, Any]:
     asked = {"resource_type": "cpu", "amount": 1.0, "command": "python train.py --rate 0.001 --seed " + "1" * 80}
     return {"job_id": f"sweep-{number}", "state": state, "node_id": None, **asked}
@@ -63,7 +69,15 @@ def a_node(number: int, state: str = "alive") -> dict[str, Any]:
 
 def a_status(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, Any]:
     waiting = sum(job["state"] == "queued" for job in jobs)
-    return {"nodes": nodes, "jobs": jobs, "allocations": [{}] * 30, "waiting": waiting, "recommendations": []}
+    return {
+        "nodes": nodes,
+        "jobs": jobs,
+        "allocations": [{}] * 30,
+        "waiting": waiting,
+        "recommendations": [],
+        "job_states": Counter(job["state"] for job in jobs),
+        "omitted": {"allocations": 0},
+    }
 
 
 def test_a_long_queue_is_shown_at_a_glance_with_its_counts() -> None:

@@ -85,7 +85,7 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             await setting.ends(f"over{number}")
         await setting.submit("live", user="bob")
         listed = {
-            limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything), ADMIN)
+            limit: (await setting.jobs.list(requests.ListJobs(limit=limit, all=everything), ADMIN)).decode()
             for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
         }
         assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Unpack
 
@@ -30,7 +31,15 @@ from distributed_grid.errors import Conflict, NotFound
 from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.decision import RECORD_TYPES
-from distributed_grid.server.services.records import PUBLIC_EVENTS, event_view, find_job, find_lease, stream_events
+from distributed_grid.server.services.records import (
+    EVENTS_PER_PAGE,
+    EVENTS_PER_SLICE,
+    PUBLIC_EVENTS,
+    event_view,
+    find_job,
+    find_lease,
+    stream_events,
+)
 from tests.support.builders import a_node, a_request
 
 
@@ -156,6 +165,45 @@ def test_a_follower_reads_only_when_something_of_its_type_has_happened() -> None
         assert (await again)["subject"] == "task8"
         assert len(before) == 1
         await followed.aclose()
+
+    run(scenario, store)
+
+
+class PagedStore(InMemoryStore):
+    """A store that remembers how many events it was asked for at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int] = []
+
+    def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
+        self.limits.append(limit)
+        return super().events(limit=limit, newest=newest, **filters)
+
+
+@pytest.mark.parametrize("types", [(), ("granted", "released")])
+def test_many_events_are_read_page_by_page_and_others_have_their_turn_meanwhile(types: tuple[str, ...]) -> None:
+    store = PagedStore()
+
+    async def scenario(grid: Grid) -> None:
+        for number in range(EVENTS_PER_PAGE):
+            await ask(grid, f"task{number}", cores=0.1)
+            await grid.handle(LeaseReleased(f"task{number}", "ada"))
+        expected = store.events(limit=10**6, types=types)[-2 * EVENTS_PER_PAGE + 300 :]
+        store.limits.clear()
+        turn = 0
+
+        async def shown() -> list[tuple[int, int]]:
+            listed = stream_events(grid, Viewer(0), ListEvents(limit=len(expected), types=types))
+            return [(event["seq"], turn) async for event in listed]
+
+        listing = asyncio.ensure_future(shown())
+        while not listing.done():
+            turn += 1
+            await asyncio.sleep(0)
+        assert [seq for seq, _ in listing.result()] == [row.seq for row in expected]
+        assert max(store.limits) == EVENTS_PER_PAGE
+        assert max(Counter(turn for _, turn in listing.result()).values()) <= EVENTS_PER_SLICE
 
     run(scenario, store)
 

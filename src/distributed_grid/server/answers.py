@@ -1,0 +1,208 @@
+"""Long answers: rendered in short slices between batches, bounded in size, and shared by all who ask the same.
+
+A service takes the rows of an answer in one step of the ledger's owner; rows never change, so they are a snapshot.
+They become JSON here, outside of any batch, a few milliseconds at a time and one slice in each pass of the event loop.
+Heartbeats are answered between two slices.
+
+Equal questions that wait at the same time share one rendering. A question that arrives after the snapshot was taken
+shares the next one: a caller always sees what it was answered before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from distributed_grid.control.slices import LoopSlices
+from distributed_grid.control.views import View
+from distributed_grid.errors import Unreachable
+from distributed_grid.supervision import start_logged
+
+PART_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""Of one answer; rows beyond that are left out and counted."""
+MAX_ROWS = 10_000
+"""Of one list in an answer."""
+SHORT_ROWS = 2_000
+"""Rows of an answer that does not wait for longer ones."""
+MAX_SHORT, MAX_LONG = 4, 2
+"""Answers that are rendered at a time."""
+MAX_SENDERS = 16
+"""Parts that are sent in one pass of the event loop."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of all answers that are rendered and not sent completely: beyond that nothing new is rendered."""
+ROOM_SECONDS = 30.0
+"""How long a question waits for room before it is refused."""
+READ_SECONDS = 30.0
+"""A client that takes nothing of its answer for so long is disconnected."""
+T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
+
+
+class EncodedAnswer:
+    """An answer as JSON, in parts. All who asked the same hold the same one."""
+
+    __slots__ = ("__weakref__", "_renderer", "parts", "size")
+
+    def __init__(self, parts: Sequence[bytes], renderer: AnswerRenderer) -> None:
+        self.parts = tuple(parts)
+        self.size = sum(map(len, self.parts))
+        self._renderer = renderer
+
+    async def paced_parts(self) -> AsyncIterator[bytes]:
+        """The parts, each when it may be sent: of all readers a few send in each pass of the event loop."""
+        for part in self.parts:
+            await self._renderer.pace()
+            yield part
+
+    def decode(self) -> Any:
+        """The answer as Python values."""
+        return msgspec.json.decode(b"".join(self.parts))
+
+
+class AnswerRenderer:
+    """Renders the long answers of one control plane."""
+
+    def __init__(self, slices: LoopSlices) -> None:
+        self.slices = slices
+        self._senders = asyncio.Semaphore(MAX_SENDERS)
+        self._short, self._long = asyncio.Semaphore(MAX_SHORT), asyncio.Semaphore(MAX_LONG)
+        self._waiting: dict[Hashable, _SharedRendering] = {}
+        self._begun: dict[Hashable, _SharedRendering] = {}
+        self._has_room = asyncio.Event()
+        self.held_bytes = 0
+        self.renderings = 0
+        """How many answers were rendered since the start."""
+
+    async def shared(self, question: Hashable, render: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question, rendered once for all who ask it before the rendering begins: nobody changes it."""
+        rendering = self._waiting.get(question)
+        if rendering is None:
+            rendering = self._waiting[question] = _SharedRendering()
+            rendering.task = start_logged(self._render(question, rendering, render), "the rendering of an answer")
+        rendering.readers += 1
+        try:
+            answer: T = await asyncio.shield(rendering.answer)
+            return answer
+        finally:
+            rendering.readers -= 1
+            if not rendering.readers and not rendering.answer.done():
+                self._forget(question, rendering)
+                rendering.answer.cancel()
+                rendering.task.cancel()
+
+    async def _render(
+        self, question: Hashable, rendering: _SharedRendering, render: Callable[[], Awaitable[Any]]
+    ) -> None:
+        """Render once the last rendering of the same question is over; from then on it is too late to share it."""
+        answer = rendering.answer
+        try:
+            if (earlier := self._begun.get(question)) is not None:
+                await asyncio.wait((earlier.answer,))
+            self._forget(question, rendering)
+            self._begun[question] = rendering
+            rendered = await render()
+            if not answer.done():
+                answer.set_result(rendered)
+        except Exception as failure:  # whatever it is, those who asked hear it
+            if not answer.done():
+                answer.set_exception(failure)
+        finally:
+            answer.cancel()
+            if self._begun.get(question) is rendering:
+                del self._begun[question]
+
+    def _forget(self, question: Hashable, rendering: _SharedRendering) -> None:
+        if self._waiting.get(question) is rendering:
+            del self._waiting[question]
+
+    @contextlib.asynccontextmanager
+    async def answer(self, *, max_rows: int) -> AsyncIterator[AnswerWriter]:
+        """A writer for one answer of so many rows at most, once there is room for it. Raises Unreachable where readers
+        leave none for long."""
+        async with self._short if max_rows <= SHORT_ROWS else self._long:
+            try:
+                async with asyncio.timeout(ROOM_SECONDS):
+                    while self.held_bytes >= MAX_HELD_BYTES:
+                        self._has_room.clear()
+                        await self._has_room.wait()
+            except TimeoutError:
+                raise Unreachable("too many long answers have not been read yet: try again later") from None
+            self.renderings += 1
+            yield AnswerWriter(self)
+
+    async def pace(self) -> None:
+        """Return when another part of an answer may be sent."""
+        async with self._senders:
+            await asyncio.sleep(0)
+
+    def hold(self, answer: EncodedAnswer) -> EncodedAnswer:
+        """Count the bytes of an answer until nobody holds it any more."""
+        self.held_bytes += answer.size
+        weakref.finalize(answer, self._release, answer.size)
+        return answer
+
+    def _release(self, size: int) -> None:
+        self.held_bytes -= size
+        self._has_room.set()
+
+
+class _SharedRendering:
+    """A rendering and how many wait for it."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None]
+        self.readers = 0
+
+
+class AnswerWriter:
+    """Writes one JSON object, field by field, within `MAX_ANSWER_BYTES`."""
+
+    def __init__(self, renderer: AnswerRenderer) -> None:
+        self._renderer = renderer
+        self._parts: list[bytes] = []
+        self._part = bytearray(b"{")
+        self._written = 0
+
+    def field(self, name: str, value: Any) -> None:
+        """Write a short field."""
+        self._begin(name)
+        self._part += _encoder.encode(value)
+
+    async def rows(self, name: str, rows: Sequence[T], view: Callable[[T], View], *, max_rows: int = MAX_ROWS) -> int:
+        """Write a list, a slice at a time; how many of its rows were left out."""
+        self._begin(name)
+        self._part += b"["
+        count, most = 0, min(len(rows), max_rows)
+        while count < most and self._written < MAX_ANSWER_BYTES:
+            async with self._renderer.slices.next() as is_over:
+                while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
+                    if count:
+                        self._part += b","
+                    self._part += _encoder.encode(view(rows[count]))
+                    count += 1
+                    self._flush_full()
+        self._part += b"]"
+        return len(rows) - count
+
+    def finish(self) -> EncodedAnswer:
+        """The whole answer."""
+        self._parts.append(bytes(self._part + b"}"))
+        return self._renderer.hold(EncodedAnswer(self._parts, self._renderer))
+
+    def _begin(self, name: str) -> None:
+        if self._parts or len(self._part) > 1:
+            self._part += b","
+        self._part += _encoder.encode(name) + b":"
+
+    def _flush_full(self) -> None:
+        if len(self._part) >= PART_BYTES:
+            self._written += len(self._part)
+            self._parts.append(bytes(self._part))
+            self._part.clear()
