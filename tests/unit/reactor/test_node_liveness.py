@@ -417,3 +417,32 @@ def test_an_agent_whose_clock_jumps_without_end_fills_no_audit_trail(new_scenari
         found = scenario.handle(HeartbeatReceived("gpu1", Usage(), clock_jump_ms=1_000_000 + number, clock_waits_ms=1))
         records += len(found.records)
     assert records <= REPORT_BURST
+
+
+def test_a_busy_node_whose_first_heartbeat_knows_no_rates_lends_nothing(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", gpus=1, thresholds=thresholds())))
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    assert scenario.ledger.lends("gpu1") == Capacity()
+    scenario.now += 250
+    scenario.heartbeat("gpu1", a_usage(cpu_outside=1))
+    assert scenario.ledger.lends("gpu1").cpu_milli == 0
+
+
+def test_the_first_measured_heartbeat_decides_at_once(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds())))
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    scenario.now += 250
+    scenario.heartbeat("gpu1", a_usage())
+    assert (scenario.ledger.lends("gpu1").cpu_milli, len(scenario.ledger.lends("gpu1").gpus)) == (4000, 1)
+
+
+def test_an_older_offer_ends_with_a_heartbeat_that_knows_no_rates(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", thresholds=thresholds())))
+    scenario.heartbeat("gpu1", a_usage())
+    assert scenario.ledger.lends("gpu1").cpu_milli > 0
+    scenario.now += 2_000
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False)))
+    assert scenario.ledger.lends("gpu1") == Capacity()
