@@ -507,6 +507,7 @@ class HostedAttempts:
             hold_ms=order.hold_ms,
             max_output_bytes=self.max_output_bytes,
             start_by_boot_ms=start_by_boot_ms,
+            may_run_again=order.may_run_again,
         )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:

@@ -222,6 +222,11 @@ class Job(Struct, frozen=True, omit_defaults=True):
         return replace(self.request, ask=replace(self.request.ask, memory_bytes=limit)) if limit else self.request
 
     @property
+    def may_run_again(self) -> bool:
+        """Whether its user allows another run after one that has started."""
+        return self.restartable or self.retries_left > 0
+
+    @property
     def is_over(self) -> bool:
         return self.state is JobState.ENDED
 

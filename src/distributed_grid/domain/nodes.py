@@ -247,7 +247,8 @@ class NodeObservation(Struct, frozen=True):
 
 class Offer(Struct, frozen=True):
     """What a node lends in all (what is lent already included), and why it withholds the rest. Of what is `paused`
-    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now."""
+    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now. `keeps_cpu`: its owner leaves no CPU, so that a command
+    is not started there, with or without cores."""
 
     kind: ClassVar[str] = "offer"
 
@@ -259,6 +260,7 @@ class Offer(Struct, frozen=True):
     withheld: tuple[str, ...] = ()
     withdrawn: bool = False
     paused: tuple[str, ...] = ()
+    keeps_cpu: bool = False
 
     @property
     def key(self) -> str:

@@ -66,6 +66,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     max_output_bytes: int = 0  # of stdout and of stderr; 0: no limit
     start_by_boot_ms: int = 0
     """The command is not executed from then on; 0: at any time."""
+    may_run_again: bool = False
 
 
 class SpecRecord(AttemptSpec, frozen=True, kw_only=True):

@@ -29,6 +29,9 @@ GROWTH_DIVISOR = 10
 BACKGROUND_BUSY_MILLI = 50
 """So much of a CPU is in use on an idle machine, too: services, cron, the agent itself."""
 
+COMMAND_CPU_MILLI = 100
+"""So much CPU has to be offered where a command starts that asks for no cores."""
+
 RESERVE_DIVISOR = 20
 MAX_RESERVE_BYTES = 1 << 30
 NOT_MEASURED = "its owner's use is not measured yet"
@@ -67,10 +70,20 @@ def next_offer(
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
     names = tuple(one.name for one in paused)
-    if old is not None and recent and not refresh and names == old.paused and _still_holds(node, old, lends, withheld):
-        return None
+    keeps = "cpu" in names or _keeps_cpu(node, seen)
+    if old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu):
+        if _still_holds(node, old, lends, withheld):
+            return None
     generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names)
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names, keeps_cpu=keeps)
+
+
+def _keeps_cpu(node: Node, seen: NodeObservation) -> bool:
+    """Whether the owner's rule leaves less CPU than a command needs that asks for none, whatever the caps are."""
+    limits, idle, usage = node.thresholds, seen.idleness, seen.usage
+    if limits is None or idle is None or usage is None:
+        return False
+    return _lendable_cpu(node, usage, limits, idle, []) < min(COMMAND_CPU_MILLI, node.capacity.cpu_milli)
 
 
 def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | None:
@@ -86,6 +99,7 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
         lends=without_paused(offer.lends, paused),
         withheld=withheld,
         paused=(*offer.paused, *(one.name for one in new)),
+        keeps_cpu=offer.keeps_cpu or any(one.name == "cpu" for one in new),
     )
 
 

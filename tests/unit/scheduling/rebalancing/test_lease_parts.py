@@ -182,7 +182,7 @@ def test_of_several_gpus_whole_ones_stay():
 
 def test_a_displaced_job_comes_back_like_any():
     scenario, lease = pressed()
-    scenario.submit(a_request("job1", memory_gb=4, target="master"), starts=True)
+    scenario.submit(a_request("job1", memory_gb=4, target="master"), starts=True, restartable=True)
     scenario.end("job1", Outcome(Ending.RECLAIMED, detail="its owner needs it"))
     assert len(scenario.job("job1").attempts) == 2
     assert scenario.lease_of("job1").carved_from == ()  # the lender is withdrawn until it is heard again
