@@ -18,7 +18,7 @@ NODE = """\
   cpu_count: 4
   memory_gb: 2
   trust_declared: true
-  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}
+  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0, dwell_seconds: 2}
   owner_policy: {throttle: false, pause: false, evict: true, notice_seconds: 0, grace_seconds: 1}
 """
 
@@ -61,7 +61,8 @@ def test_gpus_are_found_lent_whole_and_measured(grid: FarGrid, machine: GpuMachi
 
 
 def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid, machine: GpuMachine) -> None:
-    words = ("-r", "gpu", "-a", "1", "--workdir", "none", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000")
+    script = "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"
+    words = ("-r", "gpu", "-a", "1", "--workdir", "none", "--restartable", "sh", "-c", script)
     job = grid.detach(*words)
     pid = grid.pid_of(job)
     machine.update({"0.util": 90, "0.used": 4 * GIB, "0.compute": f"{pid}:{4 * GIB}"})
