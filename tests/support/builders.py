@@ -187,7 +187,12 @@ def a_command(*argv: str) -> Command:
 
 
 def a_submission(
-    request: Request | None = None, *, name: str = "", retries: int = 0, command: Command | None = None, restartable: bool = False
+    request: Request | None = None,
+    *,
+    name: str = "",
+    retries: int = 0,
+    command: Command | None = None,
+    restartable: bool = False,
 ) -> JobSubmitted:
     """A command for the grid to run; its name is `job-<request id>` unless given."""
     request = request or a_request()

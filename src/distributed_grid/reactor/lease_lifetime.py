@@ -185,7 +185,9 @@ def _expire_next(ledger: Ledger, due: list[Lease], event: TimePassed, now: int) 
     waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
     reopened = [lease for lease in waits if not 0 < lease.wait_until_ms <= now]
     if reopened:
-        return Decision([_reopened(lease, now) for lease in reopened], follow=[TimePassed(event.expired + len(reopened))])
+        return Decision(
+            [_reopened(lease, now) for lease in reopened], follow=[TimePassed(event.expired + len(reopened))]
+        )
     if waits and event.freed:  # what has come free is offered to the queue before anybody gives up
         return Decision(follow=[QueueScanned(), TimePassed(event.expired)])
     decision = _withdraw(ledger, waits, now) if waits else _expire(ledger, due[0], now)

@@ -38,9 +38,9 @@ class FreeColumns:
 
     `open` where a node takes new leases, `local` where it is on this machine, `home` where it is the head on it,
     `simulated` where it stands there for a machine of its own, `pull` where it has no agent, `asking` where such a one
-    waits for a task, `keeps_cpu` where no command starts for its owner's sake; `slack` is how free it is, 0 to `WHOLE` for CPU and for
-    memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what is left of
-    each GPU.
+    waits for a task, `keeps_cpu` where no command starts for its owner's sake; `slack` is how free it is, 0 to `WHOLE`
+    for CPU and for memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices`
+    what is left of each GPU.
     """
 
     def __init__(self) -> None:

@@ -71,9 +71,9 @@ def next_offer(
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
     names = tuple(one.name for one in paused)
     keeps = "cpu" in names or _keeps_cpu(node, seen)
-    if old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu):
-        if _still_holds(node, old, lends, withheld):
-            return None
+    is_same = old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu)
+    if old is not None and is_same and _still_holds(node, old, lends, withheld):
+        return None
     generation = old.generation + 1 if old is not None else 1
     return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names, keeps_cpu=keeps)
 

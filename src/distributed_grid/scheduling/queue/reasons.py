@@ -112,7 +112,17 @@ def reason_key(ledger: Ledger, request: Request) -> object:
     """The fields that decide over `why_not_now`: two requests of one key have the same reasons."""
     where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
     machine = (request.limits_memory, request.block, machine_limits.stated_ms(request) if ledger.workers else 0)
-    return (request.ask, request.gang, request.user, request.team, request.target, where, request.task, request.closed, machine)
+    return (
+        request.ask,
+        request.gang,
+        request.user,
+        request.team,
+        request.target,
+        where,
+        request.task,
+        request.closed,
+        machine,
+    )
 
 
 def _waits_for_owner(node: Node, reason: str) -> bool:
