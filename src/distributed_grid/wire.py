@@ -458,6 +458,8 @@ class StartAttemptOrder(_ToAgent, frozen=True):
     start_by_ms: Milliseconds = 0
     start_ms: Milliseconds = 0
     most_memory_bytes: Amount = 0
+    may_run_again: bool = False
+    """Its user allows another run: its node may evict it to have the CPU back."""
 
 
 class StopAttemptOrder(_ToAgent, frozen=True):

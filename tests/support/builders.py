@@ -187,11 +187,16 @@ def a_command(*argv: str) -> Command:
 
 
 def a_submission(
-    request: Request | None = None, *, name: str = "", retries: int = 0, command: Command | None = None
+    request: Request | None = None,
+    *,
+    name: str = "",
+    retries: int = 0,
+    command: Command | None = None,
+    restartable: bool = False,
 ) -> JobSubmitted:
     """A command for the grid to run; its name is `job-<request id>` unless given."""
     request = request or a_request()
-    return JobSubmitted(name or f"job-{request.id}", command or a_command(), request, retries)
+    return JobSubmitted(name or f"job-{request.id}", command or a_command(), request, retries, restartable=restartable)
 
 
 def an_exit(code: int = 0) -> Outcome:
@@ -238,9 +243,9 @@ class Scenario:
     def release(self, lease_id: str) -> StepResult:
         return self.handle(LeaseReleased(lease_id, "ada"))
 
-    def submit(self, request: Request, *, retries: int = 0, starts: bool = False) -> Job:
+    def submit(self, request: Request, *, retries: int = 0, starts: bool = False, restartable: bool = False) -> Job:
         """A job for this request; with `starts` its agent has started it."""
-        self.handle(a_submission(request, retries=retries))
+        self.handle(a_submission(request, retries=retries, restartable=restartable))
         return self.start(request.id) if starts else self.job(request.id)
 
     def start(self, uid: str, *, pid: int = 4242) -> Job:

@@ -84,6 +84,8 @@ if TYPE_CHECKING:
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
+WARM_UP_SECONDS = 0.25
+"""The time to the second heartbeat: rates are known from two readings on."""
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
@@ -356,8 +358,10 @@ class Agent:
     # ------------------------------------------------------------------ time
 
     async def _beat(self) -> None:
+        seconds = WARM_UP_SECONDS  # the first heartbeat knows no rates yet
         while True:
-            await asyncio.sleep(self._beat_seconds)
+            await asyncio.sleep(seconds)
+            seconds = self._beat_seconds
             await self._observe_attempts()
             self._ages.look()
             self._send_heartbeats()
@@ -525,6 +529,7 @@ class HostedAttempts:
             max_output_bytes=self.max_output_bytes,
             max_files_bytes=self.max_files_bytes,
             start_by_boot_ms=start_by_boot_ms,
+            may_run_again=order.may_run_again,
         )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:

@@ -369,6 +369,8 @@ class ReadLogs(Message, frozen=True):
     tail_bytes: Count | None = None
     stdout_seen: Count = 0
     stderr_seen: Count = 0
+    notices_seen: Count | None = None
+    """The number of the last notice that the reader has; None: it wants none."""
 
 
 class FetchFiles(Message, frozen=True):

@@ -113,6 +113,7 @@ def order_of(ledger: Ledger, effect: Effect, start_by_ms: int = 0) -> ToAgent:
             generation=effect.lease.generation,
             checkpoint=effect.job.checkpoint,
             start_by_ms=start_by_ms,
+            may_run_again=effect.job.may_run_again,
             start_ms=ledger.nodes[effect.node].start_ms if start_by_ms and effect.node in ledger.nodes else 0,
             most_memory_bytes=most_held_bytes(ledger, used) if effect.job.may_outgrow and claim.memory_bytes else 0,
         )

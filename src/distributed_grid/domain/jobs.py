@@ -223,7 +223,7 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def may_run_again(self) -> bool:
-        """Whether its user has declared that it may be started again: nothing else is killed for a learned limit."""
+        """Whether its user allows another run after one that has started."""
         return self.restartable or self.retries_left > 0
 
     @property

@@ -50,7 +50,8 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
     `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
     `limits_memory`: its memory is the limit of a job, which really uses it. `runs_on` says which nodes can serve it.
     `task` is the task that a reservation without a job is for: it is renewed while its node is heard. `worker` names
-    the worker that runs on what is asked for, on the node's machine.
+    the worker that runs on what is asked for, on the node's machine. `closed` are the nodes that have evicted the job,
+    each with the moment until which it is not placed there again.
     """
 
     id: str
@@ -78,6 +79,17 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
     runs_on: WorkerKind = WorkerKind.AGENT
     task: str = ""
     worker: str = ""
+    closed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def starts_without_cores(self) -> bool:
+        """Whether a command starts under this that has asked for no cores. It needs a little CPU all the same."""
+        return self.limits_memory and not self.ask.cpu_milli
+
+    @property
+    def reopens_at_ms(self) -> int:
+        """When the next closed node may serve this again; 0 where none is closed."""
+        return min((until_ms for _, until_ms in self.closed), default=0)
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
@@ -191,7 +203,8 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
     def deadline_ms(self) -> int:
         """When time alone changes this lease; 0 is never."""
         if self.state is LeaseState.ASKED:
-            return self.wait_until_ms
+            reopens, gives_up = self.request.reopens_at_ms, self.wait_until_ms
+            return min(reopens, gives_up) if reopens and gives_up else reopens or gives_up
         return self.ends_at_ms if self.state in _TERMED else 0
 
     @property

@@ -504,10 +504,10 @@ class Ledger:
         row = columns.row_of(name)
         if node is None or offer is None:
             lends, claims = NOTHING, _NO_CLAIMS
-            columns.open[row] = False
+            columns.open[row] = columns.keeps_cpu[row] = False
         else:
             lends, claims = offer.lends, self.node_claims.get(name, _NO_CLAIMS)
-            columns.open[row] = node.state is NodeState.ALIVE
+            columns.open[row], columns.keeps_cpu[row] = node.state is NodeState.ALIVE, offer.keeps_cpu
         columns.cpu[row] = cpu = lends.cpu_milli - claims.cpu_milli
         columns.memory[row] = memory = lends.memory_bytes - claims.memory_bytes
         slack = 0

@@ -151,7 +151,8 @@ class Usage(Struct, frozen=True):
 
     `memory_room_bytes` is what its machine really has for the grid: all memory but what others use of it (None: not
     measured). Simulated nodes share it. `disk_free_bytes` is what can still be written to the file system of its jobs'
-    directory, which has `disk_bytes` in all (0: not measured).
+    directory, which has `disk_bytes` in all (0: not measured). Without `cpu_measured` no use of CPU is known yet, and
+    without `gpus_measured` none of GPUs: that is not idleness.
     """
 
     cpu_busy_milli: Milli = 0
@@ -162,6 +163,8 @@ class Usage(Struct, frozen=True):
     memory_room_bytes: Bytes | None = None
     disk_free_bytes: Bytes = 0
     disk_bytes: Bytes = 0
+    cpu_measured: bool = True
+    gpus_measured: bool = True
 
 
 class MissingAttempt(Struct, frozen=True):
@@ -246,7 +249,8 @@ class NodeObservation(Struct, frozen=True):
 
 class Offer(Struct, frozen=True):
     """What a node lends in all (what is lent already included), and why it withholds the rest. Of what is `paused`
-    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now."""
+    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now. `keeps_cpu`: its owner leaves no CPU, so that a command
+    is not started there, with or without cores."""
 
     kind: ClassVar[str] = "offer"
 
@@ -258,6 +262,7 @@ class Offer(Struct, frozen=True):
     withheld: tuple[str, ...] = ()
     withdrawn: bool = False
     paused: tuple[str, ...] = ()
+    keeps_cpu: bool = False
 
     @property
     def key(self) -> str:

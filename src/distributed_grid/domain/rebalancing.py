@@ -140,7 +140,8 @@ class PressureWatch(Struct, frozen=True):
     """One resource of a node between two readings: since when it is beyond a mark, and when something was done.
 
     `refused` says that nobody could help and that this was told. `used_at_ms` is when something of what is held was
-    last used or came; `unused`: it went back because nothing had used it.
+    last used or came. `unused_amount` went back after `unused_ms` because nothing had used it (0: nothing did); it is
+    asked for again when work of the node arrives or waits.
     """
 
     above_since_ms: int | None = None
@@ -148,7 +149,8 @@ class PressureWatch(Struct, frozen=True):
     acted_at_ms: int | None = None
     refused: bool = False
     used_at_ms: int | None = None
-    unused: bool = False
+    unused_amount: int = 0
+    unused_ms: int = 0
 
 
 class Advice(Struct, frozen=True):

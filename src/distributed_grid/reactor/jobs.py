@@ -52,6 +52,10 @@ from distributed_grid.scheduling.queue.reasons import never_fits
 DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED, Ending.MOVED})
 """Ends that are not the job's doing: it is requeued."""
 
+NOT_RUN_AGAIN = "not run again: it has no --restartable, no --retries and no checkpoint"
+CLOSED_MS = 60_000
+"""How long a node without thresholds is closed to a job that it has evicted; one with thresholds is for its dwell."""
+
 MAX_STARTS_OF_MOVED = 5
 """How often a job that was moved is tried on a node that cannot start it."""
 
@@ -317,6 +321,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = after_attempt(replace(job, attempts=(*job.attempts[:-1], over), stop=None), over, event)
     displaced = outcome.ending in DISPLACED
+    is_evicted = outcome.ending is Ending.RECLAIMED and is_taken_back
     seen = ledger.observations.get(attempt.node)
     failed_start = event.outcome.is_failed_start and not attempt.pid
     if seen is not None and failed_start:
@@ -335,9 +340,13 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         if bigger.limits:
             return _run_bigger(ledger, decision, job, bigger, now)
         outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
+    has_checkpoint = bool(over.marked_at_ms or job.checkpoint_from or job.checkpoint)
+    if is_evicted and attempt.pid and not (job.may_run_again or has_checkpoint):
+        displaced, outcome = False, replace(outcome, detail=f"{outcome.detail}; {NOT_RUN_AGAIN}".lstrip("; "))
     goes_on = displaced or (outcome.is_failed_start and failed_start) or _goes_on_elsewhere(ledger, job, outcome)
     if not job.request.within and (goes_on or (outcome.may_be_retried and job.retries_left > 0)):
-        decision.changes += _requeue(ledger, job, now, counts=not goes_on)
+        evicted_by = attempt.node if is_evicted and attempt.pid else ""
+        decision.changes += _requeue(ledger, job, now, counts=not goes_on, evicted_by=evicted_by)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
@@ -414,10 +423,11 @@ def requeue_unstarted(
     return decision
 
 
-def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool) -> list[Row]:
+def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: str = "") -> list[Row]:
     """The requeued job with a new lease to ask for; it keeps its age and does not give up. A node that could not start
-    what was moved there is avoided, where there are others."""
-    request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0)
+    what was moved there is avoided, where there are others, and one that has evicted it is closed to it for a while."""
+    closed = _closed_nodes(ledger, job, evicted_by, now)
+    request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0, closed=closed)
     refusing = dict.fromkeys(_refusing_nodes(job))
     elsewhere = replace(request, anti_affinity=(*request.anti_affinity, *refusing)) if refusing else request
     if refusing and never_fits(ledger, elsewhere) is None:
@@ -426,6 +436,16 @@ def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool) -> list[Row]:
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
     return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]
+
+
+def _closed_nodes(ledger: Ledger, job: Job, evicted_by: str, now: int) -> tuple[tuple[str, int], ...]:
+    """The nodes that have evicted a job for their owners, each until it may be placed there again."""
+    held = ledger.leases.get(job.lease_id)
+    closed = dict(held.request.closed) if held is not None else {}
+    node = ledger.nodes.get(evicted_by)
+    if node is not None:
+        closed[node.name] = now + (node.thresholds.dwell_ms if node.thresholds is not None else CLOSED_MS)
+    return tuple(sorted((name, until_ms) for name, until_ms in closed.items() if until_ms > now))
 
 
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:

@@ -183,12 +183,23 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
 def _expire_next(ledger: Ledger, due: list[Lease], event: TimePassed, now: int) -> Decision:
     """All waits that are due next, or one lease that is held; then what is due after that."""
     waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
+    reopened = [lease for lease in waits if not 0 < lease.wait_until_ms <= now]
+    if reopened:
+        return Decision(
+            [_reopened(lease, now) for lease in reopened], follow=[TimePassed(event.expired + len(reopened))]
+        )
     if waits and event.freed:  # what has come free is offered to the queue before anybody gives up
         return Decision(follow=[QueueScanned(), TimePassed(event.expired)])
     decision = _withdraw(ledger, waits, now) if waits else _expire(ledger, due[0], now)
     decision.follow = [one for one in decision.follow if not isinstance(one, QueueScanned)]
     decision.follow.append(TimePassed(event.expired + max(len(waits), 1), not waits))
     return decision
+
+
+def _reopened(lease: Lease, now: int) -> Lease:
+    """A waiting request without the closed nodes whose time is over."""
+    closed = tuple((node, until_ms) for node, until_ms in lease.request.closed if until_ms > now)
+    return replace(lease, request=replace(lease.request, closed=closed))
 
 
 def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:

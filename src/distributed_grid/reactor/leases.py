@@ -34,6 +34,7 @@ from distributed_grid.scheduling.queue.queue import (
     place_newcomer,
     reserved_nodes,
 )
+from distributed_grid.scheduling.rebalancing.plan import states_after_arrival
 from distributed_grid.scheduling.scaling.demand import worker_could_serve
 
 MAX_GRANTS_PER_STEP = 64
@@ -89,7 +90,8 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
 
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:
-    """The decision, with the request counted in the request shapes."""
+    """The decision, with the request counted in the request shapes, and its arrival noted for the node it is for."""
+    decision.changes += states_after_arrival(ledger, request)
     request_shapes = learn_shape(ledger, request)
     if request_shapes is not None:
         decision.changes.append(request_shapes)

@@ -32,6 +32,7 @@ from distributed_grid.scheduling.offers.offer import (
     full_disk_offer,
     next_offer,
     paused_offer,
+    unmeasured_offer,
 )
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 from distributed_grid.scheduling.offers.pause import is_disk_full, rest_left_ms, update_recent
@@ -84,6 +85,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
     elif offer is not None and seen.disk_full and not (last is not None and last.disk_full):
         decision.changes.append(full_disk_offer(offer, event.usage))
+    elif offer is not None and (unknown := unmeasured_offer(node, event.usage, offer)) is not None:
+        decision.changes.append(unknown)
     elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
         decision.changes.append(paused)  # at once: what follows may have to wait for the store
     return decision

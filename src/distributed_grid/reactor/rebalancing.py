@@ -16,6 +16,7 @@ from distributed_grid.domain.rebalancing import (
     REFUSED,
     Advice,
     RebalanceState,
+    claimed_amount,
     resource_of,
 )
 from distributed_grid.domain.resources import ResourceType
@@ -71,8 +72,12 @@ def _return_lease(scan: PressureScan, move: ReturnLease) -> Decision:
     decision = jobs.on_released(scan.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), scan.now)
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if target in scan.ledger.nodes:
-        unused = move.unused or scan.state(target).watch(resource).unused
-        decision.changes.append(_state_after(scan, target, resource, at_ms=scan.now, unused=unused))
+        row = _state_after(scan, target, resource, at_ms=scan.now)
+        if move.unused_ms:
+            unused = claimed_amount(lease, resource)
+            watch = replace(row.watch(resource), unused_amount=unused, unused_ms=move.unused_ms)
+            row = replace(row, **{str(resource): watch})
+        decision.changes.append(row)
     record = _record(GIVEN_BACK, target, resource, f"{move.reason}; {used_part(scan.ledger, lease)}", subject=lease.id)
     record.data["source_node"] = lease.node
     decision.records.append(record)

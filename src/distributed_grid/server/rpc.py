@@ -35,6 +35,7 @@ from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService
+from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
@@ -428,6 +429,10 @@ class _SocketOutput:
     async def skip(self, kind: bytes, dropped: int, message: str) -> None:
         stream = "stdout" if kind == STDOUT else "stderr"
         self._client.send({"stream": stream, "dropped": dropped, "message": message})
+        await self._client.drain()
+
+    async def notify(self, notice: JobNotice) -> None:
+        self._client.send(msgspec.structs.asdict(notice))
         await self._client.drain()
 
 

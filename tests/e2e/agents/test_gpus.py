@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed_grid.reactor.jobs import NOT_RUN_AGAIN
 from tests.e2e.agents.conftest import CONFIG, FarAgent, FarGrid, wait_until
 from tests.support.nvml.nvml_machine import GIB, GpuMachine
 
@@ -18,7 +19,7 @@ NODE = """\
   cpu_count: 4
   memory_gb: 2
   trust_declared: true
-  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}
+  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0, dwell_seconds: 2}
   owner_policy: {throttle: false, pause: false, evict: true, notice_seconds: 0, grace_seconds: 1}
 """
 
@@ -61,7 +62,8 @@ def test_gpus_are_found_lent_whole_and_measured(grid: FarGrid, machine: GpuMachi
 
 
 def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid, machine: GpuMachine) -> None:
-    words = ("-r", "gpu", "-a", "1", "--workdir", "none", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000")
+    script = "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"
+    words = ("-r", "gpu", "-a", "1", "--workdir", "none", "--restartable", "sh", "-c", script)
     job = grid.detach(*words)
     pid = grid.pid_of(job)
     machine.update({"0.util": 90, "0.used": 4 * GIB, "0.compute": f"{pid}:{4 * GIB}"})
@@ -73,4 +75,21 @@ def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid
     assert first["outcome"] == "reclaimed"
     assert "GPU 0" in first["detail"]
     wait_until(lambda: grid("jobs", "logs", job, check=0).stdout.split() == ["0", "1"], 30)
+    assert grid("jobs", "logs", job, check=0).stderr == f"grid: ---- {job}: attempt 2 on gpu2 ----\n"
     grid("jobs", "cancel", job, check=0)
+    followed = grid("jobs", "logs", "-f", job, check=0).stderr.splitlines()
+    assert followed == [
+        f"grid: {job} was stopped on gpu2 and waits for another start: its owner needs gpu2's GPU 0",
+        f"grid: ---- {job}: attempt 2 on gpu2 ----",
+    ]
+
+
+def test_a_job_that_may_not_run_again_ends_when_its_gpu_goes_back(grid: FarGrid, machine: GpuMachine) -> None:
+    running = grid.start("run-shared", "-r", "gpu", "-a", "2", "--workdir", "none", "-j", "once", "sleep", "1000")
+    wait_until(lambda: grid("jobs", "show", "once").returncode == 0, 30)
+    pid = grid.pid_of("once")
+    machine.update({"0.util": 90, "0.used": 15 * GIB, "0.compute": f"{pid}:{4 * GIB} 1:{11 * GIB}"})
+    said = running.communicate(timeout=60)[1].decode()
+    assert said.splitlines()[-1] == f"grid: its owner needs gpu2's GPU 0; {NOT_RUN_AGAIN}"
+    job = grid.job("once")
+    assert (job["outcome"], len(job["attempts"])) == ("reclaimed", 1)

@@ -28,7 +28,7 @@ from distributed_grid.domain.events import (
     NodeHeard,
     TimePassed,
 )
-from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
@@ -37,6 +37,7 @@ from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState, LeaseEnd, NodeState
 from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.dispatch import REPORT_BURST
+from distributed_grid.reactor.jobs import CLOSED_MS, NOT_RUN_AGAIN
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from tests.support.builders import GB, NOW, Scenario, a_capacity, a_node, a_request, a_usage, an_exit, thresholds
@@ -331,12 +332,17 @@ def test_what_is_paused_for_the_owner_is_shown_and_goes_on(far_scenario: Scenari
 
 
 def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_withdrawn(far_scenario: Scenario) -> None:
-    far_scenario.submit(a_request("r1"), starts=True)
+    far_scenario.submit(a_request("r1"), starts=True, restartable=True)
     far_scenario.end("r1", Outcome(Ending.RECLAIMED, detail="its owner needs the memory"))
     assert far_scenario.job("r1").state is JobState.QUEUED
     assert far_scenario.job("r1").retries_left == 0
     assert "gpu2" not in far_scenario.ledger.offers
     far_scenario.heartbeat("gpu2")
+    assert far_scenario.job("r1").state is JobState.QUEUED, "the node that evicted it is closed to it"
+    for _ in range(CLOSED_MS // 5_000):
+        far_scenario.advance(5)
+        far_scenario.heartbeat("gpu2")
+    far_scenario.advance(1)
     assert far_scenario.job("r1").state is JobState.ASSIGNED
 
 
@@ -481,3 +487,57 @@ def test_an_agent_whose_clock_jumps_without_end_fills_no_audit_trail(new_scenari
         found = scenario.handle(HeartbeatReceived("gpu1", Usage(), clock_jump_ms=1_000_000 + number, clock_waits_ms=1))
         records += len(found.records)
     assert records <= REPORT_BURST
+
+
+def test_a_busy_node_whose_first_heartbeat_knows_no_rates_lends_nothing(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", gpus=1, thresholds=thresholds())))
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    assert scenario.ledger.lends("gpu1") == Capacity()
+    scenario.now += 250
+    scenario.heartbeat("gpu1", a_usage(cpu_outside=1))
+    assert scenario.ledger.lends("gpu1").cpu_milli == 0
+
+
+def test_the_first_measured_heartbeat_decides_at_once(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds())))
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False, gpus_measured=False)))
+    scenario.now += 250
+    scenario.heartbeat("gpu1", a_usage())
+    assert (scenario.ledger.lends("gpu1").cpu_milli, len(scenario.ledger.lends("gpu1").gpus)) == (4000, 1)
+
+
+def test_an_older_offer_ends_with_a_heartbeat_that_knows_no_rates(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1", thresholds=thresholds())))
+    scenario.heartbeat("gpu1", a_usage())
+    assert scenario.ledger.lends("gpu1").cpu_milli > 0
+    scenario.now += 2_000
+    scenario.handle(HeartbeatReceived("gpu1", Usage(cpu_measured=False)))
+    assert scenario.ledger.lends("gpu1") == Capacity()
+
+
+EVICTED = Outcome(Ending.RECLAIMED, detail="its owner needs the memory")
+
+
+def test_a_job_that_may_not_run_again_ends_when_its_node_takes_it_back(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"), starts=True)
+    ended = far_scenario.end("r1", EVICTED)
+    (job,) = (row for row in ended.changes if isinstance(row, Job))
+    assert job.outcome == replace(EVICTED, detail=f"{EVICTED.detail}; {NOT_RUN_AGAIN}")
+    assert [record.type for record in ended.records] == ["released", "stopped"]
+
+
+@pytest.mark.parametrize("allowed", [{"retries": 1}, {"restartable": True}])
+def test_a_job_that_may_run_again_is_queued_without_using_up_a_retry(far_scenario: Scenario, allowed) -> None:
+    far_scenario.submit(a_request("r1"), starts=True, **allowed)
+    far_scenario.end("r1", EVICTED)
+    job = far_scenario.job("r1")
+    assert (job.state, job.retries_left) == (JobState.QUEUED, allowed.get("retries", 0))
+
+
+def test_a_job_that_its_node_takes_back_before_it_started_is_queued(far_scenario: Scenario) -> None:
+    far_scenario.submit(a_request("r1"))
+    far_scenario.end("r1", EVICTED)
+    assert far_scenario.job("r1").state is JobState.QUEUED

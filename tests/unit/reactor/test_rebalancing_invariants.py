@@ -24,6 +24,7 @@ from distributed_grid.domain.rebalancing import (
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.reactor import Record
 from distributed_grid.scheduling.rebalancing.loans import total_of
+from distributed_grid.scheduling.rebalancing.pressure import RETRY_UNUSED
 from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, a_request, thresholds
 from tests.support.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
@@ -148,7 +149,9 @@ def test_flips_are_bounded_by_real_crossings_and_by_the_cool_down(policy, mode, 
         assert len(asks) <= 1 + len(load) // max(scenario.rules.policy.cool_down, 1)
         flips = [action for action in actions if action[1] in {"asked", "given_back"}]
         turns = sum(1 for one, other in pairwise(flips) if one[1] != other[1])
-        unused = 1  # what nothing used goes back, and is asked for again only after another crossing
+        unused = 1 + 2 * (
+            len(load) // (RETRY_UNUSED * scenario.rules.policy.unused_after)
+        )  # the slow pace of what nothing used
         assert turns <= _crossings(levels) + 2 * _lender_crossings(load, resource) + unused
 
 

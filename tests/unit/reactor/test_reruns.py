@@ -224,7 +224,7 @@ def reported(scenario: Scenario, outcome: Outcome, *, left: bool = True, number:
 def a_displaced_job(scenario: Scenario, *, left: bool = True, retries: int = 3) -> Scenario:
     """A job whose first attempt was reclaimed, with its second one placed."""
     scenario.submit(a_request("j1", cores=1), retries=retries, starts=True)
-    reported(scenario, Outcome(Ending.RECLAIMED), left=left)
+    reported(scenario, Outcome(Ending.PREEMPTED), left=left)
     scenario.advance(30)
     assert scenario.job("j1").state is JobState.ASSIGNED
     return scenario
@@ -278,7 +278,7 @@ def test_an_attempt_that_left_nothing_is_not_waited_for_and_nothing_older_comes_
     scenario = a_displaced_job(new_scenario(), left=False)
     assert starts(scenario) == [""]
     scenario.start("j1")
-    reported(scenario, Outcome(Ending.RECLAIMED))
+    reported(scenario, Outcome(Ending.PREEMPTED))
     scenario.advance(30)
     assert shipped(scenario, "m2", 2)
     scenario.start("j1")
@@ -291,7 +291,7 @@ def test_what_cannot_be_had_is_recorded_and_the_one_before_counts(new_scenario):
     scenario = a_displaced_job(new_scenario())
     assert shipped(scenario)
     scenario.start("j1")
-    reported(scenario, Outcome(Ending.RECLAIMED))
+    reported(scenario, Outcome(Ending.PREEMPTED))
     scenario.advance(60)
     assert shipped(scenario, "", 2, "it holds too much")
     assert starts(scenario) == ["m1"]
@@ -303,7 +303,7 @@ def test_an_attempt_that_never_ran_changes_nothing(new_scenario):
     scenario = a_displaced_job(new_scenario())
     assert shipped(scenario)
     attempt = scenario.job("j1").attempt
-    refused = AttemptEnded("j1", attempt.number, attempt.fence, Outcome(Ending.RECLAIMED), (attempt.node,))
+    refused = AttemptEnded("j1", attempt.number, attempt.fence, Outcome(Ending.PREEMPTED), (attempt.node,))
     scenario.handle(refused)
     scenario.advance(60)
     assert starts(scenario) == ["m1"]

@@ -68,6 +68,7 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     max_files_bytes: int = 0  # in its directories; 0: no limit
     start_by_boot_ms: int = 0
     """The command is not executed from then on; 0: at any time."""
+    may_run_again: bool = False
     most_memory_bytes: int = 0
     """Its memory limit, where the memory of its lease is none; 0: that of its lease is."""
 

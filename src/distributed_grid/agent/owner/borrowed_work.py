@@ -50,6 +50,7 @@ class HostedWork:
                 memory_bytes=usage[one.attempt_id].memory_bytes if one.attempt_id in usage else 0,
                 gpu_indexes=one.spec.gpu_indexes,
                 at_stake=self._at_stake(one),
+                may_run_again=one.spec.may_run_again or self._marked_ago_ms(one.attempt_id) is not None,
             )
             for one in trees
         )

@@ -32,7 +32,8 @@ GPU_SAMPLES = 3
 
 class Borrowed(Struct, frozen=True):
     """An attempt that runs here: what it has leased, what it holds, and what is at stake: the work that would be lost
-    with it, in thousandths of cores times milliseconds."""
+    with it, in thousandths of cores times milliseconds. One that may not run again is not evicted for the CPU while the
+    rules allow to slow it down or to pause it."""
 
     attempt_id: str
     node: str = ""
@@ -41,6 +42,7 @@ class Borrowed(Struct, frozen=True):
     memory_bytes: int = 0
     gpu_indexes: tuple[int, ...] = ()
     at_stake: int = 0
+    may_run_again: bool = True
 
 
 class OwnerOnGpu(Struct, frozen=True):

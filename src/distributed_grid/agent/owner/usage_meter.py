@@ -129,6 +129,7 @@ class UsageMeter:
         self.probe = probe
         self._gpus = gpus
         self._on_gpus: tuple[GpuUsage, ...] = ()
+        self._gpus_measured = gpus is None
         self._jobs: Path | None = None
         self._disk_free_bytes = self._disk_bytes = 0
         self._ended_cpu_ms = 0
@@ -172,6 +173,7 @@ class UsageMeter:
         if self._gpus is not None:
             own = {*own_pids, *self._ray.pids()}
             self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
+            self._gpus_measured = True
 
     def sample_disk(self) -> None:
         """Sample what is free on the disk of the jobs; nothing where no more files can be made."""
@@ -205,6 +207,8 @@ class UsageMeter:
             memory_room_bytes=max(self.probe.memory_bytes - sample.memory_outside_bytes, 0),
             disk_free_bytes=self._disk_free_bytes,
             disk_bytes=self._disk_bytes,
+            cpu_measured=sample.warm,
+            gpus_measured=self._gpus_measured,
         )
 
     def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:

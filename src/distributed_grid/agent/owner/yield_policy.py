@@ -237,7 +237,7 @@ def _starved(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int
     if since is None or not rules.evict:
         return {}
     if rules.throttle or rules.pause:
-        gone = sample.attempts if now - since >= EVICT_AFTER_MS else ()
+        gone = tuple(one for one in sample.attempts if one.may_run_again) if now - since >= EVICT_AFTER_MS else ()
     else:
         gone = sample.attempts[-1:] if now - since >= CONFLICT_MS else ()
     return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(sample)}") for one in gone}

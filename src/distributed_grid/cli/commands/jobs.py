@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
-from distributed_grid.cli.commands.run import cancel_jobs
+from distributed_grid.cli.commands.run import NoticePrinter, cancel_jobs
 from distributed_grid.cli.output import (
     COMMAND_CHARS,
     detached_lines,
@@ -187,10 +187,10 @@ def _expected(job: dict[str, Any]) -> str | None:
 )
 def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
-    seen = {STDOUT: 0, STDERR: 0}
+    seen, notices = {STDOUT: 0, STDERR: 0}, NoticePrinter()
 
     def position() -> dict[str, Any]:
-        place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
+        place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR], "notices_seen": notices.seen}
         return {"job_id": job_id, "follow": follow, "tail_bytes": tail, **place}
 
     for kind, part in session.follow("read_logs", position, reconnect=follow and tail is None, query_only=True):
@@ -200,6 +200,8 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
         elif "dropped" in part:
             seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
             note(part["message"])
+        elif "notice" in part:
+            notices.show(part)
 
 
 @jobs.command(

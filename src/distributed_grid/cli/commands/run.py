@@ -298,6 +298,24 @@ def _over_by(client: Client, job: dict[str, Any], deadline: float) -> dict[str, 
     return job
 
 
+class NoticePrinter:
+    """Prints the notices about a job on stderr, each once."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        """The number of the last notice."""
+        self._attempt = 1
+
+    def show(self, notice: dict[str, Any]) -> None:
+        """Print a notice, unless a stream that was interrupted has brought it before."""
+        self.seen = max(self.seen, notice["seq"])
+        if notice["notice"] == "started":
+            if notice["attempt"] <= self._attempt:
+                return
+            self._attempt = notice["attempt"]
+        echo(f"grid: {notice['message']}", err=True)
+
+
 class JobFollower:
     """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
 
@@ -306,6 +324,7 @@ class JobFollower:
         self._uid = uid
         self._hangup = hangup
         self._seen = {STDOUT: 0, STDERR: 0}
+        self._notices = NoticePrinter()
         self._cancelled = False
         self._output_closed = False
         self.ended_job: dict[str, Any] | None = None
@@ -353,13 +372,15 @@ class JobFollower:
             elif "dropped" in part:
                 self._seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
                 echo(f"grid: {part['message']}", err=True)
+            elif "notice" in part:
+                self._notices.show(part)
             elif part.get("done"):
                 return self._finish(part["job"])
         raise AssertionError("a stream ends with its last message")
 
     def _position(self) -> dict[str, Any]:
         seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-        return {"job_id": self._uid, "follow": True, **seen}
+        return {"job_id": self._uid, "follow": True, "notices_seen": self._notices.seen, **seen}
 
     def _show(self, kind: bytes, chunk: bytes) -> None:
         self._seen[kind] += len(chunk)

@@ -20,7 +20,7 @@ _FREE_COLUMNS = (
     "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
     "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
 )  # fmt: skip
-_FLAG_COLUMNS = ("open", "local", "home", "simulated", "pull", "asking")
+_FLAG_COLUMNS = ("open", "local", "home", "simulated", "pull", "asking", "keeps_cpu")
 _MODEL = _FREE_COLUMNS.index("model")
 
 WHOLE = 1_000_000
@@ -38,9 +38,9 @@ class FreeColumns:
 
     `open` where a node takes new leases, `local` where it is on this machine, `home` where it is the head on it,
     `simulated` where it stands there for a machine of its own, `pull` where it has no agent, `asking` where such a one
-    waits for a task; `slack` is how free it is, 0 to `WHOLE` for CPU and for
-    memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what is left of
-    each GPU.
+    waits for a task, `keeps_cpu` where no command starts for its owner's sake; `slack` is how free it is, 0 to `WHOLE`
+    for CPU and for memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices`
+    what is left of each GPU.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class FreeColumns:
     simulated: NDArray[np.bool_]
     pull: NDArray[np.bool_]
     asking: NDArray[np.bool_]
+    keeps_cpu: NDArray[np.bool_]
 
     def row_of(self, node: str) -> int:
         """The row of a node, made on first use; rows are never given to another node."""

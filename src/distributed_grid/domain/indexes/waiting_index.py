@@ -22,7 +22,7 @@ K = TypeVar("K", AgeKey, RankKey)
 
 def scan_weight(request: Request) -> int:
     """The cost of comparing a request with the nodes, in requests that name nothing."""
-    named = (request.prefer, request.require, request.labels, request.affinity, request.anti_affinity)
+    named = (request.prefer, request.require, request.labels, request.affinity, request.anti_affinity, request.closed)
     ask = request.ask
     return 1 + (sum(map(len, named)) + len(ask.custom) + len(ask.gpu_models)) // NAMES_PER_GROUP
 

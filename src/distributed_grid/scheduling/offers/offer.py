@@ -29,8 +29,12 @@ GROWTH_DIVISOR = 10
 BACKGROUND_BUSY_MILLI = 50
 """So much of a CPU is in use on an idle machine, too: services, cron, the agent itself."""
 
+COMMAND_CPU_MILLI = 100
+"""So much CPU has to be offered where a command starts that asks for no cores."""
+
 RESERVE_DIVISOR = 20
 MAX_RESERVE_BYTES = 1 << 30
+NOT_MEASURED = "its owner's use is not measured yet"
 """A machine keeps a twentieth of the memory that it has available, at most 1 GB of it."""
 
 
@@ -66,10 +70,20 @@ def next_offer(
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
     names = tuple(one.name for one in paused)
-    if old is not None and recent and not refresh and names == old.paused and _still_holds(node, old, lends, withheld):
+    keeps = "cpu" in names or _keeps_cpu(node, seen)
+    is_same = old is not None and recent and not refresh and (names, keeps) == (old.paused, old.keeps_cpu)
+    if old is not None and is_same and _still_holds(node, old, lends, withheld):
         return None
     generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names)
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names, keeps_cpu=keeps)
+
+
+def _keeps_cpu(node: Node, seen: NodeObservation) -> bool:
+    """Whether the owner's rule leaves less CPU than a command needs that asks for none, whatever the caps are."""
+    limits, idle, usage = node.thresholds, seen.idleness, seen.usage
+    if limits is None or idle is None or usage is None:
+        return False
+    return _lendable_cpu(node, usage, limits, idle, []) < min(COMMAND_CPU_MILLI, node.capacity.cpu_milli)
 
 
 def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | None:
@@ -85,17 +99,29 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
         lends=without_paused(offer.lends, paused),
         withheld=withheld,
         paused=(*offer.paused, *(one.name for one in new)),
+        keeps_cpu=offer.keeps_cpu or any(one.name == "cpu" for one in new),
     )
 
 
 def degraded_offer(offer: Offer, why: str) -> Offer:
     """The offer of a node that lends nothing new from now on."""
-    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(f"degraded: {why}",), paused=())
+    return _empty_offer(offer, f"degraded: {why}")
 
 
 def full_disk_offer(offer: Offer, usage: Usage) -> Offer:
     """The offer of a node that lends nothing new because its disk is full."""
-    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(disk_reason(usage),), paused=())
+    return _empty_offer(offer, disk_reason(usage))
+
+
+def unmeasured_offer(node: Node, usage: Usage, offer: Offer) -> Offer | None:
+    """The offer of a node whose owner's use is not known; None where that is known, or does not matter."""
+    if usage.cpu_measured or node.thresholds is None or offer.withheld == (NOT_MEASURED,):
+        return None
+    return _empty_offer(offer, NOT_MEASURED)
+
+
+def _empty_offer(offer: Offer, reason: str) -> Offer:
+    return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(reason,), paused=())
 
 
 def _limit_to_engine(
@@ -133,6 +159,8 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
     most, limits = node.lendable, node.thresholds
     if limits is None:
         return _lendable_without_thresholds(node, usage)
+    if not usage.cpu_measured:
+        return NOTHING, (NOT_MEASURED,)
     idle = idle or update_idleness(node, usage, None, 0)
     assert idle is not None
     withheld: list[str] = []
@@ -207,8 +235,11 @@ def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Id
 
 def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> bool:
     tendency = idle.gpu(device.index)
-    if tendency is None or tendency.lent:
-        return tendency is not None
+    if tendency is None:
+        withheld.append(f"GPU {device.index} is not measured yet")
+        return False
+    if tendency.lent:
+        return True
     seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
     busy = seen.busy_milli if seen is not None else 0
     free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes

@@ -44,21 +44,27 @@ class _IdleMarks(Struct, frozen=True):
 
 
 def update_idleness(node: Node, usage: Usage, seen: NodeObservation | None, now: int) -> Idleness | None:
-    """The idleness of a node after one more measurement; None without thresholds."""
+    """The idleness of a node after one more measurement; None without thresholds, and before the first measurement of
+    the CPU. A GPU that was never measured has none."""
     limits = node.thresholds
     if limits is None:
         return None
     passed_ms = max(now - seen.at_ms, 0) if seen is not None else 0
     old = seen.idleness if seen is not None and passed_ms <= node.offer_ms else None
+    if not usage.cpu_measured:
+        return old
     elapsed = _Elapsed(now, passed_ms, limits.dwell_ms)
-    devices = node.lendable.gpus
+    if usage.gpus_measured:
+        gpus = tuple(
+            (gpu.index, _gpu_tendency(old.gpu(gpu.index) if old else None, gpu, usage, limits, elapsed))
+            for gpu in node.lendable.gpus
+        )
+    else:
+        gpus = old.gpus if old else ()
     return Idleness(
         _update_tendency(old.cpu if old else None, usage.cpu_outside_milli, _cpu_marks(node, limits), elapsed),
         _update_tendency(old.memory if old else None, usage.memory_outside_bytes, _memory_marks(node, limits), elapsed),
-        tuple(
-            (gpu.index, _gpu_tendency(old.gpu(gpu.index) if old else None, gpu, usage, limits, elapsed))
-            for gpu in devices
-        ),
+        gpus,
     )
 
 
@@ -138,6 +144,8 @@ def update_volatility(node: Node, usage: Usage, seen: NodeObservation | None, no
     if limits is None:
         return None
     old = seen.volatility if seen is not None and now - seen.at_ms <= node.offer_ms else None
+    if not usage.cpu_measured:
+        return old
     passed_ms = max(now - seen.at_ms, 0) if seen is not None else 0
     memory = 1000 * usage.memory_outside_bytes / max(node.capacity.memory_bytes, 1)
     gpu = _gpu_use(node, usage)

@@ -74,8 +74,10 @@ def update_recent(node: Node, usage: Usage, seen: NodeObservation | None, now: i
     longer than the node's offer, and with other GPUs."""
     if node.thresholds is None:
         return None
-    values = _values(node, usage)
     old = seen.recent if seen is not None and now - seen.at_ms <= node.offer_ms else None
+    if not usage.cpu_measured:
+        return old
+    values = _values(node, usage)
     if old is None or len(old.last) != len(values):
         return RecentUsage(((now, *(0 for _ in values)),), values)
     steps, (at_ms, *sums) = old.integrals, old.integrals[-1]

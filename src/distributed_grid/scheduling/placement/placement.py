@@ -45,6 +45,10 @@ def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
 def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
     """The rows that meet the constraints of a request; None is all."""
     mask = _rows_of_kind(ledger, request)
+    if request.starts_without_cores and ledger.columns.keeps_cpu.any():
+        mask = _intersect(mask, ~ledger.columns.keeps_cpu)
+    if request.closed:
+        mask = _intersect(mask, ~ledger.columns.mask_of(node for node, _ in request.closed))
     if not (request.require or request.labels or request.affinity or request.anti_affinity):
         return mask
     for names in (request.require, *(ledger.labelled(*label) for label in request.labels)):
@@ -97,11 +101,13 @@ MAX_NODES_NAMED = 10
 
 
 class Constraints:
-    """The constraints of a request at one moment; each name that it has is looked up once, for however many nodes."""
+    """The constraints of a request at one moment; each name that it has is looked up once, for however many nodes.
+    `lasting` ones only: what an owner does now and what a node has evicted are left out."""
 
-    def __init__(self, ledger: Ledger, request: Request) -> None:
+    def __init__(self, ledger: Ledger, request: Request, *, lasting: bool = False) -> None:
         self._ledger = ledger
         self._request = request
+        self._lasting = lasting
         self._required = frozenset(request.require)
 
     @cached_property
@@ -141,7 +147,18 @@ class Constraints:
             return "it must not be here" if here == node else f"{here} is here, and it must not be near to that"
         if node in ledger.pull_nodes and node not in ledger.asking_nodes and not request.task:
             return "does not ask for a task now"
-        return None
+        return None if self._lasting else _passing_obstacle(ledger, request, node)
+
+
+def _passing_obstacle(ledger: Ledger, request: Request, node: str) -> str | None:
+    """What keeps a job from a node for the sake of its owner, for now."""
+    if any(name == node for name, _ in request.closed):
+        return "it has evicted this job, and does not get it again for a while"
+    offer = ledger.offers.get(node)
+    if request.starts_without_cores and offer is not None and offer.keeps_cpu:
+        reasons = "; ".join(offer.withheld)
+        return f"no command starts there, with or without cores: {reasons}" if reasons else "its owner needs the CPU"
+    return None
 
 
 def _listed(names: Sequence[str]) -> str:

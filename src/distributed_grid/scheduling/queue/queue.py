@@ -248,7 +248,7 @@ def fit_key(request: Request) -> tuple[object, ...]:
     """What decides whether there is room: two requests of one key fit or fail together."""
     uses_memory = request.limits_memory or bool(request.block)
     where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
-    return (request.ask, request.gang, *where, uses_memory)
+    return (request.ask, request.gang, *where, uses_memory, request.starts_without_cores, request.closed)
 
 
 def next_grant(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:

@@ -85,7 +85,7 @@ def _lasting_constraints(ledger: Ledger, request: Request) -> Constraints:
         affinity=tuple(name for name in request.affinity if name in ledger.nodes),
         anti_affinity=tuple(name for name in request.anti_affinity if name in ledger.nodes),
     )
-    return Constraints(ledger, lasting)
+    return Constraints(ledger, lasting, lasting=True)
 
 
 def timeout_reason(lease: Lease, why: str, now: int) -> str:
@@ -110,9 +110,19 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
 
 def reason_key(ledger: Ledger, request: Request) -> object:
     """The fields that decide over `why_not_now`: two requests of one key have the same reasons."""
-    where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on, request.task)
+    where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
     machine = (request.limits_memory, request.block, machine_limits.stated_ms(request) if ledger.workers else 0)
-    return (request.ask, request.gang, request.user, request.team, request.target, where, machine)
+    return (
+        request.ask,
+        request.gang,
+        request.user,
+        request.team,
+        request.target,
+        where,
+        request.task,
+        request.closed,
+        machine,
+    )
 
 
 def _waits_for_owner(node: Node, reason: str) -> bool:

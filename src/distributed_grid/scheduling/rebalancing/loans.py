@@ -167,7 +167,7 @@ class Deny(Struct, frozen=True):
 def may_borrow(scan: PressureScan, node: str, resource: ResourceType) -> bool:
     """Whether a node may borrow more of a resource now."""
     watch = scan.state(node).watch(resource)
-    if watch.unused or not scan.has_lasted(watch.above_since_ms) or not scan.has_cooled_down(watch.acted_at_ms):
+    if watch.unused_amount or not scan.has_lasted(watch.above_since_ms) or not scan.has_cooled_down(watch.acted_at_ms):
         return False
     if (
         resource in scan.schedule.contested

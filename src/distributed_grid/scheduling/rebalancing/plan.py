@@ -2,9 +2,9 @@
 
 Moves are made one at a time, so that each sees what the last one did. A loan is returned when its node is below the low
 watermark, when the lender is above its high one, when a user waits for it, when nothing has used it for some rounds, or
-when the rules forbid it; but not while a command runs with it. One that went back unused is not asked for again until
-work of its node waits or its pressure has fallen. Loans have a term and are renewed while their node is known, so that
-a forgotten one ends by itself. Borrowing comes before advice.
+when the rules forbid it; but not while a command runs with it. One that went back unused is asked for again when work
+of its node arrives or waits, when its pressure has fallen, and at a slow pace otherwise. Loans have a term and are
+renewed while their node is known, so that a forgotten one ends by itself. Borrowing comes before advice.
 
 Advice says which job to move off a node, and where to; nothing is moved here. A job is only sent where it may run, fits
 and can be spared room. Evening out never reverses the order of two nodes, so that nobody advises the way back. Advice
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import (
     SPREAD,
     WATCHED_RESOURCES,
@@ -31,10 +32,12 @@ from distributed_grid.domain.rebalancing import (
     RebalanceState,
     belongs_to,
     claimed_amount,
+    is_automatic,
     resource_of,
 )
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.states import JobState, LeaseState
+from distributed_grid.scheduling.placement.explanation import duration
 from distributed_grid.scheduling.placement.placement import find_placement, unmet_constraint
 from distributed_grid.scheduling.rebalancing.loans import (
     UNITS,
@@ -189,14 +192,33 @@ def _track_resource(scan: PressureScan, node: str, resource: ResourceType, old: 
         above = scan.now if old.above_since_ms is None else old.above_since_ms
     elif scan.held[node, resource] and is_below:
         below = scan.now if old.below_since_ms is None else old.below_since_ms
-    return PressureWatch(
-        above,
-        below,
-        old.acted_at_ms,
-        old.refused and not is_below,
-        _used_at_ms(scan, node, resource, old),
-        old.unused and not is_below and not _work_waits(scan, node, resource),
+    watch = PressureWatch(
+        above, below, old.acted_at_ms, old.refused and not is_below, _used_at_ms(scan, node, resource, old)
     )
+    if not old.unused_amount or is_below or scan.may_retry_unused(old.acted_at_ms):
+        return watch
+    if _work_waits(scan, node, resource):
+        return replace(watch, acted_at_ms=None)
+    return replace(watch, unused_amount=old.unused_amount, unused_ms=old.unused_ms)
+
+
+def states_after_arrival(ledger: Ledger, request: Request) -> list[RebalanceState]:
+    """The states of the nodes whose work has arrived: what they gave back unused may be borrowed for them again."""
+    if is_automatic(request):
+        return []
+    changed = []
+    for name in dict.fromkeys(belongs_to(request)):
+        state = ledger.rebalance_states.get(name)
+        if state is None:
+            continue
+        asked = (resource for resource in WATCHED_RESOURCES if asked_amount(request.ask, resource))
+        watches = {str(resource): state.watch(resource) for resource in asked if state.watch(resource).unused_amount}
+        if watches:
+            fresh = {
+                kind: replace(one, unused_amount=0, unused_ms=0, acted_at_ms=None) for kind, one in watches.items()
+            }
+            changed.append(replace(state, **fresh))
+    return changed
 
 
 def _used_at_ms(scan: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> int | None:
@@ -274,11 +296,11 @@ QUEUE_SCAN_LIMIT = 100
 
 
 class ReturnLease(Struct, frozen=True):
-    """A lease that is not needed or not allowed any more, or (`unused`) that nothing has used."""
+    """A lease that is not needed or not allowed any more, or that nothing has used for `unused_ms`."""
 
     lease: Lease
     reason: str
-    unused: bool = False
+    unused_ms: int = 0
 
 
 class Renew(Struct, frozen=True):
@@ -348,7 +370,8 @@ def _return(scan: PressureScan, mine: list[Lease]) -> ReturnLease | None:
         if reason:
             return ReturnLease(lease, reason)
         if scan.is_unused(scan.state(lease.request.target).watch(resource_of(lease.request.ask)).used_at_ms):
-            return ReturnLease(lease, f"unused for {scan.rules.policy.unused_after} rounds", unused=True)
+            unused_ms = scan.rules.policy.unused_after * scan.rules.interval_ms
+            return ReturnLease(lease, f"unused for {duration(unused_ms)}", unused_ms=unused_ms)
     return None
 
 

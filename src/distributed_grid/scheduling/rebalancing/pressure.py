@@ -34,6 +34,8 @@ from distributed_grid.domain.states import LeaseState, NodeState
 
 Z_90 = 1.6449
 """Standard deviations on each side of what holds nine of ten."""
+RETRY_UNUSED = 6
+"""What went back unused is asked for again after so many times as long as it was held."""
 _UNKNOWN = PressureReading("")
 
 
@@ -147,6 +149,10 @@ class PressureScan(Struct, frozen=True):
     def is_unused(self, at_ms: int | None) -> bool:
         """Whether what is held has been used for the last time so many rounds ago that it goes back."""
         return at_ms is not None and self._rounds(at_ms, self.rules.policy.unused_after)
+
+    def may_retry_unused(self, at_ms: int | None) -> bool:
+        """Whether what went back unused at a moment may be asked for again although no work calls for it."""
+        return at_ms is None or self._rounds(at_ms, RETRY_UNUSED * self.rules.policy.unused_after)
 
     def _rounds(self, since_ms: int, rounds: int) -> bool:
         """Rounds are never quite on time: half of one is not counted."""

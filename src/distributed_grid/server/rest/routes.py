@@ -24,6 +24,7 @@ from distributed_grid.server.rest.responses import (
     Write,
     json_line,
 )
+from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.records import check_event_types
 from distributed_grid.server.workers.agent_packages import CHUNK_BYTES
 
@@ -301,6 +302,9 @@ class _StreamOutput:
 
     async def skip(self, kind: bytes, dropped: int, message: str) -> None:
         await self.send(kind, f"[grid: {message}]\n".encode())
+
+    async def notify(self, notice: JobNotice) -> None:
+        """Only the bytes of the job are sent."""
 
 
 def _environment(given: object) -> object:

@@ -36,6 +36,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.services.job_notices import JobNotice, JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
 
@@ -60,16 +61,31 @@ class OutputSink(Protocol):
     async def skip(self, kind: bytes, dropped: int, message: str) -> None:
         """So many bytes that follow were dropped by their node; a reader counts them as seen."""
 
+    async def notify(self, notice: JobNotice) -> None:
+        """A change of the job, or the beginning of an attempt's output (with the number 0)."""
+
 
 class OutputStream:
     """Reads the output of one job's attempts and remembers how far it got.
 
-    `seen` is how many bytes of each kind a returning reader already has.
+    `seen` is how many bytes of each kind a returning reader already has. With `divides` a line stands between the
+    output of two attempts; `notices` come as they happen.
     """
 
-    def __init__(self, files: AttemptFiles, sink: OutputSink, seen: dict[bytes, int]) -> None:
+    def __init__(
+        self,
+        files: AttemptFiles,
+        sink: OutputSink,
+        seen: dict[bytes, int],
+        notices: JobNotices | None = None,
+        *,
+        divides: bool = False,
+    ) -> None:
         self._files = files
         self._sink = sink
+        self._notices = notices
+        self._divides = divides
+        self._announced = 1
         self._seen = seen
         self._read: dict[tuple[str, bytes], int] = {}
         self._tail: int | None = None
@@ -79,8 +95,22 @@ class OutputStream:
         """Begin so many bytes before the end of each attempt's output."""
         self._tail = tail_bytes
 
-    async def send_new(self, attempts: tuple[Attempt, ...]) -> bool:
+    async def send_new(self, job: Job) -> bool:
         """Send what is new; True if anything was. Raises Unreachable while an attempt's node is."""
+        anything = await self._send_attempts(job, job.attempts[:-1])
+        for notice in await self._notices.read_new(job) if self._notices is not None else ():
+            self._announced = max(self._announced, notice.attempt)
+            await self._sink.notify(notice)
+        return await self._send_attempts(job, job.attempts[-1:]) or anything
+
+    async def _announce(self, job: Job, attempt: Attempt) -> None:
+        """Divide the output of an attempt from that of the one before."""
+        if attempt.number > self._announced and self._divides:
+            self._announced = attempt.number
+            line = attempt_line(job.id, attempt.number, attempt.node)
+            await self._sink.notify(JobNotice(0, "started", attempt.node, "", attempt.number, line))
+
+    async def _send_attempts(self, job: Job, attempts: tuple[Attempt, ...]) -> bool:
         anything = False
         for attempt in attempts:
             if attempt.lease_id in self._finished:
@@ -94,6 +124,7 @@ class OutputStream:
                         await self._sink.skip(kind, dropped, dropped_message(name.decode(), dropped))
                     known = self._count_seen(kind, len(chunk))
                     if known < len(chunk):
+                        await self._announce(job, attempt)
                         await self._sink.send(kind, chunk[known:])
             if attempt.outcome is not None:
                 self._finished.add(attempt.lease_id)
@@ -135,7 +166,7 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
         changed.clear()
         job = await current()
         try:
-            anything = await output.send_new(job.attempts)
+            anything = await output.send_new(job)
         except Unreachable:
             if job.is_over and (remaining <= 0 or _is_lost(job)):
                 return job
@@ -364,7 +395,10 @@ class JobService:
         async def current() -> Job:
             return await find_job(self._grid, job.uid)
 
-        output = OutputStream(self._files, sink, {STDOUT: op.stdout_seen, STDERR: op.stderr_seen})
+        wanted = op.notices_seen is not None
+        notices = JobNotices(self._grid, op.notices_seen or 0) if wanted and op.follow else None
+        seen = {STDOUT: op.stdout_seen, STDERR: op.stderr_seen}
+        output = OutputStream(self._files, sink, seen, notices, divides=wanted)
         if op.tail_bytes is not None:
             output.skip_to_tail(op.tail_bytes)
         if op.follow:
@@ -374,7 +408,7 @@ class JobService:
             finally:
                 self._grid.unwatch(job.uid, changed)
         else:
-            await output.send_new(job.attempts)
+            await output.send_new(job)
         return {"job": self._viewer().job(job)}
 
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> View:

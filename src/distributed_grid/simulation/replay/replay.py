@@ -179,7 +179,8 @@ class Replay:
             request = replace(request, deadline_ms=now + logged.deadline_in_ms)
         self.figures.asked(request, now, logged.run_ms)
         self._left_ms[request.id] = logged.run_ms
-        event = JobSubmitted(request.id, COMMAND, request, logged.retries) if logged.is_job else LeaseAsked(request)
+        job = JobSubmitted(request.id, COMMAND, request, logged.retries, restartable=True)  # an owner only delays it
+        event = job if logged.is_job else LeaseAsked(request)
         try:
             self._tell(event)
         except IllegalStep:

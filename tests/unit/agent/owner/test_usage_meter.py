@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.owner.ray_usage import RayWorkers
@@ -64,3 +65,19 @@ def test_attempts_and_blocks_of_a_node_count_on_it_and_on_no_other():
     machine = usages["c"]
     assert machine.memory_room_bytes == probe.memory_bytes - machine.memory_outside_bytes
     assert usages["a"].memory_room_bytes == usages["b"].memory_room_bytes == machine.memory_room_bytes
+
+
+def test_the_first_sample_knows_no_use_of_cpu_and_the_next_one_does():
+    boot_ms = [1_000]
+    machine = UsageMeter(MachineProbe(boottime=lambda: boot_ms[0]))
+    assert not machine.usages(("a",), {})["a"].cpu_measured
+    boot_ms[0] += 250
+    assert machine.usages(("a",), {})["a"].cpu_measured
+
+
+def test_gpus_are_not_measured_before_their_driver_was_asked():
+    has_gpus = UsageMeter(MachineProbe(), GpuProbe())
+    assert not has_gpus.usages(("a",), {})["a"].gpus_measured
+    has_gpus.sample_gpus(())
+    assert has_gpus.usages(("a",), {})["a"].gpus_measured
+    assert UsageMeter(MachineProbe()).usages(("a",), {})["a"].gpus_measured

@@ -68,6 +68,7 @@ class Machine:
     outside_milli: int = 0
     own_milli: int = 0
     happened: list[tuple[int, Action]] = field(default_factory=list)
+    may_run_again: bool = True
 
     def borrowed_may(self) -> int:
         grip = throttle_of(self.state)
@@ -85,7 +86,8 @@ class Machine:
             crowded = max(1000, (wanted + may) * 1000 // machine)
             self.outside_milli, self.own_milli = wanted * 1000 // crowded, may * 1000 // crowded
             seen = max(0, self.outside_milli + noise[number % len(noise)])
-            attempts = (an_attempt(cpu_milli=self.wanted_milli if self.leases else 0),)
+            cpu_milli = self.wanted_milli if self.leases else 0
+            attempts = (an_attempt(cpu_milli=cpu_milli, may_run_again=self.may_run_again),)
             sample = UsageSample(machine, min(machine, seen), self.own_milli, attempts, 16 * GB, 8 * GB, 2 * GB)
             self.state, actions = decide(self.state, sample, self.rules, self.now_ms)
             self.happened += [(self.now_ms, action) for action in actions]
@@ -131,6 +133,20 @@ def test_an_owner_who_takes_everything_pauses_then_evicts() -> None:
     assert machine.steps()[2:] == [Warn("a.1", why, RULES.notice_ms), Evict("a.1", why, RULES.grace_ms)]
     warned, evicted = (at for at, action in machine.happened[2:])
     assert evicted - warned == RULES.notice_ms
+
+
+def test_work_that_may_not_run_again_stays_paused_beside_an_owner_who_takes_everything() -> None:
+    machine = Machine(may_run_again=False)
+    machine.live(2 * EVICT_AFTER_MS, owner_milli=4000)
+    assert [type(action) for action in machine.steps()] == [Throttle, Pause]
+    machine.live(5_000, owner_milli=0)
+    assert machine.steps()[-1] == Continue()
+
+
+def test_work_that_may_not_run_again_is_evicted_where_the_rules_allow_nothing_gentler() -> None:
+    machine = Machine(may_run_again=False, rules=replace(RULES, throttle=False, pause=False))
+    machine.live(EVICT_AFTER_MS, owner_milli=4000)
+    assert isinstance(machine.steps()[-1], Evict)
 
 
 def test_when_the_owner_goes_everything_runs_freely_within_a_few_seconds() -> None:

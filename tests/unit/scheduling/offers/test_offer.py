@@ -243,3 +243,24 @@ def test_what_is_kept_because_of_the_excess_threshold_is_told():
     node = a_node(cores=10, memory_gb=100, thresholds=limits)
     _, keeps = lendable_now(node, a_usage(cpu_outside=0.85, memory_outside_gb=85))
     assert keeps == ("CPU 15 % free, keeps 20 %", "memory 15 % free, keeps 20 %")
+
+
+UNKNOWN = Usage(cpu_measured=False, gpus_measured=False)
+
+
+def test_a_node_whose_use_is_not_measured_yet_lends_nothing():
+    node = a_node(gpus=1, thresholds=thresholds())
+    offer = next_offer(node, NodeObservation("gpu1", NOW, UNKNOWN), None)
+    assert offer is not None
+    assert (offer.lends, offer.withheld) == (NOTHING, ("its owner's use is not measured yet",))
+
+
+def test_a_gpu_that_is_not_measured_yet_is_not_lent():
+    node = a_node(cores=4, gpus=1, thresholds=thresholds())
+    lends, why = lendable_now(node, replace(a_usage(), gpus_measured=False))
+    assert (lends.cpu_milli, lends.gpus, why) == (4000, (), ("GPU 0 is not measured yet",))
+
+
+def test_without_thresholds_nothing_has_to_be_measured_first():
+    node = a_node(gpus=1)
+    assert lendable_now(node, UNKNOWN) == (node.lendable, ())

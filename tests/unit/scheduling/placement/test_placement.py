@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import LeaseAsked, NodeDeclared
+from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeDeclared
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import Amounts, GpuDevice
+from distributed_grid.domain.states import JobState
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.scheduling.placement.placement import find_placement, fitting_rows
-from distributed_grid.scheduling.queue.reasons import why_not_now
-from tests.support.builders import GB, NOW, Scenario, a_ledger, a_node, a_request, an_ask
+from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
+from tests.support.builders import GB, NOW, Scenario, a_ledger, a_node, a_request, a_usage, an_ask, caps, thresholds
 
 
 def where(ledger: Ledger, avoid: frozenset[str] = frozenset(), **request) -> str | None:
@@ -300,3 +302,83 @@ def test_how_hard_a_node_works_counts_by_what_it_has_now():
     columns = scenario.ledger.columns
     assert columns.pressure[columns.rows["one"]] == 250
     scenario.ledger.check()
+
+
+def a_busy_node(busy: float) -> Scenario:
+    """A node whose owner uses this part of the CPU (limit 30 %), and none of the memory."""
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1, thresholds=thresholds(cpu_busy_max=0.3)))
+    scenario.heartbeat("gpu1", a_usage(cpu_outside=busy))
+    return scenario
+
+
+@pytest.mark.parametrize("needs", [{"memory_gb": 1}, {"gpus": 1}])
+def test_a_command_without_cores_is_not_placed_where_the_owner_keeps_the_cpu(needs):
+    scenario, request = a_busy_node(0.97), replace(a_request(**needs), limits_memory=True)
+    assert find_placement(scenario.ledger, request) is None
+    (reason,) = why_not_now(scenario.ledger, request, scenario.now)[:1]
+    assert reason.startswith("gpu1: no command starts there, with or without cores: its owner uses 97 % of the CPU")
+
+
+@pytest.mark.parametrize("needs", [{"memory_gb": 1}, {"gpus": 1}])
+def test_what_starts_no_command_is_lent_beside_a_busy_cpu(needs):
+    scenario = a_busy_node(0.97)
+    assert where(scenario.ledger, **needs) == "gpu1"
+
+
+def test_a_command_without_cores_takes_no_cpu_from_others_and_needs_none_left_by_them():
+    scenario = a_busy_node(0)
+    scenario.ask(a_request("all", cores=4))
+    scenario.submit(replace(a_request("r1", memory_gb=1), limits_memory=True))
+    assert scenario.lease_of("r1").claim.cpu_milli == 0
+
+
+def test_a_cap_of_no_cores_keeps_no_command_away():
+    node = a_node("gpu1", cores=4, memory_gb=16, thresholds=thresholds(cpu_busy_max=0.3), caps=caps(cores=0))
+    scenario = Scenario(node)
+    scenario.heartbeat("gpu1", a_usage())
+    request = replace(a_request(memory_gb=1), limits_memory=True)
+    assert find_placement(scenario.ledger, request) is not None
+
+
+def evicted(dwell_s: int = 1200) -> Scenario:
+    """Two nodes, and a restartable job that gpu1 has taken back; gpu2 has no room for it."""
+    limits = thresholds(dwell_s=dwell_s)
+    scenario = Scenario(a_node("gpu1", cores=4, thresholds=limits), a_node("gpu2", cores=1, thresholds=limits))
+    for name in ("gpu1", "gpu2"):
+        scenario.heartbeat(name, a_usage())
+    scenario.submit(a_request("r1", cores=2, wait_s=10**6), starts=True, restartable=True)
+    scenario.end("r1", Outcome(Ending.RECLAIMED))
+    scenario.heartbeat("gpu1", a_usage())
+    return scenario
+
+
+def pass_time(scenario: Scenario, seconds: int) -> None:
+    for _ in range(seconds // 5):
+        scenario.advance(5)
+        for name in ("gpu1", "gpu2"):
+            scenario.heartbeat(name, a_usage())
+
+
+def test_a_node_that_has_evicted_a_job_is_closed_to_it_for_its_dwell_and_to_no_other():
+    scenario = evicted(dwell_s=120)
+    pass_time(scenario, 115)
+    assert scenario.job("r1").state is JobState.QUEUED
+    reasons = why_not_now(scenario.ledger, scenario.lease_of("r1").request, scenario.now)
+    assert reasons[0] == "gpu1: it has evicted this job, and does not get it again for a while"
+    assert scenario.submit(a_request("r2", cores=2)).state is JobState.ASSIGNED
+    scenario.handle(LeaseReleased(scenario.lease_of("r2").id, "ada"))
+    pass_time(scenario, 10)
+    assert scenario.job("r1").state is JobState.ASSIGNED
+    assert scenario.lease_of("r1").request.closed == ()
+
+
+def test_a_job_that_may_be_placed_again_still_gives_up_by_its_deadline_only():
+    scenario = evicted(dwell_s=30)
+    pass_time(scenario, 40)
+    assert scenario.job("r1").state is JobState.ASSIGNED
+    assert len(scenario.job("r1").attempts) == 2
+
+
+def test_a_node_that_has_evicted_a_job_could_serve_it_some_day():
+    scenario = evicted()
+    assert never_fits(scenario.ledger, scenario.lease_of("r1").request) is None

@@ -332,10 +332,9 @@ def test_with_a_cap_of_nothing_nobody_is_displaced():
 def test_what_ended_otherwise_does_not_count_for_the_cap():
     scenario = Scenario(a_node(cores=1))
     scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=1)))
-    runs(scenario, "a", cores=1, seconds=10)
-    scenario.end("a", Outcome(Ending.RECLAIMED))
-    scenario.heartbeat("gpu1")
-    scenario.advance(1)
+    scenario.submit(a_request("a", cores=1, priority="low"), starts=True, retries=1)
+    scenario.advance(10)
+    scenario.end("a", Outcome(Ending.LOST))
     scenario.start("a")
     scenario.advance(10)
     assert victims(scenario, cores=1) == ["a"]

@@ -24,6 +24,7 @@ from distributed_grid.domain.scheduling_policy import Quota, Strategy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import Refused
 from distributed_grid.scheduling.rebalancing.loans import used_amount
+from distributed_grid.scheduling.rebalancing.pressure import RETRY_UNUSED
 from tests.support.builders import GB, a_command, a_node, a_request
 from tests.support.rebalance_rounds import Rounds, a_reading, actions, apart, rules
 
@@ -182,7 +183,7 @@ def test_of_several_gpus_whole_ones_stay():
 
 def test_a_displaced_job_comes_back_like_any():
     scenario, lease = pressed()
-    scenario.submit(a_request("job1", memory_gb=4, target="master"), starts=True)
+    scenario.submit(a_request("job1", memory_gb=4, target="master"), starts=True, restartable=True)
     scenario.end("job1", Outcome(Ending.RECLAIMED, detail="its owner needs it"))
     assert len(scenario.job("job1").attempts) == 2
     assert scenario.lease_of("job1").carved_from == ()  # the lender is withdrawn until it is heard again
@@ -240,7 +241,7 @@ def test_while_tasks_of_an_engine_use_it_nothing_is_carved_out_and_it_stays():
     observe(scenario, lease)
     records = scenario.round(HARD, times=6)
     assert actions(records) == ["given_back"]
-    told = "unused for 5 rounds; nothing of 10.5 GB was used, and tasks of ray used the rest"
+    told = "unused for 2.5 min; nothing of 10.5 GB was used, and tasks of ray used the rest"
     assert told in [record.reason for record in records]
 
 
@@ -293,14 +294,21 @@ def test_a_command_beyond_its_users_quota_is_refused():
 
 
 # ------------------------------------------------------------------ unused
-def test_what_nothing_uses_goes_back_and_is_not_asked_for_again():
+def test_what_nothing_uses_goes_back_and_is_asked_for_again_at_a_slow_pace():
     scenario, _ = pressed(unused_after=5)
     assert actions(scenario.round(HARD, times=4)) == []
-    records = scenario.round(HARD, times=50)
+    records = scenario.round(HARD, times=5 + 5 * RETRY_UNUSED - 5)
+    assert actions(records) == ["given_back"]
+    assert actions(scenario.round(HARD, times=5)) == ["asked"]
+
+
+def test_what_nothing_uses_is_asked_for_again_after_the_pressure_was_low():
+    scenario, _ = pressed(unused_after=5)
+    records = scenario.round(HARD, times=10)
     assert actions(records) == ["given_back"]
     (line,) = [record for record in records if record.type == "rebalanced"]
-    assert line.reason == "unused for 5 rounds; nothing of 10.5 GB was used"
-    assert scenario.ledger.rebalance_states["master"].watch(ResourceType.MEMORY).unused
+    assert line.reason == "unused for 2.5 min; nothing of 10.5 GB was used"
+    assert scenario.ledger.rebalance_states["master"].watch(ResourceType.MEMORY).unused_amount
     assert actions(scenario.round(BETWEEN, times=5)) == []
     assert "asked" not in actions(scenario.round(HARD, times=5))
     scenario.round(IDLE)
@@ -314,8 +322,19 @@ def test_use_of_a_part_begins_the_wait_anew_and_is_told_at_the_end():
     assert actions(scenario.round(HARD, times=4)) == []
     records = scenario.round(HARD, times=3)
     assert actions(records) == ["given_back"]
-    assert "unused for 5 rounds; 4.0 GB of 10.5 GB was used" in [record.reason for record in records]
+    assert "unused for 2.5 min; 4.0 GB of 10.5 GB was used" in [record.reason for record in records]
     assert scenario.job("job1").state is JobState.RUNNING
+
+
+def test_it_is_asked_for_again_with_the_next_round_when_work_of_the_node_arrives():
+    scenario, _ = pressed(unused_after=5)
+    scenario.round(HARD, times=6)
+    assert scenario.leases == []
+    scenario.submit(a_request("other", memory_gb=1, target="gpu1"))
+    assert actions(scenario.round(HARD)) == []
+    scenario.submit(a_request("short", memory_gb=1, target="master"), starts=True)
+    scenario.end("short")
+    assert actions(scenario.round(HARD)) == ["asked"]
 
 
 def test_it_is_asked_for_again_when_work_of_the_node_has_waited():
