@@ -26,7 +26,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDe
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
@@ -379,6 +379,16 @@ class Welcome(_ToAgent, frozen=True):
     max_output_bytes: Count = 0  # of stdout and of stderr of an attempt; 0: no limit
 
 
+class ControlPlaneAddress(_ToAgent, frozen=True):
+    """Where an agent that joined finds the control plane from now on: addresses, its certificate, and the Unix socket
+    for agents of its login on its machine. Sent after each welcome, and before the address changes."""
+
+    addresses: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    fingerprint: Name
+    certificate: Annotated[str, Meta(max_length=16384)]
+    socket: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class OwnerRules(Struct, frozen=True):
     """Yielding to the owner: the thresholds of outside use, and the steps that are allowed."""
 
@@ -620,6 +630,7 @@ _MoveOrder = MoveOrder | ListProcesses | CheckFiles
 ToAgent = (
     Welcome
     | RejectAgent
+    | ControlPlaneAddress
     | HeartbeatReply
     | AcknowledgeMarks
     | AcknowledgeReport

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import h11
@@ -103,7 +103,7 @@ class UvicornServer:
         app: FastAPI,
         *,
         agent_endpoint: AgentEndpoint,
-        certificate: tuple[Path, Path] | None,
+        tls: ssl.SSLContext | None,
         arrival_seconds: Mapping[str, float] = ARRIVAL_SECONDS,
     ) -> None:
         def connection(**given: Any) -> asyncio.Protocol:
@@ -125,10 +125,9 @@ class UvicornServer:
             server_header=False,
             date_header=False,
             limit_concurrency=MAX_CONCURRENT_REQUESTS,
-            ssl_certfile=certificate[0] if certificate else None,
-            ssl_keyfile=str(certificate[1]) if certificate else None,
         )
-        config.load()  # here, where a certificate that is gone is no reason to end the daemon
+        config.load()
+        config.ssl = tls
         self._listener = listener
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
