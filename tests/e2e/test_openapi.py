@@ -56,7 +56,11 @@ class Api:
     def __init__(self, grid: Shell) -> None:
         url = grid.json("daemon", "start")["rest"]
         self.headers = {"Authorization": f"Bearer {(grid.host_dir / 'token').read_text().strip()}"}
-        self.schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=self.headers)
+        self.certificate = str(grid.host_dir / "certificate.pem")
+        self.trust = grid.trust
+        self.schema = schemathesis.openapi.from_url(
+            f"{url}/openapi.json", headers=self.headers, verify=self.certificate
+        )
         found = (result.ok() for result in self.schema.get_all_operations())
         self.there = {
             "nodes": grid.json("status")["nodes"][0]["node_id"],
@@ -70,7 +74,9 @@ class Api:
 
     def lease(self, url: str) -> str:
         asked = {"resource_type": "cpu", "amount": 0.1, "duration_seconds": 600}
-        answer = httpx.post(f"{url}/v1/leases", json=asked, headers=self.headers, trust_env=False, timeout=30)
+        answer = httpx.post(
+            f"{url}/v1/leases", json=asked, headers=self.headers, trust_env=False, timeout=30, verify=self.trust
+        )
         return str(answer.json()["allocation"]["allocation_id"])
 
     def name_what_is_there(self, case: Any) -> None:
@@ -123,7 +129,7 @@ def ask(api: Api, name: str, mode: GenerationMode, promises: list[CheckFunction]
             case.query["follow"] = "false"  # what is followed has no end
         if name == "POST /v1/jobs" and isinstance(case.body, dict) and "argv" in case.body:
             case.body["dry_run"] = True  # what was made up is not run
-        answer = case.call(headers=api.headers, timeout=20)
+        answer = case.call(headers=api.headers, timeout=20, verify=api.certificate)
         kept = promises if answer.status_code != TOO_LARGE else PROMISES  # refused before it was read
         case.validate_response(answer, checks=kept, headers=api.headers)
 

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 7433
 LISTEN_BACKLOG = 1024
+MAX_REMEMBERED = 16
+"""Hosts whose port is remembered."""
 WILDCARDS = ("0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915
 log = logging.getLogger(__name__)
@@ -152,13 +154,6 @@ def own_addresses() -> list[str]:
             if not address.startswith("127."):
                 found.append(address)
     return found
-
-
-class RememberedPort(Struct, frozen=True):
-    """The port that was found free for an address without a named one."""
-
-    address: Address
-    port: int
 
 
 class RestServices(NamedTuple):
@@ -265,11 +260,12 @@ class RestListener:
         return AdvertisedAddress(self._addresses(), certificate.fingerprint, str(self._agent_socket.path))
 
     async def _open(self, address: Address) -> None:
-        if self._listener is not None and address == self._address:
+        if self._listener is not None and self._serves(address):
+            self._address = address
             return
         if self._settings.certificate and self._settings.key:
             self._certificate = await self._certificate_for(address)  # a file that cannot be used is an error here
-        remembered = self._remembered_port(address)
+        remembered = self._remembered_ports().get(address.host, 0)
         if self._listener is not None and address.port in (None, self._bound_to[1]):
             listener = await self._bind_again(address, remembered)
         else:
@@ -282,6 +278,12 @@ class RestListener:
         self._remember_port(remembered)
         self._write("rest.json", msgspec.json.encode(self._description()))
         asyncio.get_running_loop().add_reader(listener.fileno(), self._on_first_connection, listener)
+
+    def _serves(self, address: Address) -> bool:
+        """Whether this address is listened on already: any port is good for one that names none."""
+        had = self._address
+        is_same = address.port == had.port or address.port == 0 or not (address.has_named_port or had.has_named_port)
+        return address.host == had.host and is_same
 
     def _bind(self, address: Address, remembered_port: int) -> LimitedListener:
         return LimitedListener.of(address.bind(remembered_port), self._settings.max_connections_per_peer)
@@ -312,13 +314,13 @@ class RestListener:
         if listener is not None:
             listener.close()
 
-    def _remembered_port(self, address: Address) -> int:
-        """The port that an earlier control plane found for this address; 0 where there is none."""
+    def _remembered_ports(self) -> dict[str, int]:
+        """By host, the ports that earlier control planes found free."""
         try:
-            found = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=RememberedPort)
+            found = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError):
-            return 0
-        return found.port if found.address == address and 0 < found.port < 65536 else 0
+            return {}
+        return {host: port for host, port in found.items() if 0 < port < 65536}
 
     def _remember_port(self, remembered: int) -> None:
         """Keep the port for the next control plane; one that it was not given is told to everybody who asks."""
@@ -333,7 +335,8 @@ class RestListener:
             )
             log.warning("%s", self._moved)
         if port != remembered:
-            self._write("port.json", msgspec.json.encode(RememberedPort(self._address, port)))
+            ports = {**self._remembered_ports(), self._address.host: port}
+            self._write("port.json", msgspec.json.encode(dict(list(ports.items())[-MAX_REMEMBERED:])))
 
     def _tell_agents(self, address: Address, port: int) -> None:
         """Tell the agents that are connected where they will find this control plane."""
