@@ -163,7 +163,7 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
     from websockets.exceptions import InvalidHandshake
 
     path = joined.socket or str(StateDir().host_dir / AGENT_SOCKET)
-    plain = await _connect_to_own(path)
+    plain = _connect_to_own(path)
     if plain is None:
         return None
     try:
@@ -181,16 +181,16 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
         return None
 
 
-async def _connect_to_own(path: str) -> socket.socket | None:
+def _connect_to_own(path: str) -> socket.socket | None:
     """A connection to a Unix socket that a process of this login listens on; None where there is no such process."""
     plain = socket.socket(socket.AF_UNIX)
     try:
-        plain.setblocking(False)
+        plain.setblocking(False)  # a listener with a full backlog refuses instead
         with short_path(path) as name:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(plain, name), TIMEOUT_SECONDS)
+            plain.connect(name)
         if peer_uid(plain) == os.geteuid():
             return plain
-    except (OSError, TimeoutError):
+    except OSError:
         pass
     plain.close()
     return None
