@@ -213,7 +213,7 @@ class DaemonService:
     async def hello(self, op: requests.ClientHello) -> View:
         """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
         to that config; Refused while the one in use is needed. A client that requires none is only told of it."""
-        notes: list[str] = []
+        notes = self._listener.notices if op.query_only else []
         handing_over = not op.query_only and _numbers(op.version) > _numbers(__version__)
         if handing_over:
             log.info("handing over to version %s", op.version)
@@ -222,7 +222,7 @@ class DaemonService:
                 compared = await self._compare(op)
                 if op.query_only or op.config is None:
                     self._remember(compared)
-                    notes = [note for note in (difference_note(compared, self._selected),) if note]
+                    notes += [note for note in (difference_note(compared, self._selected),) if note]
                 else:
                     handing_over = await self._require(compared, notes)
         if handing_over:
