@@ -358,9 +358,7 @@ def test_an_agent_without_a_key_is_not_let_in(shared_grid: Shell, owner: httpx.C
         "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }  # fmt: skip
-    line = http.client.HTTPSConnection(
-        owner.base_url.host, owner.base_url.port, timeout=10, context=shared_grid.trust
-    )
+    line = http.client.HTTPSConnection(owner.base_url.host, owner.base_url.port, timeout=10, context=shared_grid.trust)
     for path in ("/v1/agent", "/v1/nodes"):
         for key in ("x.y", owner.headers["authorization"].removeprefix("Bearer ")):
             line.request("GET", path, headers={**upgrade, "Authorization": f"Bearer {key}"})

@@ -395,7 +395,9 @@ class RestListener:
         websocket.send(self._address_message(await self.certify(), self._addresses()))
 
     def _address_message(self, certificate: Certificate, addresses: tuple[str, ...]) -> ControlPlaneAddress:
-        return ControlPlaneAddress(addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path))
+        return ControlPlaneAddress(
+            addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path)
+        )
 
     def _disconnect(self, node: str) -> None:
         self._agent_connections.close(node, "revoked")
