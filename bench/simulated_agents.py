@@ -19,6 +19,7 @@ from distributed_grid import __version__, wire
 from distributed_grid.agent.join_client import JoinedKey, open_websocket, read_joined_key
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.errors import Unreachable
 
 BEAT_SECONDS = wire.HEARTBEAT_MS / 1000
 CAPACITY = wire.ReportedCapacity(4000, 16 * 1024**3)
@@ -64,8 +65,11 @@ class SimulatedAgents:
                 beating.cancel()
 
     async def connect(self, node: str) -> ClientConnection:
-        if self.joined is not None:
-            return await open_websocket(replace(self.joined, node=node))
+        while self.joined is not None:
+            try:
+                return await open_websocket(replace(self.joined, node=node))
+            except Unreachable:  # too many of one address that are not admitted yet
+                await asyncio.sleep(random.uniform(0.5, 2.0))
         path = str(self.links / f"{node}.sock") if self.links else ""
         return await unix_connect(path, "ws://grid/v1/agent", compression=None, ping_interval=None)
 

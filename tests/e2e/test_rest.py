@@ -539,8 +539,8 @@ def test_openapi_is_whole(owner: httpx.Client) -> None:
 
 
 def test_curl_as_the_docs_show_it(shared_grid: Shell, owner: httpx.Client) -> None:
-    command = 'curl -s -H "Authorization: Bearer $(cat "$T")" "$U/v1/nodes"'
-    env = {**os.environ, "T": str(shared_grid.host_dir / "token"), "U": address_of(shared_grid)}
+    command = 'curl -s --cacert "$D/certificate.pem" -H "Authorization: Bearer $(cat "$D/token")" "$U/v1/nodes"'
+    env = {**os.environ, "D": str(shared_grid.host_dir), "U": address_of(shared_grid)}
     done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(done.stdout)["nodes"]
 
