@@ -11,7 +11,7 @@ import pytest
 
 from distributed_grid.server.rest.listener import DEFAULT_PORT
 from tests.e2e.crashes.conftest import needs_root
-from tests.support.joined_agents import JoinedAgent
+from tests.support.joined_agents import JoinedAgent, start_lending
 from tests.support.ports import free_port
 from tests.support.shell import Shell, wait_until
 
@@ -63,13 +63,13 @@ def test_the_next_control_plane_has_the_port_of_the_last(grid: Shell, end: str) 
 
 @pytest.mark.usefixtures("usual_port_taken")
 def test_a_job_outlives_a_port_that_another_program_took(grid: Shell, near: JoinedAgent, tmp_path: Path) -> None:
-    grid("status", check=0)
+    start_lending(grid)
     before, gate = port_of(grid), tmp_path / "gate"
     near.join()
     near.until_linked()
     command = ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done"]
-    job = grid.detach("--strategy", "node_specific", "-n", "near", "--workdir", "none", *command)
-    wait_until(lambda: grid.job(job)["state"] == "running")
+    job = grid.detach("-a", "0.1", "--strategy", "node_specific", "-n", "near", "--workdir", "none", *command)
+    wait_until(lambda: grid.job(job)["state"] == "running", 60)
     grid.kill_daemon()
     with socket.create_server(("127.0.0.1", before)):
         said = grid("status", check=0).stderr

@@ -25,7 +25,7 @@ from distributed_grid.domain.resources import Claim
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.server.access.certificates import ensure_certificate
 from tests.e2e.crashes.conftest import needs_root
-from tests.support.joined_agents import JoinedAgent
+from tests.support.joined_agents import JoinedAgent, start_lending
 from tests.support.ports import free_port
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
@@ -126,7 +126,7 @@ class _RecordingListener(socket.socket):
 def agents(grid: Shell, tmp_path: Path) -> Iterator[list[JoinedAgent]]:
     """One agent that can reach the Unix socket of the control plane, and one that has only the network."""
     needs_root("become another user")
-    grid("daemon", "start", "--listen", f"127.0.0.1:{free_port()}", check=0)
+    start_lending(grid, "--listen", f"127.0.0.1:{free_port()}")
     made = [
         JoinedAgent(grid, "near", tmp_path / "near" / "agent"),
         JoinedAgent(grid, "apart", tmp_path / "apart" / "agent", hidden=grid.state_dir),
@@ -148,9 +148,10 @@ def test_an_impostor_at_the_port_gets_no_key_and_no_obedience(
     gate = tmp_path / "gate"
     command = ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; echo done"]
     jobs = [
-        grid.detach("--strategy", "node_specific", "-n", agent.name, "--workdir", "none", *command) for agent in agents
+        grid.detach("-a", "0.1", "--strategy", "node_specific", "-n", agent.name, "--workdir", "none", *command)
+        for agent in agents
     ]
-    wait_until(lambda: all(grid.job(job)["state"] == "running" for job in jobs))
+    wait_until(lambda: all(grid.job(job)["state"] == "running" for job in jobs), 60)
     url = str(grid.json("daemon", "status")["rest"])
     token = (grid.host_dir / "token").read_text().strip()
     folder = tmp_path / "impostor"

@@ -9,7 +9,17 @@ from typing import Any
 
 from tests.support.shell import GRID, Shell, wait_until
 
+LENDING = """
+resource_sharing: {thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}}
+"""
+"""A config under which a busy machine lends, too."""
 HIDE = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+
+
+def start_lending(grid: Shell, *words: str) -> None:
+    """Start a control plane whose nodes lend however busy the machine of the tests is."""
+    (grid.cwd / "lending.yaml").write_text(LENDING)
+    grid("daemon", "start", "-c", "lending.yaml", *words, check=0)
 
 
 class JoinedAgent:
