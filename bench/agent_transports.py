@@ -55,8 +55,8 @@ def measure() -> list[Line]:
         (folder / "joined.json").write_text(json.dumps(asdict(joined)))
         used: dict[str, list[float]] = {"socket": [], "tls": []}
         for _ in range(ROUNDS):
-            for way in used:
-                used[way].append(_cpu_seconds_with(folder, way, pid))
+            for way, times in used.items():
+                times.append(_cpu_seconds_with(folder, way, pid))
     ratio = statistics.median(used["tls"]) / statistics.median(used["socket"])
     part = statistics.median(used["tls"]) / SECONDS
     return [

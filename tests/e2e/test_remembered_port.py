@@ -22,6 +22,14 @@ def port_of(grid: Shell) -> int:
     return int(grid.json("daemon", "status")["rest"].rpartition(":")[2])
 
 
+def taken_port(port: int) -> socket.socket | None:
+    """A listener of another program at a port; None as long as that is not free."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
+
+
 @pytest.fixture
 def usual_port_taken() -> Iterator[None]:
     """Another program has 7433, as long as the test does not free it."""
@@ -71,7 +79,7 @@ def test_a_job_outlives_a_port_that_another_program_took(grid: Shell, near: Join
     job = grid.detach("-a", "0.1", "--strategy", "node_specific", "-n", "near", "--workdir", "none", *command)
     wait_until(lambda: grid.job(job)["state"] == "running", 60)
     grid.kill_daemon()
-    with socket.create_server(("127.0.0.1", before)):
+    with wait_until(lambda: taken_port(before)):
         said = grid("status", check=0).stderr
     after = port_of(grid)
     notice = f"port {before} of the last control plane is taken by another program"

@@ -347,9 +347,11 @@ def test_what_is_no_http_at_all_disturbs_nobody(shared_grid: Shell, owner: httpx
     for noise in (b"\x16\x03\x01" + os.urandom(200), b"GET\r\n\r\n", b"\0" * 100_000):
         with socket.create_connection((host, port), timeout=10) as line:
             send_to_the_end(line, noise)
-        with socket.create_connection((host, port), timeout=10) as plain:
-            with shared_grid.trust.wrap_socket(plain, server_hostname=host) as line:
-                send_to_the_end(line, noise)
+        with (
+            socket.create_connection((host, port), timeout=10) as plain,
+            shared_grid.trust.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            send_to_the_end(line, noise)
     assert owner.get("/v1/health").status_code == 200
 
 

@@ -15,8 +15,8 @@ import base64
 import binascii
 import hashlib
 import json
-import secrets
 import os
+import secrets
 import socket
 import ssl
 from collections.abc import Sequence

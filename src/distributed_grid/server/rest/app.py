@@ -26,6 +26,7 @@ from distributed_grid import __version__
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
+from distributed_grid.server.access.tls_connection import TlsConnection
 from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
@@ -107,7 +108,12 @@ class UvicornServer:
         arrival_seconds: Mapping[str, float] = ARRIVAL_SECONDS,
     ) -> None:
         def connection(**given: Any) -> asyncio.Protocol:
-            return _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
+            http = _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
+            if tls is None:
+                return http
+            encrypted = TlsConnection(tls, http)
+            self._server.transports.add(encrypted)
+            return encrypted
 
         def websocket(**_: Any) -> asyncio.Protocol:
             return agent_endpoint()
@@ -127,7 +133,6 @@ class UvicornServer:
             limit_concurrency=MAX_CONCURRENT_REQUESTS,
         )
         config.load()
-        config.ssl = tls
         self._listener = listener
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None

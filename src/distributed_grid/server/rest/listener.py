@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import ipaddress
 import logging
+import random
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PORT = 7433
+OTHER_PORTS = range(17_433, 18_433)
+"""Instead of 7433; not of those that the kernel gives to connections, so that the next control plane finds it free."""
+MAX_TRIES = 16
 LISTEN_BACKLOG = 1024
 MAX_REMEMBERED = 16
 """Hosts whose port is remembered."""
@@ -92,7 +96,9 @@ class Address(Struct, frozen=True):
     def bind(self, remembered_port: int = 0) -> socket.socket:
         """A listening socket; a port that was named is used, or the failure raised."""
         default = DEFAULT_PORT if self.port is None else self.port
-        ports = [default, 0] if self.port is None and self.is_local else [default]
+        ports = (
+            [default, *random.sample(OTHER_PORTS, MAX_TRIES), 0] if self.port is None and self.is_local else [default]
+        )
         if remembered_port and not self.has_named_port:
             ports = list(dict.fromkeys([remembered_port, *ports]))
         for port in ports:
