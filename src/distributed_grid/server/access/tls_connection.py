@@ -12,17 +12,25 @@ import ssl
 from typing import Any
 
 HANDSHAKE_SECONDS = 15.0
-MAX_READ_BYTES = 256 * 1024
+RECORD_BYTES = 16 * 1024
+"""As much as a record of TLS holds."""
+BUFFER_BYTES = 128 * 1024
 
 
-class TlsConnection(asyncio.Transport, asyncio.Protocol):
+class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
     """The protocol of a socket's transport, and the transport of the protocol inside."""
 
     def __init__(
-        self, context: ssl.SSLContext, protocol: asyncio.Protocol, handshake_seconds: float = HANDSHAKE_SECONDS
+        self,
+        context: ssl.SSLContext,
+        protocol: asyncio.Protocol,
+        buffer: memoryview,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
+        """Connections of one event loop can share the `buffer`: it is empty again when the loop goes on."""
         super().__init__()
         self._context = context
+        self._buffer = buffer
         self._protocol: asyncio.BaseProtocol = protocol
         self._handshake_seconds = handshake_seconds
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -39,8 +47,11 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._transport = transport
         self._deadline = asyncio.get_running_loop().call_later(self._handshake_seconds, self.abort)
 
-    def data_received(self, data: bytes) -> None:
-        self._incoming.write(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.write(self._buffer[:nbytes])
         if self._is_open or self._shake_hands():
             self._read()
 
@@ -84,7 +95,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """Pass on what has arrived; after a whole message nothing is left, and nothing is tried in vain."""
         while self._is_open and not self._is_paused and not self.is_closing():
             try:
-                data = self._tls.read(MAX_READ_BYTES)
+                data = self._tls.read(RECORD_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError:  # damaged on the way, or by somebody
@@ -120,10 +131,10 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self.is_closing() or not data:
             return
-        left = memoryview(data)
         try:
-            while left:
-                left = left[self._tls.write(left) :]
+            sent = self._tls.write(data)
+            while sent < len(data):
+                sent += self._tls.write(memoryview(data)[sent:])
         except ssl.SSLError:  # the other end has sent what makes this one fail
             self._end()
             return

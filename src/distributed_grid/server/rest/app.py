@@ -26,7 +26,7 @@ from distributed_grid import __version__
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
-from distributed_grid.server.access.tls_connection import TlsConnection
+from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
@@ -107,11 +107,13 @@ class UvicornServer:
         tls: ssl.SSLContext | None,
         arrival_seconds: Mapping[str, float] = ARRIVAL_SECONDS,
     ) -> None:
-        def connection(**given: Any) -> asyncio.Protocol:
+        buffer = memoryview(bytearray(BUFFER_BYTES if tls is not None else 0))
+
+        def connection(**given: Any) -> asyncio.BaseProtocol:
             http = _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
             if tls is None:
                 return http
-            encrypted = TlsConnection(tls, http)
+            encrypted = TlsConnection(tls, http, buffer)
             self._server.transports.add(encrypted)
             return encrypted
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.server.access.certificates import ensure_certificate, server_context
-from distributed_grid.server.access.tls_connection import TlsConnection
+from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
 
 LARGE = bytes(range(256)) * 20_000
 
@@ -62,7 +62,7 @@ async def serving(folder: Path, *, in_turns: bool = False, handshake_seconds: fl
     made = ensure_certificate(folder, [])
     context, protocol = server_context(made.certificate, made.key), Echo(in_turns=in_turns)
     server = await asyncio.get_running_loop().create_server(
-        lambda: TlsConnection(context, protocol, handshake_seconds), "127.0.0.1", 0
+        lambda: TlsConnection(context, protocol, memoryview(bytearray(BUFFER_BYTES)), handshake_seconds), "127.0.0.1", 0
     )
     trust = ssl.create_default_context(cafile=made.certificate)
     try:
