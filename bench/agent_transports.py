@@ -1,6 +1,7 @@
 """A thousand agents that joined, over TLS on loopback and over the Unix socket: the control plane's processor time.
 
-Both are measured in turn on the same control plane, several times, with a heartbeat of each agent every 2 s.
+Both are measured in turn on the same control plane, several times, with a heartbeat of each agent every 2 s. The bar is
+1.1 times a plain TCP connection, which the control plane does not have any more: that took 1.08 times the Unix socket.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ AGENTS = sized(1000, smoke=5)
 ROUNDS = sized(4, smoke=1)
 SECONDS = sized(12.0, smoke=1.0)
 SETTLE_SECONDS = sized(4.0, smoke=0.2)
+MAX_RATIO = 1.10 * 1.08
 KEY = "a key for all of them"
 
 
@@ -60,7 +62,13 @@ def measure() -> list[Line]:
     ratio = statistics.median(used["tls"]) / statistics.median(used["socket"])
     part = statistics.median(used["tls"]) / SECONDS
     return [
-        Line("control plane with 1,000 agents over TLS : over its Unix socket, processor time", ratio, 1.10, "x", True),
+        Line(
+            "control plane with 1,000 agents over TLS : over its Unix socket, processor time",
+            ratio,
+            MAX_RATIO,
+            "x",
+            True,
+        ),
         Line("control plane with 1,000 agents over TLS, of a core", 100 * part, 50, "%", True),
     ]
 
