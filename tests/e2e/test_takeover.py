@@ -77,7 +77,7 @@ class Impostor:
         os.setuid(NOBODY)
         listener = _RecordingListener(self._record, self._context)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
+        wait_until(lambda: is_bound(listener, self.port))  # the last threads of a killed process may still have it
         listener.listen(100)
         self._record(b"--- listening\n")
         with serve(self._order, sock=listener, process_request=self._admit) as server:
@@ -120,6 +120,15 @@ class _RecordingListener(socket.socket):
         if self._context is None:
             return connection, address
         return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
+
+def is_bound(listener: socket.socket, port: int) -> bool:
+    """Bind, unless the port is still taken."""
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
