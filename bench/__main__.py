@@ -39,6 +39,7 @@ NAMES = (
     "jobs",
     "run_recording",
     "agents",
+    "agent_transports",
     "idle_agent",
     "simulator",
     "sizing",

@@ -1,4 +1,7 @@
-"""Simulated agents: many in one process, each with its own WebSocket; questions about them come on stdin."""
+"""Simulated agents: many in one process, each with its own WebSocket; questions about them come on stdin.
+
+Arguments: the folder of the sockets of nodes, or the joined.json of the first of them and `socket` or `tls`; how many.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import json
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 
 from distributed_grid import __version__, wire
+from distributed_grid.agent.join_client import JoinedKey, open_websocket, read_joined_key
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.errors import Unreachable
 
 BEAT_SECONDS = wire.HEARTBEAT_MS / 1000
 CAPACITY = wire.ReportedCapacity(4000, 16 * 1024**3)
@@ -22,18 +28,17 @@ CAPACITY = wire.ReportedCapacity(4000, 16 * 1024**3)
 class SimulatedAgents:
     """All agents, and what they measured."""
 
-    def __init__(self, links: Path, count: int) -> None:
+    def __init__(self, links: Path | None, count: int, joined: JoinedKey | None = None) -> None:
         self.links = links
         self.count = count
+        self.joined = joined
         self.beats: list[float] = []
         self.starts: list[tuple[str, float]] = []
         self.welcome = 0
 
     async def agent(self, number: int) -> None:
         node = f"n{number}"
-        async with unix_connect(
-            str(self.links / f"{node}.sock"), "ws://grid/v1/agent", compression=None, ping_interval=None
-        ) as connection:
+        async with await self.connect(node) as connection:
             await connection.send(
                 wire.encode(wire.AgentHello(wire.PROTOCOL, __version__, node, (), CAPACITY, boot="x"))
             )
@@ -58,6 +63,15 @@ class SimulatedAgents:
                     )
             if beating is not None:
                 beating.cancel()
+
+    async def connect(self, node: str) -> ClientConnection:
+        while self.joined is not None:
+            try:
+                return await open_websocket(replace(self.joined, node=node))
+            except Unreachable:  # too many of one address that are not admitted yet
+                await asyncio.sleep(random.uniform(0.5, 2.0))
+        path = str(self.links / f"{node}.sock") if self.links else ""
+        return await unix_connect(path, "ws://grid/v1/agent", compression=None, ping_interval=None)
 
     async def beat(self, connection: ClientConnection, node: str, sent: dict[int, float]) -> None:
         number = int(time.perf_counter() * 1000)
@@ -92,5 +106,13 @@ class SimulatedAgents:
             await self.answer()
 
 
+def main(place: str, count: str, way: str = "") -> None:
+    """Run until stdin ends."""
+    joined = read_joined_key(Path(place)) if way else None
+    if joined is not None and way == "tls":
+        joined = replace(joined, socket="/nonexistent")
+    asyncio.run(SimulatedAgents(Path(place), int(count), joined).run())
+
+
 if __name__ == "__main__":
-    asyncio.run(SimulatedAgents(Path(sys.argv[1]), int(sys.argv[2])).run())
+    main(*sys.argv[1:])

@@ -25,9 +25,7 @@ POLL_SECONDS = 0.2
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("suite", type=Path, help="a folder with test_*.py files")
-    options.add_argument(
-        "--serve", type=Path, metavar="FILE", help="let pull workers connect; their address is in FILE"
-    )
+    options.add_argument("--serve", type=Path, metavar="FILE", help="let pull workers connect; FILE gets their options")
     options.add_argument("--pull-only", action="store_true", help="run the tests on pull workers alone")
     options.add_argument("--retries", type=int, default=1, help="how often a file is run again that failed")
     options.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole suite")
@@ -53,7 +51,7 @@ def serving(coordinator: Coordinator, address_file: Path | None) -> Iterator[Non
         return
     with CoordinatorServer(coordinator) as server:
         print(f"pull workers connect to {server.url}", flush=True)
-        address_file.write_text(server.url)
+        address_file.write_text(f"{server.url} --certificate {server.certificate}")
         yield
 
 

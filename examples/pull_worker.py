@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ KEPT_CHARS = 2_000
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("url")
+    options.add_argument("--certificate", help="the file with the coordinator's certificate (default: the system's)")
     options.add_argument("--id", default=socket.gethostname(), help="the name of this worker")
     options.add_argument("--tag", action="append", default=[], help="a tag that tasks may ask for")
     options.add_argument("--cores", type=int, default=1, help="how many cores it gives to tasks")
@@ -38,7 +40,9 @@ def main() -> int:
     if not token:
         options.error("set GRID_TOKEN to a token of the grid: grid daemon token create --user NAME")
     try:
-        with connect(given.url, additional_headers={"Authorization": f"Bearer {token}"}) as coordinator:
+        trusted = ssl.create_default_context(cafile=given.certificate)
+        headers = {"Authorization": f"Bearer {token}"}
+        with connect(given.url, ssl=trusted, additional_headers=headers) as coordinator:
             work(coordinator, given)
     except ConnectionClosed:
         print(f"{given.id}: the coordinator is gone", flush=True)

@@ -391,6 +391,16 @@ class Welcome(_ToAgent, frozen=True):
     max_files_bytes: Count = 0  # in the directories of an attempt; 0: no limit
 
 
+class ControlPlaneAddress(_ToAgent, frozen=True):
+    """Where an agent that joined finds the control plane from now on: addresses, its certificate, and the Unix socket
+    for agents of its login on its machine. Sent after each welcome, and before the address changes."""
+
+    addresses: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    fingerprint: Name
+    certificate: Annotated[str, Meta(max_length=16384)]
+    socket: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class OwnerRules(Struct, frozen=True):
     """Yielding to the owner: the thresholds of outside use, and the steps that are allowed."""
 
@@ -647,6 +657,7 @@ _MoveOrder = MoveOrder | ListProcesses | CheckFiles
 ToAgent = (
     Welcome
     | RejectAgent
+    | ControlPlaneAddress
     | HeartbeatReply
     | AcknowledgeMarks
     | AcknowledgeReport

@@ -308,7 +308,8 @@ def test_a_broken_file_is_told_of_and_costs_nothing(own: Shell) -> None:
 def test_boosts_by_rest(cluster: Shell) -> None:
     url = cluster.json("daemon", "start")["rest"]
     token = (cluster.host_dir / "token").read_text().strip()
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as rest:
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=url, headers=headers, trust_env=False, verify=cluster.trust) as rest:
         asked = {"target": "gpu-master", "resource_type": "cpu", "amount": 0.5, "request_id": uuid.uuid4().hex}
         made = rest.post("/v1/boosts", json=asked).json()["boost"]
         assert rest.post("/v1/boosts", json=asked).json()["boost"] == made

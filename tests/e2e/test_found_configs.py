@@ -96,7 +96,7 @@ def test_a_found_config_opens_no_port_to_others(grid: Shell) -> None:
     put_config(grid, NODES + "server: {host: 0.0.0.0, port: 0}\n")
     assert "server.host, server.port in " in grid("status", check=0).stderr
     info = grid.json("daemon", "status")
-    assert info["rest"].startswith("http://127.0.0.1:")
+    assert info["rest"].startswith("https://127.0.0.1:")
     assert any("server.host, server.port in" in warning for warning in info["warnings"])
 
 

@@ -56,7 +56,9 @@ class Api:
     def __init__(self, grid: Shell) -> None:
         url = grid.json("daemon", "start")["rest"]
         self.headers = {"Authorization": f"Bearer {(grid.host_dir / 'token').read_text().strip()}"}
-        self.schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=self.headers)
+        self.trust, certificate = grid.trust, str(grid.host_dir / "certificate.pem")
+        self.schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=self.headers, verify=certificate)
+        self.schema.config.tls_verify = certificate
         found = (result.ok() for result in self.schema.get_all_operations())
         self.there = {
             "nodes": grid.json("status")["nodes"][0]["node_id"],
@@ -70,7 +72,9 @@ class Api:
 
     def lease(self, url: str) -> str:
         asked = {"resource_type": "cpu", "amount": 0.1, "duration_seconds": 600}
-        answer = httpx.post(f"{url}/v1/leases", json=asked, headers=self.headers, trust_env=False, timeout=30)
+        answer = httpx.post(
+            f"{url}/v1/leases", json=asked, headers=self.headers, trust_env=False, timeout=30, verify=self.trust
+        )
         return str(answer.json()["allocation"]["allocation_id"])
 
     def name_what_is_there(self, case: Any) -> None:

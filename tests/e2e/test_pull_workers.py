@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -319,7 +320,7 @@ def test_the_programs_of_the_guide_run(shared_grid: Shell, coordinator: Coordina
     for program in (coordinating, working):
         exec(compile(program, "the guide", "exec"), names)
     try:
-        names["work"](names["server"].url, token(shared_grid), "of-the-guide", 1)
+        names["work"](names["server"].url, names["server"].certificate, token(shared_grid), "of-the-guide", 1)
         assert names["tasks"].get_task_result(names["task_id"]) == {"module": "parser", "passed": 12}
         names["coordinator"].worker_manager.remove_worker("of-the-guide")
     finally:
@@ -339,7 +340,8 @@ def token(grid: Shell) -> str:
 
 
 def dial(server: CoordinatorServer, bearer: str) -> ClientConnection:
-    return connect(server.url, additional_headers={"Authorization": f"Bearer {bearer}"}, max_size=None)
+    trusted, headers = ssl.create_default_context(cafile=server.certificate), {"Authorization": f"Bearer {bearer}"}
+    return connect(server.url, ssl=trusted, additional_headers=headers, max_size=None)
 
 
 def ask(connection: ClientConnection, **message: Any) -> dict[str, Any]:
@@ -397,11 +399,12 @@ def test_a_waiting_worker_gets_a_task_as_soon_as_there_is_one(
 
 
 WAITING_WORKER = """
-import json, sys
+import json, ssl, sys
 from websockets.sync.client import connect
 
-url, bearer, name, wait_seconds, resources = sys.argv[1:]
-with connect(url, additional_headers={"Authorization": f"Bearer {bearer}"}) as worker:
+url, certificate, bearer, name, wait_seconds, resources = sys.argv[1:]
+trusted = ssl.create_default_context(cafile=certificate)
+with connect(url, ssl=trusted, additional_headers={"Authorization": f"Bearer {bearer}"}) as worker:
     worker.send(json.dumps({"type": "register", "worker_id": name, "resources": json.loads(resources)}))
     worker.recv()
     worker.send(json.dumps({"type": "get_task", "worker_id": name, "wait_seconds": float(wait_seconds)}))
@@ -424,7 +427,8 @@ def test_a_worker_that_is_killed_while_it_waits_gets_no_task(
     tasks, dead, alive = coordinator.task_manager, f"dead-{over}", f"alive-{over}"
     coordinator.worker_manager.register_worker(alive, resources=HAS)
     if over == "websocket":
-        words = [WAITING_WORKER, server.url, token(shared_grid), dead, "60", json.dumps(HAS)]
+        bearer = token(shared_grid)
+        words = [WAITING_WORKER, server.url, server.certificate, bearer, dead, "60", json.dumps(HAS)]
     else:
         coordinator.worker_manager.register_worker(dead, resources=HAS)
         words = [WAITING_CALLER, str(shared_grid.state_dir), dead]
@@ -570,6 +574,13 @@ def test_what_another_users_worker_reports_does_not_size_tasks(
 def test_other_machines_only_reach_it_with_tls(coordinator: Coordinator):
     with pytest.raises(BadInput, match="reached from other machines"):
         CoordinatorServer(coordinator, "0.0.0.0")
+
+
+def test_on_this_machine_it_has_the_certificate_of_the_control_plane(server: CoordinatorServer, shared_grid: Shell):
+    assert server.url.startswith("wss://127.0.0.1:")
+    assert server.certificate == str(shared_grid.host_dir / "certificate.pem")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(server.url, additional_headers={"Authorization": f"Bearer {token(shared_grid)}"})
 
 
 def test_a_worker_must_be_registered_first(coordinator: Coordinator):

@@ -119,7 +119,8 @@ def test_what_the_grid_holds_neither_keeps_a_user_from_running_nor_another_confi
 def _over_rest(grid: Shell, path: str) -> dict[str, Any]:
     token = (grid.host_dir / "token").read_text().strip()
     url = str(grid.json("daemon", "status")["rest"]) + path
-    answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False)
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = httpx.get(url, headers=headers, timeout=30, trust_env=False, verify=grid.trust)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found

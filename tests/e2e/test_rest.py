@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -32,7 +33,8 @@ def rest(grid: Shell, token: str | None = None) -> httpx.Client:
     grid("status", check=0)
     text = token if token is not None else (grid.host_dir / "token").read_text().strip()
     headers = {"Authorization": f"Bearer {text}"} if text else {}
-    return httpx.Client(base_url=address_of(grid), headers=headers, timeout=30, trust_env=False)
+    address = address_of(grid)  # asking for it makes the certificate
+    return httpx.Client(base_url=address, headers=headers, timeout=30, trust_env=False, verify=grid.trust)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_another_host_header_is_refused(owner: httpx.Client, host: str) -> None:
     assert error(owner.get("/v1/nodes", headers={"Host": host}), 403)["type"] == "Forbidden"
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "http://localhost:1"])
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "https://localhost:1"])
 def test_a_page_of_another_origin_is_refused(owner: httpx.Client, origin: str) -> None:
     error(owner.get("/v1/nodes", headers={"Origin": origin}), 403)
     error(owner.post("/v1/jobs", json={"argv": ["true"]}, headers={"Origin": origin}), 403)
@@ -332,13 +334,24 @@ def test_a_request_is_at_most_a_megabyte_whether_or_not_it_says_so(owner: httpx.
     assert owner.get("/v1/health").status_code == 200
 
 
+def send_to_the_end(line: socket.socket, noise: bytes) -> None:
+    """Send all there is, and wait for an answer or the end of the connection."""
+    with contextlib.suppress(ConnectionError, BrokenPipeError):
+        line.sendall(noise)
+        line.shutdown(socket.SHUT_WR)
+        line.recv(65536)
+
+
 def test_what_is_no_http_at_all_disturbs_nobody(shared_grid: Shell, owner: httpx.Client) -> None:
     host, port = owner.base_url.host, owner.base_url.port or 0
     for noise in (b"\x16\x03\x01" + os.urandom(200), b"GET\r\n\r\n", b"\0" * 100_000):
         with socket.create_connection((host, port), timeout=10) as line:
-            line.sendall(noise)
-            line.shutdown(socket.SHUT_WR)
-            line.recv(65536)
+            send_to_the_end(line, noise)
+        with (
+            socket.create_connection((host, port), timeout=10) as plain,
+            shared_grid.trust.wrap_socket(plain, server_hostname=host) as line,
+        ):
+            send_to_the_end(line, noise)
     assert owner.get("/v1/health").status_code == 200
 
 
@@ -347,7 +360,7 @@ def test_an_agent_without_a_key_is_not_let_in(shared_grid: Shell, owner: httpx.C
         "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }  # fmt: skip
-    line = http.client.HTTPConnection(owner.base_url.host, owner.base_url.port, timeout=10)
+    line = http.client.HTTPSConnection(owner.base_url.host, owner.base_url.port, timeout=10, context=shared_grid.trust)
     for path in ("/v1/agent", "/v1/nodes"):
         for key in ("x.y", owner.headers["authorization"].removeprefix("Bearer ")):
             line.request("GET", path, headers={**upgrade, "Authorization": f"Bearer {key}"})
@@ -384,8 +397,9 @@ def test_other_machines_are_never_spoken_to_in_the_clear_by_accident(grid: Shell
     mine = own_addresses()
     if not mine:
         pytest.skip("this machine has no address but loopback")
-    refused = grid("daemon", "start", "--listen", f"{mine[0]}:0", "--no-tls", check=1)
-    assert "without TLS only with --force-plain" in refused.stderr
+    for option in ("--no-tls", "--force-plain"):
+        refused = grid("daemon", "start", "--listen", f"{mine[0]}:0", option, check=2)
+        assert "there is no connection without TLS" in refused.stderr
     grid("daemon", "status", check=3)  # nothing was started
     grid("daemon", "start", "--listen", f"{mine[0]}:0", check=0)
     address = address_of(grid)
@@ -395,10 +409,6 @@ def test_other_machines_are_never_spoken_to_in_the_clear_by_accident(grid: Shell
     trusting = ssl.create_default_context(cafile=str(grid.host_dir / "certificate.pem"))
     assert httpx.get(f"{address}/v1/health", verify=trusting, trust_env=False).json() == {"status": "ok"}
     assert (grid.host_dir / "certificate.key").stat().st_mode & 0o777 == 0o600
-    forced = grid("daemon", "start", "--listen", f"{mine[0]}:0", "--force-plain", check=0)
-    assert "can be read by anybody" in forced.stderr
-    plain = address_of(grid)
-    assert httpx.get(f"{plain}/v1/health", trust_env=False).status_code == 200
 
 
 def test_a_key_that_is_missing_at_the_first_connection_ends_no_daemon_and_is_used_once_it_is_there(grid: Shell) -> None:
@@ -420,14 +430,14 @@ def test_where_it_listens_is_kept_through_a_crash_and_forgotten_when_stopped(gri
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     grid("daemon", "start", "--listen", f"127.0.0.1:{port}", check=0)
-    assert address_of(grid) == f"http://127.0.0.1:{port}"
+    assert address_of(grid) == f"https://127.0.0.1:{port}"
     grid.kill_daemon()
     grid("status", check=0)
-    assert address_of(grid) == f"http://127.0.0.1:{port}"
+    assert address_of(grid) == f"https://127.0.0.1:{port}"
     grid("daemon", "stop", check=0)
     assert not (grid.host_dir / "rest.json").exists()
     grid("status", check=0)
-    assert address_of(grid) != f"http://127.0.0.1:{port}"
+    assert address_of(grid) != f"https://127.0.0.1:{port}"
 
 
 def test_an_address_that_cannot_be_had_is_told_and_the_old_one_stays(grid: Shell) -> None:
@@ -437,7 +447,7 @@ def test_an_address_that_cannot_be_had_is_told_and_the_old_one_stays(grid: Shell
         refused = grid("daemon", "start", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", check=1)
     assert "Address already in use" in refused.stderr
     assert address_of(grid) == before
-    assert httpx.get(f"{before}/v1/health", trust_env=False).status_code == 200
+    assert httpx.get(f"{before}/v1/health", trust_env=False, verify=grid.trust).status_code == 200
 
 
 def test_a_port_that_the_config_names_is_used_or_the_start_fails(grid: Shell) -> None:
@@ -531,8 +541,8 @@ def test_openapi_is_whole(owner: httpx.Client) -> None:
 
 
 def test_curl_as_the_docs_show_it(shared_grid: Shell, owner: httpx.Client) -> None:
-    command = 'curl -s -H "Authorization: Bearer $(cat "$T")" "$U/v1/nodes"'
-    env = {**os.environ, "T": str(shared_grid.host_dir / "token"), "U": address_of(shared_grid)}
+    command = 'curl -s --cacert "$D/certificate.pem" -H "Authorization: Bearer $(cat "$D/token")" "$U/v1/nodes"'
+    env = {**os.environ, "D": str(shared_grid.host_dir), "U": address_of(shared_grid)}
     done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(done.stdout)["nodes"]
 
@@ -551,7 +561,10 @@ def test_curl_as_the_docs_show_it(shared_grid: Shell, owner: httpx.Client) -> No
 def test_a_request_that_breaks_off_is_no_bug(shared_grid: Shell, owner: httpx.Client, rest_of_request: bytes) -> None:
     at = httpx.URL(address_of(shared_grid))
     token = (shared_grid.host_dir / "token").read_text().strip().encode()
-    with socket.create_connection((at.host, at.port or 0), 30) as raw:
+    with (
+        socket.create_connection((at.host, at.port or 0), 30) as plain,
+        shared_grid.trust.wrap_socket(plain, server_hostname=at.host) as raw,
+    ):
         raw.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer " + token + b"\r\n")
         raw.sendall(rest_of_request)
         raw.shutdown(socket.SHUT_WR)

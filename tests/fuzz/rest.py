@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import ssl
 from pathlib import Path
 from random import Random
 from urllib.parse import quote, urlsplit
@@ -43,6 +44,7 @@ class Rest:
     def __init__(self, host_dir: Path, seed: str) -> None:
         at = urlsplit(json.loads((host_dir / "rest.json").read_bytes())["url"])
         self._address = (str(at.hostname), int(at.port or 0))
+        self._trust = ssl.create_default_context(cafile=host_dir / "certificate.pem")
         self._token = (host_dir / "token").read_text().strip()
         found = [*routes.router.routes, *routes.prometheus_router.routes]
         self._routes = [(method, one.path) for one in found if isinstance(one, Route) for method in one.methods or ()]
@@ -50,7 +52,7 @@ class Rest:
         self._bodies = {path: make_corpus([kind], 20, rng, KNOWN) for path, kind in BODIES.items()}
 
     def check(self) -> None:
-        connection = http.client.HTTPConnection(*self._address, timeout=HANG_SECONDS)
+        connection = http.client.HTTPSConnection(*self._address, timeout=HANG_SECONDS, context=self._trust)
         try:
             connection.request("GET", "/v1/nodes", headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
@@ -68,7 +70,10 @@ class Rest:
     def _talk(self, mutator: Mutator, count: int, tally: Tally) -> None:
         rng = mutator.rng
         tally.connections += 1
-        with socket.create_connection(self._address, HANG_SECONDS) as sock:
+        with (
+            socket.create_connection(self._address, HANG_SECONDS) as plain,
+            self._trust.wrap_socket(plain, server_hostname=self._address[0]) as sock,
+        ):
             asked = [self._request(mutator) for _ in range(count - 1)]
             answers = _Answers(tally, len(asked))
             if asked and exchange(sock, b"".join(asked), answers.take, pieces=fragments(rng)):

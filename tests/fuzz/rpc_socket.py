@@ -87,7 +87,7 @@ def is_harmful(op: requests.Message) -> bool:
         return True
     if isinstance(op, requests.KeepRunning) and op.listen:
         try:
-            parse_address(op.listen, tls=op.tls, force_plain=op.force_plain)
+            parse_address(op.listen)
         except GridError:
             return False
         return True

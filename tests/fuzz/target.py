@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -66,11 +67,14 @@ def exchange(
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Hang(f"no answer and no end within {HANG_SECONDS:g} s")
-            readable, writable, _ = select.select([sock], [sock] if waiting else [], [], left)
+            has_more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+            readable, writable, _ = select.select([sock], [sock] if waiting else [], [], 0 if has_more else left)
             if writable:
                 waiting = _send_some(sock, waiting)
-            if readable:
+            if readable or has_more:
                 chunk = _receive_some(sock)
+                if chunk is None:
+                    continue
                 if not chunk:
                     return True
                 if is_enough(chunk):
@@ -83,17 +87,22 @@ def _send_some(sock: socket.socket, waiting: memoryview) -> memoryview:
     """What is left to send; nothing where the other end does not take any more."""
     try:
         return waiting[sock.send(waiting) :]
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
         return waiting
     except ConnectionError:
         return waiting[:0]
 
 
-def _receive_some(sock: socket.socket) -> bytes:
-    """What has come; nothing at the end. A reset is reported once, before what was sent earlier."""
+def _receive_some(sock: socket.socket) -> bytes | None:
+    """What has come, None where that is part of a TLS record, nothing at the end. A reset is reported once, before what
+    was sent earlier."""
     for _ in range(2):
-        with contextlib.suppress(ConnectionError):
+        try:
             return sock.recv(READ_BYTES)
+        except ssl.SSLWantReadError:
+            return None
+        except (ConnectionError, ssl.SSLError):
+            continue
     return b""
 
 
@@ -101,7 +110,7 @@ def finish(sock: socket.socket, data: bytes, take: Callable[[bytes], bool] = lam
     """Send the last bytes and nothing more, and receive until the other end closes."""
     with contextlib.suppress(OSError):
         sock.sendall(data)
-        sock.shutdown(socket.SHUT_WR)
+        socket.socket.shutdown(sock, socket.SHUT_WR)  # the connection's: answers in TLS are still read
     exchange(sock, b"", take)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -89,6 +90,11 @@ class Shell:
     def host_dir(self) -> Path:
         """The folder of this machine in the state directory."""
         return next((self.state_dir / "hosts").iterdir())
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        """Trust in the certificate of this grid's control plane, and in no other."""
+        return ssl.create_default_context(cafile=self.host_dir / "certificate.pem")
 
     def query(self, op: str, **arguments: Any) -> Any:
         """What a control plane that runs answers, asked without the start of a process; None where none does."""

@@ -51,6 +51,7 @@ FROM_AGENT: list[wire.FromAgent] = [
 TO_AGENT: list[wire.ToAgent] = [
     wire.Welcome(1, "0.2.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
     wire.RejectAgent("no"),
+    wire.ControlPlaneAddress(("10.0.0.1:7433",), "ab" * 32, "-----BEGIN CERTIFICATE-----", "/state/agents.sock"),
     wire.HeartbeatReply(12, 60_000),
     wire.StartAttemptOrder(
         "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3

@@ -51,6 +51,7 @@ from distributed_grid.wire import (
     AttemptsPage,
     CheckFiles,
     CloseStream,
+    ControlPlaneAddress,
     ControlSide,
     FetchedChunk,
     FromAgent,
@@ -131,6 +132,7 @@ class Agent:
         grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
+        on_address: Callable[[ControlPlaneAddress], None] = lambda address: None,
         notices: NoticeSource | None = None,
         typed_on: str = "",
         ages: AgeClock | None = None,
@@ -150,6 +152,7 @@ class Agent:
         self._workdirs = workdirs(self._send_to_control) if workdirs is not None else None
         self._epoch = epoch
         self._on_epoch = on_epoch
+        self._on_address = on_address
         self._tasks: list[asyncio.Task[None]] = []
         self._marks = CheckpointMarks(self.host.root)
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
@@ -282,6 +285,8 @@ class Agent:
                 self._memory.receive(message)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
+        elif isinstance(message, ControlPlaneAddress):
+            self._on_address(message)
         elif isinstance(message, Welcome):  # without a link, or later on: the rules of the owner may have changed
             self._apply_settings(message)
         else:

@@ -47,7 +47,7 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms, boot_ns
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
-from distributed_grid.wire import MAX_MESSAGE_BYTES, AnnouncedEnd
+from distributed_grid.wire import MAX_MESSAGE_BYTES, AnnouncedEnd, ControlPlaneAddress
 
 STOP_GRACE_MS = 5_000
 STOP_SECONDS = 30.0
@@ -213,6 +213,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         grid_locks=agent_dir.locks,
         epoch=epoch if isinstance(epoch, int) else 0,
         on_epoch=partial(_save_epoch, agent_dir),
+        on_address=partial(_save_address, agent_dir),
         notices=notice_source(os.environ),
     )
     await agent.start()
@@ -300,6 +301,14 @@ def _save_epoch(agent_dir: AgentDir, epoch: int) -> None:
         log.warning("the epoch %d could not be recorded: %s", epoch, failure.strerror)
 
 
+def _save_address(agent_dir: AgentDir, named: ControlPlaneAddress) -> None:
+    """Keep the addresses of the control plane; it names them again on each connection."""
+    try:
+        join_client.store_address(agent_dir.path, named)
+    except GridError as failure:
+        log.warning("the address of the control plane could not be kept: %s", failure)
+
+
 def _stop_ray(record: dict[str, object]) -> None:
     """Stop the Ray that the grid has started here: with the directory, nobody knows of it any more."""
     from distributed_grid.adapters.node.node_script_ray import stop_processes
@@ -337,7 +346,7 @@ def _dial(agent_dir: AgentDir) -> Dial:
     async def dial() -> ClientConnection:
         key = join_client.read_joined_key(agent_dir.path)
         if key is not None:
-            return await join_client.open_websocket(key)
+            return await join_client.open_websocket(key, agent_dir.path)
         path = agent_dir.read("link.json").get("socket")
         if not isinstance(path, str) or not os.path.exists(path):
             raise EndpointUnknown

@@ -3,6 +3,9 @@
 The control plane proves to be the one the token names before anything is sent, and is trusted by the fingerprint of
 its certificate alone, whatever names and clocks say. The key never leaves the node: the control plane gets its hash.
 It is on disk before the exchange, so a lost answer can be asked for again.
+
+Afterwards the agent connects to the Unix socket of the control plane where that is on this machine under this login,
+as the kernel says, and else by TLS to the addresses it knows. Since both prove who answers, any address can be tried.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import secrets
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.wire import MAX_MESSAGE_BYTES
+from distributed_grid.posix.unix_sockets import peer_uid, short_path
+from distributed_grid.state_dir import StateDir
+from distributed_grid.wire import MAX_MESSAGE_BYTES, ControlPlaneAddress
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -32,6 +38,8 @@ EXIT_VARIABLE = "GRID_WORKER_EXIT_SECONDS"
 """In the environment of a worker's agent: after how long without a control plane it ends, its jobs included."""
 TIMEOUT_SECONDS = 15.0
 MAX_ANSWER_BYTES = 65536
+AGENT_SOCKET = "agents.sock"
+"""In the folder of this machine in a state directory: the socket for agents of the same login."""
 _IGNORE_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a pinned certificate is good on a machine whose clock is not."""
 
@@ -42,7 +50,7 @@ class OtherControlPlane(Refused):
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """A join token: addresses, fingerprint of the certificate (empty: a plain connection), id and secret."""
+    """A join token: addresses, fingerprint of the certificate, id and secret."""
 
     addresses: tuple[str, ...]
     fingerprint: str
@@ -74,13 +82,18 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class JoinedKey:
-    """What a joined node keeps (0600): address and certificate of the control plane, its own name and key."""
+    """What a joined node keeps (0600): address and certificate of the control plane, its own name and key.
 
-    address: str
+    A node that joined with a plain connection, which earlier versions had, has neither fingerprint nor certificate.
+    """
+
+    address: str  # where it joined, or was connected last
     fingerprint: str
     node: str
     key: str = field(repr=False)
     certificate: str = field(default="", repr=False)
+    addresses: tuple[str, ...] = ()  # all that the control plane has named
+    socket: str = ""  # for agents on its machine
 
     @property
     def bearer(self) -> str:
@@ -102,23 +115,97 @@ def read_joined_key(directory: Path) -> JoinedKey | None:
     if found is None:
         return None
     try:
-        return JoinedKey(**found)
+        return JoinedKey(**{**found, "addresses": tuple(found.get("addresses", ()))})
     except TypeError:
         raise GridError(f"{directory / 'joined.json'} cannot be used; join again") from None
 
 
-async def open_websocket(found: JoinedKey) -> ClientConnection:
-    """A WebSocket to the control plane that was joined; the key is sent to no other."""
+def store_address(directory: Path, named: ControlPlaneAddress) -> None:
+    """Keep where the control plane says it is found from now on."""
+    joined = read_joined_key(directory)
+    if joined is None or _fingerprint_of(named.certificate) != named.fingerprint:
+        return
+    known = replace(
+        joined,
+        fingerprint=named.fingerprint,
+        certificate=named.certificate,
+        addresses=named.addresses,
+        socket=named.socket,
+    )
+    if known != joined:
+        _write(directory / "joined.json", asdict(known))
+
+
+async def open_websocket(joined: JoinedKey, directory: Path | None = None) -> ClientConnection:
+    """A WebSocket to the control plane that was joined; the key is sent to no other. In `directory` the address that
+    answered is kept."""
+    connection = await _open_over_socket(joined)
+    if connection is not None:
+        return connection
+    context = _pinned_context(joined)
+    losses: list[GridError] = []
+    for address in dict.fromkeys((joined.address, *joined.addresses)):
+        try:
+            connection = await _open_over_tls(joined, address, context)
+        except (Unreachable, OtherControlPlane) as lost:
+            losses.append(lost)
+            continue
+        if directory is not None and address != joined.address:
+            _write(directory / "joined.json", asdict(replace(joined, address=address)))
+        return connection
+    raise _whole(losses)
+
+
+async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
+    """A WebSocket over the Unix socket of a control plane of this login on this machine; None where there is none, or
+    it does not know the key."""
+    from websockets.asyncio.client import unix_connect
+    from websockets.exceptions import InvalidHandshake
+
+    path = joined.socket or str(StateDir().host_dir / AGENT_SOCKET)
+    plain = _connect_to_own(path)
+    if plain is None:
+        return None
+    try:
+        return await unix_connect(
+            sock=plain,
+            uri="ws://control-plane/v1/agent",
+            additional_headers=_authorization(joined),
+            compression=None,
+            ping_interval=None,
+            open_timeout=TIMEOUT_SECONDS,
+            max_size=MAX_MESSAGE_BYTES,
+        )
+    except (OSError, EOFError, InvalidHandshake, TimeoutError):
+        plain.close()
+        return None
+
+
+def _connect_to_own(path: str) -> socket.socket | None:
+    """A connection to a Unix socket that a process of this login listens on; None where there is no such process."""
+    plain = socket.socket(socket.AF_UNIX)
+    try:
+        plain.setblocking(False)  # a listener with a full backlog refuses instead
+        with short_path(path) as name:
+            plain.connect(name)
+        if peer_uid(plain) == os.geteuid():
+            return plain
+    except OSError:
+        pass
+    plain.close()
+    return None
+
+
+async def _open_over_tls(joined: JoinedKey, address: str, context: ssl.SSLContext) -> ClientConnection:
+    """A WebSocket to one address; nothing is sent to a server with another certificate."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-    context = _pinned_context(found)
-    scheme = "wss" if context else "ws"
     try:
         return await connect(
-            f"{scheme}://{found.address}/v1/agent",
+            f"wss://{address}/v1/agent",
             ssl=context,
-            additional_headers={"Authorization": f"Bearer {found.bearer}"},
+            additional_headers=_authorization(joined),
             compression=None,
             ping_interval=None,
             open_timeout=TIMEOUT_SECONDS,
@@ -126,17 +213,34 @@ async def open_websocket(found: JoinedKey) -> ClientConnection:
             proxy=None,
         )
     except ssl.SSLCertVerificationError:
-        raise Refused(f"{found.address} is not the control plane that was joined: its certificate is another") from None
+        raise OtherControlPlane(
+            f"{address} is not the control plane that was joined: its certificate is another"
+        ) from None
     except InvalidStatus as answer:
         if answer.response.status_code in (401, 403):
-            raise Refused(f"{found.address} does not know the key of {found.node} (any more); join again") from None
-        raise Unreachable(f"{found.address} answered {answer.response.status_code}") from answer
+            raise Refused(f"{address} does not know the key of {joined.node} (any more); join again") from None
+        raise Unreachable(f"{address} answered {answer.response.status_code}") from answer
     except (OSError, EOFError, InvalidHandshake, TimeoutError) as lost:
-        raise Unreachable(f"{found.address} cannot be reached: {lost}") from lost
+        raise Unreachable(f"{address} cannot be reached: {lost}") from lost
+
+
+def _authorization(joined: JoinedKey) -> dict[str, str]:
+    return {"Authorization": f"Bearer {joined.bearer}"}
+
+
+def _whole(losses: Sequence[GridError]) -> GridError:
+    """The error for addresses of which none was good."""
+    message = "; ".join(map(str, losses))
+    return Refused(message) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(message)
 
 
 def _join(address: str | None, text: str, node: str | None, directory: Path) -> JoinedKey:
     token = JoinToken.parse(text)
+    if not token.fingerprint:
+        raise Refused(
+            "the join token is of a control plane without a certificate, which nobody can tell from another: create a "
+            "new one with: grid daemon join-token create"
+        )
     addresses: Sequence[str] = [address] if address else token.addresses
     if not addresses:
         raise BadInput("the token names no address; give one with --address HOST:PORT")
@@ -158,29 +262,32 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
         except (Unreachable, OtherControlPlane) as lost:  # another address may well be the right one
             losses.append(lost)
             continue
-        found = JoinedKey(at, token.fingerprint, str(answer["node"]), attempt["key"], certificate)
+        found = JoinedKey(
+            at,
+            token.fingerprint,
+            str(answer["node"]),
+            attempt["key"],
+            certificate,
+            token.addresses,
+            str(answer.get("agent_socket") or ""),
+        )
         _write(directory / "joined.json", asdict(found))
         return found
-    whole = "; ".join(map(str, losses))
-    raise Refused(whole) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(whole)
+    raise _whole(losses)
 
 
 def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Exchange the token; returns the answer and the certificate of the control plane."""
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+    from http.client import HTTPException, HTTPSConnection
 
     host, port = _split(address)
-    connection: HTTPConnection
-    if fingerprint:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
-        connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
-    else:
-        connection = HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
+    connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
     try:
         connection.connect()
-        certificate = _verify_certificate(connection.sock, fingerprint, address) if fingerprint else ""
+        certificate = _verify_certificate(connection.sock, fingerprint, address)
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         found = json.loads(answer.read(MAX_ANSWER_BYTES))
@@ -203,13 +310,24 @@ def _verify_certificate(connection: Any, fingerprint: str, address: str) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-def _pinned_context(found: JoinedKey) -> ssl.SSLContext | None:
+def _fingerprint_of(certificate: str) -> str:
+    """The fingerprint of a certificate in PEM; empty where it is none."""
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
+    except ValueError:
+        return ""
+
+
+def _pinned_context(joined: JoinedKey) -> ssl.SSLContext:
     """A context that trusts the joined certificate and no other, whatever name it has and whatever the date is."""
-    if not found.fingerprint:
-        return None
-    der = ssl.PEM_cert_to_DER_cert(found.certificate) if found.certificate else b""
-    if hashlib.sha256(der).hexdigest() != found.fingerprint:
+    if not joined.fingerprint:
+        raise Refused(
+            f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "
+            "control plane; join again"
+        )
+    if _fingerprint_of(joined.certificate) != joined.fingerprint:
         raise GridError("the stored certificate does not match its fingerprint; join again")
+    der = ssl.PEM_cert_to_DER_cert(joined.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME

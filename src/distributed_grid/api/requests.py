@@ -98,8 +98,6 @@ class KeepRunning(Message, frozen=True):
     """Keep a control plane that was started on demand running until it is stopped, and listen at an address."""
 
     listen: Name = ""
-    tls: bool | None = None
-    force_plain: bool = False
 
 
 class StopDaemon(Message, frozen=True):

@@ -15,7 +15,6 @@ from distributed_grid.config.key_tables import KeyTable, known_paths
 from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.providers import PROVIDERS
 from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
-from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode
 
 SUSPECT_SECONDS = 6
@@ -210,17 +209,13 @@ def _check_scaling(values: dict[str, Any], context: ParseContext) -> None:
 
 
 def _check_server(server: dict[str, Any], context: ParseContext) -> None:
-    """Plain traffic to other machines has to be asked for by name; own certificates come in pairs."""
+    """Every connection uses TLS; own certificates come in pairs."""
     for one, other in (("certificate", "key"), ("key", "certificate")):
         if server.get(one) and not server.get(other):
             context.report_at(f"server.{one}", f"there is no {other} to go with it")
-    host = server.get("host", "127.0.0.1")
-    if server.get("tls") and server.get("force_plain"):
-        context.report_at("server.force_plain", "the opposite of tls: true; keep one of the two")
-    elif server.get("tls") is False and not is_loopback(host) and not server.get("force_plain"):
-        context.report_at(
-            "server.tls", f"{host} is reached from other machines: leave tls on, or add force_plain: true"
-        )
+    for key, plain in (("tls", False), ("force_plain", True)):
+        if server.get(key) is plain:
+            context.report_at(f"server.{key}", "there is no connection without TLS: remove this key")
 
 
 def _check_ray(given: dict[str, Any], context: ParseContext) -> None:

@@ -23,6 +23,7 @@ from distributed_grid.orchestration.coordinator_server import CoordinatorServer
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
 from distributed_grid.orchestration.resource_performance_predictor import ResourcePerformancePredictor
 from distributed_grid.orchestration.task_manager import Task, TaskManager, TaskReceipt
+from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.config import ClusterConfig
@@ -83,6 +84,7 @@ class Coordinator:
         self.session = BlockingSession(cluster_config, state_dir=state_dir)
         self._predictor = resource_predictor
         self._state_dir = state_dir
+        self.state_dir = StateDir(state_dir)
         self.cloud_provider_manager = cloud_provider_manager
         self.worker_manager = WorkerManager(self.session)
 

@@ -30,6 +30,7 @@ from websockets.protocol import State
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.errors import BadInput, GridError, Refused, TimedOut, Unreachable
 from distributed_grid.orchestration.coordinator_messages import CoordinatorCall, Reply, error_reply, parse_message
+from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:
     from distributed_grid.orchestration.coordinator import Coordinator
@@ -59,7 +60,8 @@ class CoordinatorServer:
         scaling_seconds: float = SCALING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        """Port 0 is any that is free. An address that other machines reach needs TLS, unless `force_plain`.
+        """Port 0 is any that is free. Without an `ssl_context` an address of this machine has the certificate of the
+        control plane (`certificate`); one that other machines reach needs its own, unless `force_plain`.
 
         With a `cloud_provider_manager` scaling is evaluated every `scaling_seconds`. A client that has not taken an
         answer after `send_seconds` is cut off.
@@ -68,6 +70,9 @@ class CoordinatorServer:
             raise BadInput(f"{host} is reached from other machines: give an ssl_context, or force_plain=True")
         self.coordinator = coordinator
         self._ssl = ssl_context
+        self._force_plain = force_plain
+        self.certificate = ""
+        """The file with the certificate that workers are to trust; empty with an `ssl_context` of one's own."""
         self._host = host
         self._port = port
         self._scaling_seconds = scaling_seconds
@@ -133,6 +138,8 @@ class CoordinatorServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         client = self.coordinator.session.async_client()
         await client.start()
+        if self._ssl is None and not self._force_plain:
+            self._ssl, self.certificate = await asyncio.to_thread(_own_context, self.coordinator.state_dir)
         sessions = WorkerSessions(client, self._send_seconds)
         async with serve(
             sessions.serve,
@@ -287,6 +294,17 @@ class WorkerSessions:
         if isinstance(message, dict) and isinstance(message.get("request_id"), str | int):
             reply["request_id"] = message["request_id"]
         return reply
+
+
+def _own_context(state_dir: StateDir) -> tuple[ssl.SSLContext, str]:
+    """The context of a server with the certificate of the control plane, and the file with that certificate."""
+    certificate, key = (state_dir.host_dir / f"certificate.{suffix}" for suffix in ("pem", "key"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as failure:  # ssl.SSLError is one; the config may name another certificate
+        raise Refused(f"cannot use {certificate} ({failure}): give an ssl_context") from failure
+    return context, str(certificate)
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.server
 import json
+import os
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -16,10 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.join_client import JoinToken, open_websocket, read_joined_key
+from distributed_grid.agent.join_client import JoinedKey, JoinToken, open_websocket, read_joined_key, store_address
 from distributed_grid.agent.join_client import join as join_async
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.server.access.certificates import Certificate, ensure_certificate
+from distributed_grid.wire import ControlPlaneAddress
 
 WORDS = st.text(max_size=30)
 
@@ -170,6 +174,67 @@ def test_a_channel_to_somebody_else_is_refused_before_the_key_is_said(
         asyncio.run(open_websocket(trusting_another))
     with pytest.raises(Unreachable):  # the right one, which only knows how to join
         asyncio.run(open_websocket(found))
+
+
+def test_a_token_without_a_certificate_is_refused_before_anything_is_sent(tmp_path: Path, address: str) -> None:
+    with pytest.raises(Refused, match="without a certificate"):
+        join(None, JoinToken((address,), "", "id", "secret"), "gpu1", tmp_path / "node")
+    assert Exchange.heard == []
+
+
+def test_a_node_that_joined_without_a_certificate_sends_its_key_to_nobody(tmp_path: Path, address: str) -> None:
+    old = JoinedKey(address, "", "gpu1", "hush", socket=str(tmp_path / "none.sock"))
+    with pytest.raises(Refused, match="joined without a certificate"):
+        asyncio.run(open_websocket(old))
+
+
+def test_an_address_is_kept_only_with_the_certificate_that_it_names(tmp_path: Path, certificate: Certificate) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    (node / "joined.json").write_text(json.dumps({"address": "a:1", "fingerprint": "", "node": "gpu1", "key": "hush"}))
+    before = read_joined_key(node)
+    store_address(node, ControlPlaneAddress(("b:2",), "0" * 64, certificate.pem, "/s"))
+    assert read_joined_key(node) == before
+    store_address(node, ControlPlaneAddress(("b:2",), certificate.fingerprint, certificate.pem, "/s"))
+    after = read_joined_key(node)
+    assert after == JoinedKey("a:1", certificate.fingerprint, "gpu1", "hush", certificate.pem, ("b:2",), "/s")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to listen as another user")
+def test_a_socket_of_another_user_gets_no_key(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    heard: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agents.sock"))
+        with as_user(65534):
+            listener.listen()  # the kernel keeps whose process listens
+        listener.settimeout(0.2)
+
+        def serve() -> None:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.settimeout(2)
+                        heard.append(connection.recv(65536))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        joined = JoinedKey("127.0.0.1:1", "", "gpu1", "hush", socket=str(tmp_path / "agents.sock"))
+        with pytest.raises(Refused, match="joined without a certificate"):
+            asyncio.run(open_websocket(joined))
+        thread.join()
+    assert heard == [b""]
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Act as another user, and be root again."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_nobody_there_is_told_as_unreachable(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from distributed_grid.agent.join_client import JoinToken
+from distributed_grid.server.access.certificates import ensure_certificate, server_context
 from tests.support.shell import wait_until
 
 GRID = "import sys; from distributed_grid.cli.main import main; main(sys.argv[1:])"
@@ -41,13 +42,15 @@ class ControlPlane(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def token() -> Iterator[str]:
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    own = ensure_certificate(tmp_path_factory.mktemp("control-plane"), [])
     ControlPlane.heard.clear()
     ControlPlane.may_answer.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ControlPlane) as server:
+        server.socket = server_context(own.certificate, own.key).wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield JoinToken((f"127.0.0.1:{server.server_address[1]}",), "", "abc", "hush").text()
+        yield JoinToken((f"127.0.0.1:{server.server_address[1]}",), own.fingerprint, "abc", "hush").text()
         ControlPlane.may_answer.set()
         server.shutdown()
         thread.join()

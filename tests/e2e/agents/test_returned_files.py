@@ -162,7 +162,8 @@ def test_files_of_a_job_over_rest_come_into_the_state_directory(grid: FarGrid) -
     listening = grid.json("daemon", "start", "--listen", "127.0.0.1:0")
     token = grid.json("daemon", "token", "create", "--user", "eve")["token"]
     body = {"argv": ["sh", "-c", "echo 1 > a"], "require": ["gpu2"], "fetch": ["a"], "job_id": "by-rest"}
-    with httpx.Client(base_url=listening["rest"], headers={"Authorization": f"Bearer {token}"}) as rest:
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=listening["rest"], headers=headers, verify=grid.trust) as rest:
         refused = rest.post("/v1/jobs", json={**body, "fetch_to": str(grid.cwd)})
         assert (refused.status_code, "unknown field `fetch_to`" in refused.text) == (400, True)
         assert rest.post("/v1/jobs", json=body).status_code == 200

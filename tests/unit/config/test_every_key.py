@@ -443,7 +443,7 @@ def ray_started(config: ClusterConfig) -> Observed:
 
 
 def listening(config: ClusterConfig) -> Observed:
-    """Where the control plane listens, whether in TLS, and by which names it is known."""
+    """Where the control plane listens, and by which names it is known."""
 
     async def found() -> Observed:
         services: Any = None
@@ -458,7 +458,7 @@ def listening(config: ClusterConfig) -> Observed:
                 problem = ""
             except (GridError, OSError) as failure:
                 problem = str(failure)
-            return address, address.uses_tls, listener._names(address), problem
+            return address, listener._names(address), problem
 
     return asyncio.run(found())
 
@@ -689,10 +689,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "server.host": Behaviour("127.0.0.1", "10.0.0.1", listening, ONE),
     "server.port": Behaviour(7433, 7434, listening, ONE),
     "server.names": Behaviour(["a.example"], ["b.example"], listening, ONE),
-    "server.tls": Behaviour(False, True, listening, ONE),
-    "server.certificate": Behaviour("CERTIFICATE", "/none", listening, {**ONE, "server": {"tls": True, "key": "KEY"}}),
-    "server.key": Behaviour("KEY", "/none", listening, {**ONE, "server": {"tls": True, "certificate": "CERTIFICATE"}}),
-    "server.force_plain": Behaviour(False, True, listening, {**ONE, "server": {"host": "10.0.0.1"}}),
+    "server.certificate": Behaviour("CERTIFICATE", "/none", listening, {**ONE, "server": {"key": "KEY"}}),
+    "server.key": Behaviour("KEY", "/none", listening, {**ONE, "server": {"certificate": "CERTIFICATE"}}),
     "server.max_connections_per_peer": Behaviour(3, 300, connections, ONE),
     "logging.level": Behaviour("info", "warning", logged, LOGGED),
     "logging.format": Behaviour("text", "json", logged, LOGGED),
@@ -751,6 +749,8 @@ SHOWN_BY = {
     "alerts.webhook": "tests/unit/monitoring/test_alert_delivery.py::test_a_webhook_is_called_with_the_alert",
     "max_files_gb": f"{E2E}/test_files_limit.py::test_files_above_the_limit_pause_a_job_and_then_end_it",
     "max_output_gb": f"{E2E}/test_output_limit.py::test_a_flood_is_kept_to_its_limit_and_its_newest_lines_are_shown",
+    "server.tls": "tests/unit/config/test_sections.py::test_connections_without_tls_are_refused",
+    "server.force_plain": "tests/unit/config/test_sections.py::test_connections_without_tls_are_refused",
     "name": f"{E2E}/test_config_keys.py::test_the_name_of_the_cluster_is_shown",
     "logging.file": f"{E2E}/test_config_keys.py::test_the_log_goes_to_the_file_that_the_config_names",
     "resource_sharing.enabled": f"{E2E}/test_config_keys.py::test_shared_status_says_when_sharing_is_not_enabled",

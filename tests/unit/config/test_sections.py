@@ -347,9 +347,6 @@ def test_every_server_key_can_be_set():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("server: {host: 0.0.0.0, tls: false}", "leave tls on, or add force_plain: true"),
-        ("server: {host: box, tls: no}", "leave tls on"),
-        ("server: {tls: true, force_plain: true}", "the opposite of tls"),
         ("server: {certificate: c.pem}", "there is no key to go with it"),
         ("server: {key: c.pem}", "there is no certificate to go with it"),
         ("server: {port: 70000}", "a port number 0-65535"),
@@ -362,6 +359,8 @@ def test_what_contradicts_itself_is_reported(text, message):
         ClusterConfig.from_text(text)
 
 
-@pytest.mark.parametrize("text", ["server: {tls: false}", "server: {host: 10.0.0.1, tls: false, force_plain: true}"])
-def test_plain_is_possible_on_this_machine_or_where_it_is_forced(text):
-    assert ClusterConfig.from_text(text).server.tls is False
+@pytest.mark.parametrize("text", ["tls: false", "tls: no, host: 0.0.0.0", "force_plain: true, host: 10.0.0.1"])
+def test_connections_without_tls_are_refused(text):
+    with pytest.raises(ConfigProblems, match="there is no connection without TLS: remove this key"):
+        ClusterConfig.from_text(f"server: {{{text}}}")
+    assert ClusterConfig.from_text("server: {tls: true, force_plain: false}").server.tls is True

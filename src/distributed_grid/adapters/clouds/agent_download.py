@@ -51,7 +51,7 @@ def connect(address: str, fingerprint: str) -> http.client.HTTPConnection:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not fingerprint:
-        return http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_SECONDS)
+        raise DownloadFailed("the join token names no certificate: create a new one")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # checked below, by its fingerprint
     connection = http.client.HTTPSConnection(host, int(port), timeout=TIMEOUT_SECONDS, context=context)

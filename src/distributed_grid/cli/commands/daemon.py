@@ -18,6 +18,10 @@ ACCOUNT_NOTE = (
     "jobs of this token run under the account of each node's agent and can read the files and logs of every job there; "
     "over REST it reads its own only"
 )
+NO_PLAIN = (
+    "there is no connection without TLS: anybody on the way, and any user of this machine, could read tokens and node "
+    "keys; REST clients trust certificate.pem of the state directory (curl --cacert)"
+)
 TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -162,12 +166,14 @@ daemon.add(join_token)
 
 @daemon.command(
     Option("--listen", metavar="HOST:PORT", help="Where REST and joining agents are served, until it is stopped."),
-    Option("--tls/--no-tls", default=None, help="Encrypt (default: wherever other machines can reach it)."),
-    Option("--force-plain", is_flag=True, help="Listen for other machines without TLS."),
+    Option("--tls/--no-tls", default=None, help="Always on; --no-tls is refused."),
+    Option("--force-plain", is_flag=True, help="Refused: there is no connection without TLS any more."),
 )
 def start(session: CliSession, listen: str | None, tls: bool | None, force_plain: bool) -> None:
     """Start the control plane and let it stay until it is stopped."""
-    where = _listening(listen, tls, force_plain)
+    if tls is False or force_plain:
+        raise BadInput(NO_PLAIN)
+    where = _listening(listen)
     try:
         with session.client(may_start=False) as client:
             info = client.call("keep_running", **where)
@@ -234,18 +240,14 @@ def status(session: CliSession) -> None:
     print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
 
 
-def _listening(listen: str | None, tls: bool | None, force_plain: bool) -> dict[str, Any]:
-    """The fields that say where to listen; what cannot be is refused before anything is started."""
+def _listening(listen: str | None) -> dict[str, Any]:
+    """The field that says where to listen; what cannot be is refused before anything is started."""
     if listen is None:
-        if tls is not None or force_plain:
-            raise BadInput("--tls, --no-tls and --force-plain go with --listen HOST:PORT")
         return {}
     from distributed_grid.server.rest.listener import parse_address
 
-    parse_address(listen, tls=tls, force_plain=force_plain)
-    if force_plain:
-        echo(f"grid: warning: what is said on {listen} can be read by anybody on the way", err=True)
-    return {"listen": listen, "tls": tls, "force_plain": force_plain}
+    parse_address(listen)
+    return {"listen": listen}
 
 
 def _is_alive(pid: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,8 @@ class AdvertisedAddress(Struct, frozen=True):
     """How other machines reach the port: for the text of a join token."""
 
     addresses: tuple[str, ...]
-    fingerprint: str = ""
+    fingerprint: str
+    socket: str = ""  # for agents of the same login on this machine
 
     @property
     def is_loopback_only(self) -> bool:
@@ -36,7 +37,7 @@ class AdvertisedAddress(Struct, frozen=True):
 class Admission:
     """Authenticates nodes, and answers the requests about tokens.
 
-    `configured` are the names that no node may join under, `advertised` is how the port is reached now, and
+    `configured` are the names that no node may join under, `advertise` says how the port is reached now, and
     `disconnect` ends the connections of a node whose key was revoked or replaced.
     """
 
@@ -45,12 +46,12 @@ class Admission:
         tokens: TokenStore,
         *,
         configured: Iterable[str],
-        advertised: Callable[[], AdvertisedAddress],
+        advertise: Callable[[], Awaitable[AdvertisedAddress]],
         disconnect: Callable[[str], None],
     ) -> None:
         self.tokens = tokens
         self._configured = frozenset(configured)
-        self._advertised = advertised
+        self._advertise = advertise
         self._disconnect = disconnect
 
     def admit(self, path: str, headers: Mapping[str, str]) -> str | None:
@@ -80,22 +81,22 @@ class Admission:
         if op.node:
             self._check_name(op.node)
         grant = JoinGrant(op.token_id, op.secret_hash, op.node, expires_ms=self._expiry(op.ttl_seconds))
-        address = self._advertised()
+        address = await self._advertise()
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
         view = grant_view(made, self.tokens.now_ms())
         return {"join_token": view, "addresses": list(address.addresses), "fingerprint": address.fingerprint}
 
-    @property
-    def address(self) -> AdvertisedAddress:
+    async def address(self) -> AdvertisedAddress:
         """How other machines reach the port now."""
-        return self._advertised()
+        return await self._advertise()
 
     async def grant_join(self, token_id: str, secret: str, node: str, ttl_seconds: float) -> str:
         """The text of a join token for this name; the same one again as long as it is not over."""
         self._check_name(node)
         grant = JoinGrant(token_id, hash_of(secret), node, expires_ms=self._expiry(ttl_seconds))
         await asyncio.to_thread(self.tokens.add_grant, grant)
-        return JoinToken(self.address.addresses, self.address.fingerprint, token_id, secret).text()
+        address = await self._advertise()
+        return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
 
     async def list_tokens(self) -> dict[str, Any]:
         now = self.tokens.now_ms()
@@ -133,7 +134,9 @@ class Admission:
         )
         self._disconnect(used.used_by)  # who connected with the key that this one replaces
         log.info("%s joined with the token %s", used.used_by, used.id)
-        return {"node": used.used_by, "joined_at": iso_time(used.used_ms)}
+        address = await self._advertise()
+        joined_at = iso_time(used.used_ms)
+        return {"node": used.used_by, "joined_at": joined_at, "agent_socket": address.socket or None}
 
     def check_join_token(self, text: str) -> None:
         """Forbidden for a token with which nobody can join any more; one that is good stays so."""

@@ -1,7 +1,8 @@
 """Sockets for agents: one private Unix socket for each node on another machine, and the connections over them.
 
 SSH or the Ray node actor forwards to such a socket, and it serves only its own node. Agents that joined come over TCP
-(`rest/listener.py`). What a connection needs (`agent_websocket.py`) is loaded with the first one.
+(`rest/listener.py`), or over one socket for all of them where they have the login of the control plane on its machine.
+What a connection needs (`agent_websocket.py`) is loaded with the first one.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.posix.unix_sockets import short_path
-from distributed_grid.wire import AgentSide, FromAgent
+from distributed_grid.wire import AgentSide, FromAgent, ToAgent
 
 if TYPE_CHECKING:
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
@@ -28,6 +29,8 @@ MAX_CONNECTIONS = 4
 MAX_STRANGERS = 16
 """Connections to one node's socket that have not said what they want yet."""
 BACKLOG = 64
+MAX_WAITING = 1024
+"""Agents that may wait to be accepted at the socket for all that joined."""
 log = logging.getLogger(__name__)
 
 
@@ -68,6 +71,16 @@ class AgentConnections:
         """End the connections of a node."""
         for websocket in list(self._of_node.get(node, ())):
             websocket.close(why)
+
+    def close_all(self, why: str) -> None:
+        """End the connections of all nodes."""
+        for node in list(self._of_node):
+            self.close(node, why)
+
+    def send_all(self, message: ToAgent) -> None:
+        """Send every agent a message."""
+        for websocket in [one for connections in self._of_node.values() for one in connections]:
+            websocket.send(message)
 
 
 class AgentSockets:
@@ -137,6 +150,31 @@ class AgentSockets:
         for left in self._folder.glob("*.sock"):
             with contextlib.suppress(OSError):
                 left.unlink()
+
+
+class JoinedAgentSocket:
+    """The private socket for agents that joined and run on this machine under the login of the control plane.
+
+    Both ends know the other's user from the kernel, so nothing is encrypted; the node key says which node it is.
+    """
+
+    def __init__(self, path: Path, accept: Callable[[], AgentWebSocket]) -> None:
+        self.path = path
+        self._accept = accept
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen; what an earlier daemon left is replaced."""
+        self.path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._accept, sock=_bind_private(self.path), backlog=MAX_WAITING)
+
+    async def close(self) -> None:
+        """Listen no more. Safe to call twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            self.path.unlink(missing_ok=True)
 
 
 def _bind_private(path: Path) -> socket.socket:

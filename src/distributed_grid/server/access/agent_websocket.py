@@ -27,6 +27,7 @@ from distributed_grid.wire import (
     AgentHello,
     RejectAgent,
     ToAgent,
+    Welcome,
     check_greeting,
     decode_from_agent,
     encode,
@@ -49,10 +50,12 @@ class AgentWebSocket(asyncio.Protocol):
         *,
         hello_seconds: float = HELLO_SECONDS,
         on_admitted: Callable[[AgentWebSocket], None] | None = None,
+        on_greeted: Callable[[AgentWebSocket], None] | None = None,
         on_close: Callable[[AgentWebSocket], None] | None = None,
         refusal: str = "",
     ) -> None:
-        """With a `refusal` the connection is told so, and closed."""
+        """With a `refusal` the connection is told so, and closed. `on_greeted` is called once the agent has its
+        welcome."""
         self._agents = agents
         self._admit = admit
         self._hello_seconds = hello_seconds
@@ -63,6 +66,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._deadline: asyncio.TimerHandle | None = None
         self._on_admitted = on_admitted
+        self._on_greeted = on_greeted
         self._on_close = on_close
         self._refusal = refusal
 
@@ -115,6 +119,9 @@ class AgentWebSocket(asyncio.Protocol):
         self._flush()
         if isinstance(message, RejectAgent):
             self.close("refused")
+        elif isinstance(message, Welcome) and self._on_greeted is not None:
+            on_greeted, self._on_greeted = self._on_greeted, None
+            on_greeted(self)
 
     def close(self, why: str = "") -> None:
         """End the connection. Safe twice."""

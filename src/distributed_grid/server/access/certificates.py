@@ -1,6 +1,7 @@
 """Certificate of the control plane: made once, kept 0600, and trusted by its fingerprint rather than by a name.
 
-It is valid for ten years. Deleting the two files makes a new one; nodes, which trust the old one, have to join again.
+It never expires. Deleting the two files makes a new one; nodes, which trust the old one, have to join again.
+`cryptography` is imported where one is made: a control plane that has its certificate never loads it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ import ssl
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from typing import TYPE_CHECKING, NamedTuple
 
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import write_private
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 VALID_FROM, VALID_UNTIL = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """Not read off the wall clock: one that was wrong when the certificate was made would make it invalid afterwards."""
@@ -33,6 +32,7 @@ class Certificate(NamedTuple):
     certificate: Path
     key: Path
     fingerprint: str
+    pem: str
 
 
 def ensure_certificate(folder: Path, names: Iterable[str]) -> Certificate:
@@ -46,13 +46,24 @@ def ensure_certificate(folder: Path, names: Iterable[str]) -> Certificate:
 def load_certificate(certificate: Path, key: Path) -> Certificate:
     """The certificate in these files, checked: it can be read and the key fits."""
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        server_context(certificate, key)
         first = certificate.read_text().partition("-----END CERTIFICATE-----")
         der = ssl.PEM_cert_to_DER_cert(_strip_preamble(first[0]) + first[1])
     except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
         raise GridError(f"cannot use the certificate {certificate}: {failure}") from failure
-    return Certificate(certificate, key, fingerprint_of(der))
+    return Certificate(certificate, key, fingerprint_of(der), ssl.DER_cert_to_PEM_cert(der))
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """A context for the listening side; `OSError` where the files cannot be used.
+
+    Without session tickets: an agent connects seldom and then stays, and a REST client needs no resumption.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def fingerprint_of(der: bytes) -> str:
@@ -79,6 +90,11 @@ class PemCertificate(NamedTuple):
 
 def make_certificate(title: str, names: Iterable[str], signer: PemCertificate | None = None) -> PemCertificate:
     """A new certificate for this machine and these names; without a signer it signs itself, and may sign others."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
     builder = (
@@ -106,6 +122,8 @@ def make_certificate(title: str, names: Iterable[str], signer: PemCertificate | 
 
 
 def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:
+    from cryptography import x509
+
     for name in dict.fromkeys(["localhost", "127.0.0.1", *names]):
         try:
             yield x509.IPAddress(ipaddress.ip_address(name))

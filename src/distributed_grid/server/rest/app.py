@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import h11
@@ -26,6 +26,7 @@ from distributed_grid import __version__
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
+from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
@@ -103,11 +104,18 @@ class UvicornServer:
         app: FastAPI,
         *,
         agent_endpoint: AgentEndpoint,
-        certificate: tuple[Path, Path] | None,
+        tls: ssl.SSLContext | None,
         arrival_seconds: Mapping[str, float] = ARRIVAL_SECONDS,
     ) -> None:
-        def connection(**given: Any) -> asyncio.Protocol:
-            return _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
+        buffer = memoryview(bytearray(BUFFER_BYTES if tls is not None else 0))
+
+        def connection(**given: Any) -> asyncio.BaseProtocol:
+            http = _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
+            if tls is None:
+                return http
+            encrypted = TlsConnection(tls, http, buffer)
+            self._server.transports.add(encrypted)
+            return encrypted
 
         def websocket(**_: Any) -> asyncio.Protocol:
             return agent_endpoint()
@@ -125,10 +133,8 @@ class UvicornServer:
             server_header=False,
             date_header=False,
             limit_concurrency=MAX_CONCURRENT_REQUESTS,
-            ssl_certfile=certificate[0] if certificate else None,
-            ssl_keyfile=str(certificate[1]) if certificate else None,
         )
-        config.load()  # here, where a certificate that is gone is no reason to end the daemon
+        config.load()
         self._listener = listener
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None

@@ -1,8 +1,12 @@
 """TCP listener for REST and for agents that joined: address, TLS, and loading the HTTP server on demand.
 
 - Until the first connection it costs a socket; what serves it is imported then, in a thread.
-- Without TLS it listens on loopback only, unless that was forced.
-- Where it listens is in `rest.json` (0600) while it does.
+- Every connection uses TLS, on loopback too: another user can bind the port while no control plane runs.
+- The certificate is made in a thread when it is needed first: at the first connection, for a join token, and when
+  somebody asks for the address or wants the daemon to stay.
+- Where it listens is in `rest.json` (0600) while it does. A port that nobody named is in `port.json`, and is tried
+  first by the next control plane.
+- Agents of this login on this machine have a Unix socket beside it, whose path never changes (`agents.sock`).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import fcntl
 import ipaddress
 import logging
+import random
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -23,13 +28,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.agent.join_client import AGENT_SOCKET
 from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
-from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.peer_limits import LimitedListener
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
-from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink
+from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink, JoinedAgentSocket
 from distributed_grid.server.access.tokens import TokenStore
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boosts import BoostService
@@ -39,9 +45,12 @@ from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.offloading import OffloadingService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
-from distributed_grid.supervision import start_restarted
+from distributed_grid.supervision import start_logged, start_restarted
+from distributed_grid.wire import ControlPlaneAddress
 
 if TYPE_CHECKING:
+    import ssl
+
     from fastapi import FastAPI
 
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
@@ -50,20 +59,22 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PORT = 7433
+OTHER_PORTS = range(17_433, 18_433)
+"""Instead of 7433; not of those that the kernel gives to connections, so that the next control plane finds it free."""
+MAX_TRIES = 16
 LISTEN_BACKLOG = 1024
+MAX_REMEMBERED = 16
+"""Hosts whose port is remembered."""
 WILDCARDS = ("0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915
 log = logging.getLogger(__name__)
 
 
 class Address(Struct, frozen=True):
-    """Where to listen. `port` None is 7433, or any free port where that is taken and the address is local;
-    `tls` None is "as the address calls for"."""
+    """Where to listen. `port` None is 7433, or any free port where that is taken and the address is local."""
 
     host: str = "127.0.0.1"
     port: int | None = None
-    tls: bool | None = None
-    force_plain: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -78,18 +89,18 @@ class Address(Struct, frozen=True):
         return self.host in WILDCARDS
 
     @property
-    def uses_tls(self) -> bool:
-        """Whether traffic is encrypted; refuses to leave this machine in the clear unless forced."""
-        if self.force_plain:
-            return False
-        if self.tls is not None and not self.tls and not self.is_local:
-            raise Refused(f"{self.host} is reached from other machines: without TLS only with --force-plain")
-        return not self.is_local if self.tls is None else self.tls
+    def has_named_port(self) -> bool:
+        """Whether somebody chose the port: then it is that one or none."""
+        return bool(self.port)
 
-    def bind(self) -> socket.socket:
+    def bind(self, remembered_port: int = 0) -> socket.socket:
         """A listening socket; a port that was named is used, or the failure raised."""
         default = DEFAULT_PORT if self.port is None else self.port
-        ports = [default, 0] if self.port is None and self.is_local else [default]
+        ports = (
+            [default, *random.sample(OTHER_PORTS, MAX_TRIES), 0] if self.port is None and self.is_local else [default]
+        )
+        if remembered_port and not self.has_named_port:
+            ports = list(dict.fromkeys([remembered_port, *ports]))
         for port in ports:
             try:
                 return self._bind(port)
@@ -117,7 +128,7 @@ class Address(Struct, frozen=True):
         return listener
 
 
-def parse_address(text: str, *, tls: bool | None = None, force_plain: bool = False) -> Address:
+def parse_address(text: str) -> Address:
     """The address in `HOST:PORT`, `[V6]:PORT`, `HOST` or `:PORT` (all of this machine's)."""
     host, colon, port = text.rpartition(":")
     if not colon or (text.count(":") > 1 and not host.startswith("[")):
@@ -127,9 +138,7 @@ def parse_address(text: str, *, tls: bool | None = None, force_plain: bool = Fal
     host = host.strip("[]") or ("0.0.0.0" if colon else "")
     if not host or any(letter.isspace() or letter in "/@" for letter in host):
         raise BadInput(f"{text!r} is no address: expected HOST:PORT, such as 127.0.0.1:7433")
-    address = Address(host, int(port) if port else None, tls, force_plain)
-    assert address.uses_tls in (True, False)  # raises where plain traffic would leave this machine
-    return address
+    return Address(host, int(port) if port else None)
 
 
 def host_port(host: str, port: int) -> str:
@@ -189,24 +198,27 @@ class RestListener:
         self._bound_to: tuple[str, int] = ("", 0)
         self._known_hosts: frozenset[str] = frozenset()
         self._certificate: Certificate | None = None
+        self._certifying = asyncio.Lock()
         self._server: UvicornServer | None = None
         self._loading: asyncio.Task[None] | None = None
         self._agent_connections = AgentConnections()
+        self._agent_socket = JoinedAgentSocket(folder / AGENT_SOCKET, self._accept_agent)
+        self._moved = ""
         self.admission = Admission(
-            TokenStore(folder), configured=configured, advertised=self._advertised, disconnect=self._disconnect
+            TokenStore(folder), configured=configured, advertise=self.advertise, disconnect=self._disconnect
         )
 
     async def start(self, owner: str) -> None:
         """Listen at the address of the last `listen`, else at that of the config."""
         self.admission.tokens.ensure_owner(owner)
         await self._open(self._saved_address() or self._configured_address())
+        await self._agent_socket.open()
 
     async def listen(self, op: KeepRunning) -> None:
         """Listen at another address from now on; if that fails, nothing changes and the reason is raised."""
-        if not op.listen:
-            return
-        await self._open(parse_address(op.listen, tls=op.tls, force_plain=op.force_plain))
-        self._write("listen.json", msgspec.json.encode(self._address))
+        if op.listen:
+            await self._open(parse_address(op.listen))
+            self._write("listen.json", msgspec.json.encode(self._address))
 
     def forget(self) -> None:
         """The next control plane listens where the config says."""
@@ -217,6 +229,8 @@ class RestListener:
         """Close the port and every connection through it."""
         with contextlib.suppress(FileNotFoundError):
             (self._folder / "rest.json").unlink()
+        self._agent_connections.close_all("the control plane is leaving")
+        await self._agent_socket.close()
         await self._close()
 
     @property
@@ -225,33 +239,72 @@ class RestListener:
         if self._listener is None:
             return None
         host, port = self._bound_to
-        scheme = "https" if self._certificate else "http"
-        return f"{scheme}://{host_port('127.0.0.1' if host in WILDCARDS else host, port)}"
+        return f"https://{host_port('127.0.0.1' if host in WILDCARDS else host, port)}"
+
+    @property
+    def notices(self) -> list[str]:
+        """A line where the port of the last control plane was taken by another program."""
+        return [self._moved] if self._moved else []
 
     @property
     def is_busy(self) -> bool:
         is_loading = self._loading is not None and not self._loading.done()
         return is_loading or (self._server is not None and self._server.is_busy)
 
+    async def certify(self) -> Certificate:
+        """The certificate of this port; it is made where there is none."""
+        async with self._certifying:
+            if self._certificate is None:
+                self._certificate = await self._certificate_for(self._address)
+                if self._listener is not None:
+                    self._write("rest.json", msgspec.json.encode(self._description()))
+            return self._certificate
+
+    async def advertise(self) -> AdvertisedAddress:
+        """The addresses that other machines may try, best first, and the certificate they find there."""
+        certificate = await self.certify()
+        return AdvertisedAddress(self._addresses(), certificate.fingerprint, str(self._agent_socket.path))
+
     async def _open(self, address: Address) -> None:
-        if self._listener is not None and address == self._address:
+        if self._listener is not None and self._serves(address):
+            self._address = address
             return
-        certificate = await self._certificate_for(address)
-        before = replace(self._address, port=self._bound_to[1]) if self._listener is not None else None
-        await self._close()  # first: the new address may be another one of the same port
-        try:
-            listener = LimitedListener.of(address.bind(), self._settings.max_connections_per_peer)
-        except GridError:
-            if before is not None:
-                await self._open(before)
-            raise
-        self._address, self._listener, self._certificate = address, listener, certificate
+        if self._settings.certificate and self._settings.key:
+            self._certificate = await self._certificate_for(address)  # a file that cannot be used is an error here
+        remembered = self._remembered_ports().get(address.host, 0)
+        if self._listener is not None and address.port in (None, self._bound_to[1]):
+            listener = await self._bind_again(address, remembered)
+        else:
+            listener = self._bind(address, remembered)
+            self._tell_agents(address, listener.getsockname()[1])
+            await self._close()
+        self._address, self._listener = address, listener
         self._bound_to = (address.host, listener.getsockname()[1])
         self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
-        if address.force_plain and not address.is_local:
-            log.warning("listening on %s WITHOUT TLS, as forced", host_port(*self._bound_to))
+        self._remember_port(remembered)
         self._write("rest.json", msgspec.json.encode(self._description()))
         asyncio.get_running_loop().add_reader(listener.fileno(), self._on_first_connection, listener)
+
+    def _serves(self, address: Address) -> bool:
+        """Whether this address is listened on already: any port is good for one that names none."""
+        had = self._address
+        is_same = address.port == had.port or address.port == 0 or not (address.has_named_port or had.has_named_port)
+        return address.host == had.host and is_same
+
+    def _bind(self, address: Address, remembered_port: int) -> LimitedListener:
+        return LimitedListener.of(address.bind(remembered_port), self._settings.max_connections_per_peer)
+
+    async def _bind_again(self, address: Address, remembered_port: int) -> LimitedListener:
+        """A listener at another address of the port in use, which has to be given up for it; where that fails, the
+        old one is back."""
+        before = replace(self._address, port=self._bound_to[1])
+        self._tell_agents(address, address.port or remembered_port or DEFAULT_PORT)
+        await self._close()
+        try:
+            return self._bind(address, remembered_port)
+        except GridError:
+            await self._open(before)
+            raise
 
     async def _close(self) -> None:
         listener, self._listener = self._listener, None
@@ -267,16 +320,46 @@ class RestListener:
         if listener is not None:
             listener.close()
 
+    def _remembered_ports(self) -> dict[str, int]:
+        """By host, the ports that earlier control planes found free."""
+        try:
+            found = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return {host: port for host, port in found.items() if 0 < port < 65536}
+
+    def _remember_port(self, remembered: int) -> None:
+        """Keep the port for the next control plane; one that it was not given is told to everybody who asks."""
+        self._moved = ""
+        if self._address.has_named_port:
+            return
+        port = self._bound_to[1]
+        if remembered and port != remembered:
+            self._moved = (
+                f"port {remembered} of the last control plane is taken by another program: REST and agents that joined "
+                f"now use port {port}"
+            )
+            log.warning("%s", self._moved)
+        if port != remembered:
+            ports = {**self._remembered_ports(), self._address.host: port}
+            self._write("port.json", msgspec.json.encode(dict(list(ports.items())[-MAX_REMEMBERED:])))
+
+    def _tell_agents(self, address: Address, port: int) -> None:
+        """Tell the agents that are connected where they will find this control plane."""
+        if self._certificate is not None:
+            message = self._address_message(self._certificate, self._addresses(address, port))
+            self._agent_connections.send_all(message)
+
     def _on_first_connection(self, listener: LimitedListener) -> None:
         """Load the HTTP server, and let it accept."""
         asyncio.get_running_loop().remove_reader(listener.fileno())
         self._loading = start_restarted(partial(self._serve, listener), "the start of REST")
 
     async def _serve(self, listener: LimitedListener) -> None:
-        make_app, server_class = await asyncio.to_thread(_load_server)
+        certificate = await self.certify()
+        make_app, server_class, make_context = await asyncio.to_thread(_load_server)
         if self._listener is not listener:
             return
-        files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
         server = server_class(
             listener,
             make_app(
@@ -285,16 +368,14 @@ class RestListener:
                 is_known_host=self._is_known_host,
                 on_request=self._on_request,
             ),
-            agent_endpoint=self._accept_agent,
-            certificate=files,
+            agent_endpoint=partial(self._accept_agent, listener),
+            tls=make_context(certificate.certificate, certificate.key),
         )
         server.start()
         self._server = server
 
-    def _accept_agent(self) -> AgentWebSocket:
+    def _accept_agent(self, listener: LimitedListener | None = None) -> AgentWebSocket:
         from distributed_grid.server.access.agent_websocket import AgentWebSocket
-
-        listener = self._listener
 
         def admitted(websocket: AgentWebSocket) -> None:
             self._agent_connections.add(websocket)
@@ -302,7 +383,26 @@ class RestListener:
                 listener.limits.remove(websocket.descriptor)
 
         return AgentWebSocket(
-            self._agents, self.admission.admit, on_admitted=admitted, on_close=self._agent_connections.discard
+            self._agents,
+            self.admission.admit,
+            on_admitted=admitted,
+            on_greeted=self._send_address,
+            on_close=self._agent_connections.discard,
+        )
+
+    def _send_address(self, websocket: AgentWebSocket) -> None:
+        """Tell an agent where it finds this control plane from now on."""
+        if self._certificate is not None:
+            websocket.send(self._address_message(self._certificate, self._addresses()))
+        else:
+            start_logged(self._send_address_certified(websocket), "the certificate for an agent")
+
+    async def _send_address_certified(self, websocket: AgentWebSocket) -> None:
+        websocket.send(self._address_message(await self.certify(), self._addresses()))
+
+    def _address_message(self, certificate: Certificate, addresses: tuple[str, ...]) -> ControlPlaneAddress:
+        return ControlPlaneAddress(
+            addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path)
         )
 
     def _disconnect(self, node: str) -> None:
@@ -311,7 +411,7 @@ class RestListener:
     def _configured_address(self) -> Address:
         settings = self._settings
         host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
-        return Address(host, settings.port, settings.tls, settings.force_plain)
+        return Address(host, settings.port)
 
     def _saved_address(self) -> Address | None:
         try:
@@ -319,17 +419,17 @@ class RestListener:
         except (OSError, msgspec.DecodeError):
             return None
 
-    async def _certificate_for(self, address: Address) -> Certificate | None:
-        if not address.uses_tls:
-            return None
-
+    async def _certificate_for(self, address: Address) -> Certificate:
         def make() -> Certificate:
             from distributed_grid.server.access.certificates import ensure_certificate, load_certificate
 
             mine, key = self._settings.certificate, self._settings.key
             if mine and key:
                 return load_certificate(Path(mine).expanduser(), Path(key).expanduser())
-            return ensure_certificate(self._folder, self._names(address))
+            try:
+                return ensure_certificate(self._folder, [*self._names(address), *own_addresses()])
+            except OSError as failure:
+                raise GridError(f"cannot write a certificate to {self._folder}: {failure.strerror}") from failure
 
         return await asyncio.to_thread(make)
 
@@ -346,22 +446,30 @@ class RestListener:
                 return bool(ipaddress.ip_address(name))
         return False
 
-    def _advertised(self) -> AdvertisedAddress:
-        """The addresses that other machines may try, best first."""
-        hosts = [*self._settings.names, *(own_addresses() if self._address.is_wildcard else [self._address.host])]
-        addresses = tuple(host_port(host, self._bound_to[1]) for host in dict.fromkeys(hosts))
-        return AdvertisedAddress(addresses, self._certificate.fingerprint if self._certificate else "")
+    def _addresses(self, address: Address | None = None, port: int = 0) -> tuple[str, ...]:
+        """The addresses at which this port is reached, or would be at another address."""
+        address = address or self._address
+        hosts = [*self._settings.names, *(own_addresses() if address.is_wildcard else [address.host])]
+        return tuple(host_port(host, port or self._bound_to[1]) for host in dict.fromkeys(hosts))
 
     def _description(self) -> dict[str, Any]:
         fingerprint = self._certificate.fingerprint if self._certificate else None
-        return {"url": self.url, "host": self._bound_to[0], "port": self._bound_to[1], "fingerprint": fingerprint}
+        return {
+            "url": self.url,
+            "host": self._bound_to[0],
+            "port": self._bound_to[1],
+            "fingerprint": fingerprint,
+            "certificate": str(self._certificate.certificate) if self._certificate else None,
+            "agent_socket": str(self._agent_socket.path),
+        }
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
 
 
-def _load_server() -> tuple[Callable[..., FastAPI], type[UvicornServer]]:
+def _load_server() -> tuple[Callable[..., FastAPI], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
     """The application and its server, with everything they import: a second and 40 MB."""
+    from distributed_grid.server.access.certificates import server_context
     from distributed_grid.server.rest.app import UvicornServer, make_app
 
-    return make_app, UvicornServer
+    return make_app, UvicornServer, server_context

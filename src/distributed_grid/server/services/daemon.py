@@ -33,7 +33,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST
 from distributed_grid.domain.rebalancing import is_automatic
-from distributed_grid.errors import BadInput, ProtocolError, Refused
+from distributed_grid.errors import BadInput, GridError, ProtocolError, Refused
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
     ConfigComparison,
@@ -171,6 +171,13 @@ class NetworkListener(Protocol):
 
     @property
     def url(self) -> str | None: ...
+    @property
+    def notices(self) -> list[str]:
+        """Lines about an address that is not the one of the last control plane."""
+
+    async def certify(self) -> object:
+        """Have the certificate that clients are to trust."""
+
     async def listen(self, op: requests.KeepRunning) -> None:
         """Listen at the requested address, now and after a crash; without an address nothing changes."""
 
@@ -206,7 +213,7 @@ class DaemonService:
     async def hello(self, op: requests.ClientHello) -> View:
         """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
         to that config; Refused while the one in use is needed. A client that requires none is only told of it."""
-        notes: list[str] = []
+        notes = self._listener.notices if op.query_only else []
         handing_over = not op.query_only and _numbers(op.version) > _numbers(__version__)
         if handing_over:
             log.info("handing over to version %s", op.version)
@@ -215,7 +222,7 @@ class DaemonService:
                 compared = await self._compare(op)
                 if op.query_only or op.config is None:
                     self._remember(compared)
-                    notes = [note for note in (difference_note(compared, self._selected),) if note]
+                    notes += [note for note in (difference_note(compared, self._selected),) if note]
                 else:
                     handing_over = await self._require(compared, notes)
         if handing_over:
@@ -335,6 +342,11 @@ class DaemonService:
         return await self.clocks()
 
     async def info(self) -> View:
+        try:
+            await self._listener.certify()
+            problems = self._listener.notices
+        except GridError as failure:
+            problems = [*self._listener.notices, str(failure)]
         state = self._ages.look()
         jumped = [jump_text("this machine", state.jump.by_ms, state.waits_ms)] if state.jump is not None else []
         return {
@@ -349,7 +361,7 @@ class DaemonService:
             "python": sys.version.split()[0],
             "host": socket.gethostname(),
             "rest": self._listener.url,
-            "warnings": [*self._selected.config.warnings, *self._selected.notes(), *jumped],
+            "warnings": [*self._selected.config.warnings, *self._selected.notes(), *problems, *jumped],
         }
 
     async def config(self) -> View:

@@ -82,7 +82,7 @@ class WorkerService:
     async def check_reachable(self, provider: str) -> None:
         """Refuse a provider whose machines could never reach this control plane."""
         opened = (await self._catalog.calls(provider)).provider
-        if self._tokens.is_loopback_only and not opened.is_on_this_host:
+        if not opened.is_on_this_host and await self._tokens.is_loopback_only():
             raise Refused(
                 f"a worker of {provider} could not reach this control plane, which listens on this machine only; "
                 "type: grid daemon start --listen 0.0.0.0:7433"

@@ -28,10 +28,9 @@ class WorkerJoinTokens:
         self._admission = admission
         self._key = b""
 
-    @property
-    def is_loopback_only(self) -> bool:
+    async def is_loopback_only(self) -> bool:
         """Whether only this machine can reach the control plane."""
-        return self._admission.address.is_loopback_only
+        return (await self._admission.address()).is_loopback_only
 
     async def issue(self, worker_id: str, ttl_seconds: float) -> str:
         """The text of the worker's token; it lets a node of its name join once."""

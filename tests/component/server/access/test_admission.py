@@ -26,10 +26,14 @@ class Listener:
         self.tokens = TokenStore(folder, lambda: round(1000 * time.time()))
         self.reception = Reception()
         self.websockets: list[AgentWebSocket] = []
+
+        async def advertise() -> AdvertisedAddress:
+            return AdvertisedAddress(("127.0.0.1:1",), "0" * 64)
+
         self.admission = Admission(
             self.tokens,
             configured=(),
-            advertised=lambda: AdvertisedAddress(("127.0.0.1:1",)),
+            advertise=advertise,
             disconnect=self.disconnect,
         )
 

@@ -44,9 +44,7 @@ def small_app() -> FastAPI:
 async def serving(max_per_peer: int = 100) -> AsyncIterator[int]:
     listener = LimitedListener.of(socket.create_server(("127.0.0.1", 0)), max_per_peer)
     port: int = listener.getsockname()[1]
-    server = UvicornServer(
-        listener, small_app(), agent_endpoint=asyncio.Protocol, certificate=None, arrival_seconds=SOON
-    )
+    server = UvicornServer(listener, small_app(), agent_endpoint=asyncio.Protocol, tls=None, arrival_seconds=SOON)
     server.start()
     try:
         yield port

@@ -1,4 +1,4 @@
-"""Where the port may be: nobody's traffic leaves this machine in the clear by accident."""
+"""Where the port may be, and which port an address without a named one gets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.server.rest.listener import DEFAULT_PORT, Address, host_port, own_addresses, parse_address
 
 
@@ -32,18 +32,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
-def test_this_machine_alone_may_be_spoken_to_in_the_clear(host: str) -> None:
-    assert not Address(host).uses_tls
-    assert Address(host, tls=True).uses_tls
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "box", "127.a.b.example", "1270.0.0.1"])
-def test_everybody_else_is_spoken_to_in_tls_unless_forced(host: str) -> None:
-    assert Address(host).uses_tls
-    assert not Address(host, force_plain=True).uses_tls
-    with pytest.raises(Refused, match="--force-plain"):
-        _ = Address(host, tls=False).uses_tls
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "box", "127.a.b.example", "1270.0.0.1")],
+)
+def test_only_loopback_is_local(host: str, is_local: bool) -> None:
+    assert Address(host).is_local is is_local
 
 
 def test_where_the_usual_port_is_taken_this_machine_gets_another() -> None:
@@ -54,6 +49,20 @@ def test_where_the_usual_port_is_taken_this_machine_gets_another() -> None:
     finally:
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize("port", [None, 0])
+def test_a_remembered_port_is_tried_first_unless_another_one_is_named(port: int | None) -> None:
+    with Address(port=0).bind() as probe:
+        remembered = probe.getsockname()[1]
+    with Address(port=port).bind(remembered) as listener:
+        assert listener.getsockname()[1] == remembered
+        with Address(port=port).bind(remembered) as other:
+            assert other.getsockname()[1] != remembered
+    with Address(port=0).bind() as probe:
+        named = probe.getsockname()[1]
+    with Address(port=named).bind(remembered) as listener:
+        assert listener.getsockname()[1] == named
 
 
 def test_a_port_that_was_named_is_had_or_the_failure_is_told() -> None:

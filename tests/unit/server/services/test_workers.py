@@ -67,10 +67,14 @@ class Parts:
         self.grid = Grid(
             InMemoryStore(), RealClock(), EffectRouter(workers=lambda found: self.reconciler.perform(found))
         )
+
+        async def advertise() -> AdvertisedAddress:
+            return AdvertisedAddress(("127.0.0.1:7433",), "0" * 64)
+
         admission = Admission(
             TokenStore(folder),
             configured=[],
-            advertised=lambda: AdvertisedAddress(("127.0.0.1:7433",)),
+            advertise=advertise,
             disconnect=lambda node: None,
         )
         catalog = OfferCatalog(ProviderRegistry(config), self.grid, call_seconds=1)

@@ -16,10 +16,14 @@ from distributed_grid.server.workers.join_tokens import KEY_FILE, WorkerJoinToke
 
 
 def tokens_in(folder: Path, *addresses: str) -> WorkerJoinTokens:
+
+    async def advertise() -> AdvertisedAddress:
+        return AdvertisedAddress(addresses or ("10.0.0.1:7433",), "0" * 64)
+
     admission = Admission(
         TokenStore(folder),
         configured=["head"],
-        advertised=lambda: AdvertisedAddress(addresses or ("10.0.0.1:7433",)),
+        advertise=advertise,
         disconnect=lambda node: None,
     )
     return WorkerJoinTokens(folder, admission)
@@ -64,4 +68,4 @@ def test_it_lets_a_node_of_that_name_join_once_and_nobody_after_the_end(tmp_path
     ],
 )
 def test_whether_only_this_machine_reaches_it(tmp_path: Path, addresses: tuple[str, ...], is_loopback: bool) -> None:
-    assert tokens_in(tmp_path, *addresses).is_loopback_only == is_loopback
+    assert asyncio.run(tokens_in(tmp_path, *addresses).is_loopback_only()) == is_loopback

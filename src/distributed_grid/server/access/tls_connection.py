@@ -1,0 +1,195 @@
+"""TLS between a socket and the protocol of one connection, at the server's end.
+
+asyncio's own TLS has two buffers, callbacks of the loop and an exception for the end of each read. Here a message is
+decrypted and passed on in the call that received it, and a message that is sent is one write to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any
+
+HANDSHAKE_SECONDS = 15.0
+RECORD_BYTES = 16 * 1024
+"""As much as a record of TLS holds."""
+BUFFER_BYTES = 128 * 1024
+
+
+class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
+    """The protocol of a socket's transport, and the transport of the protocol inside."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        protocol: asyncio.Protocol,
+        buffer: memoryview,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        """Connections of one event loop can share the `buffer`: it is empty again when the loop goes on."""
+        super().__init__()
+        self._context = context
+        self._buffer = buffer
+        self._protocol: asyncio.BaseProtocol = protocol
+        self._handshake_seconds = handshake_seconds
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_open = False  # the handshake is done, and the protocol inside has been told
+        self._is_paused = False
+
+    # ------------------------------------------------------------------ the protocol of the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._deadline = asyncio.get_running_loop().call_later(self._handshake_seconds, self.abort)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.write(self._buffer[:nbytes])
+        if self._is_open or self._shake_hands():
+            self._read()
+
+    def eof_received(self) -> None:
+        """There is no half-closed TLS: the connection ends."""
+        if self._is_open and isinstance(self._protocol, asyncio.Protocol):
+            self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadline()
+        if self._is_open:
+            self._is_open = False
+            self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._is_open:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._is_open:
+            self._protocol.resume_writing()
+
+    def _shake_hands(self) -> bool:
+        """Go on with the handshake; True once it is done."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return False
+        except ssl.SSLError:
+            self._flush()  # the alert says why
+            self._end()
+            return False
+        self._flush()
+        self._cancel_deadline()
+        self._is_open = True
+        self._protocol.connection_made(self)
+        return True
+
+    def _read(self) -> None:
+        """Pass on what has arrived; after a whole message nothing is left, and nothing is tried in vain."""
+        while self._is_open and not self._is_paused and not self.is_closing():
+            try:
+                data = self._tls.read(RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError:  # damaged on the way, or by somebody
+                self._flush()
+                self._end()
+                return
+            if not data:  # the other end has closed
+                self.eof_received()
+                self.close()
+                return
+            assert isinstance(self._protocol, asyncio.Protocol)
+            self._protocol.data_received(data)
+            if not self._incoming.pending and not self._tls.pending():
+                break
+        if self._outgoing.pending:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._outgoing.pending:
+            self._transport.write(self._outgoing.read())
+
+    def _end(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    # ------------------------------------------------------------------ the transport of the protocol inside
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing() or not data:
+            return
+        try:
+            sent = self._tls.write(data)
+            while sent < len(data):
+                sent += self._tls.write(memoryview(data)[sent:])
+        except ssl.SSLError:  # the other end has sent what makes this one fail
+            self._end()
+            return
+        self._flush()
+
+    def close(self) -> None:
+        """Say that this is the end, and close when everything is sent. Safe twice."""
+        if self.is_closing():
+            return
+        if self._is_open:
+            with contextlib.suppress(ssl.SSLError):  # nobody waits for the other end to say the same
+                self._tls.unwrap()
+            self._flush()
+        self._end()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "sslcontext":
+            return self._context
+        if name == "ssl_object":
+            return self._tls
+        return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def is_reading(self) -> bool:
+        return not self._is_paused
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        if self._transport is not None and not self.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if self._transport is not None and not self.is_closing():
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._read)  # what was decrypted or waited meanwhile
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def can_write_eof(self) -> bool:
+        return False
