@@ -22,11 +22,16 @@ from distributed_grid.scheduling.queue.backfill import (
     resource_kinds,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
+from distributed_grid.scheduling.queue.overtaking import (
+    OVERTAKEN,
+    SHORT_BEFORE_OVERTAKEN,
+    UNKNOWN_LENGTH_MS,
+    Overtaking,
+)
 from distributed_grid.scheduling.queue.queue import (
     MAX_CONTESTED_TRIES,
     MAX_RESERVATIONS,
     NO_DEADLINE,
-    UNKNOWN_LENGTH_MS,
     QueueGrant,
     fit_key,
 )
@@ -57,6 +62,8 @@ class PlainOrder:
         self._now = now
         overdue = now - self._policy.starvation_ms
         oldest: dict[str, tuple[int, str]] = {}
+        overtaking = self._overtaking = Overtaking(ledger, shares, now)
+        self.without_reservation: set[str] = set()
         self._entries: list[tuple[QueueKey, Lease]] = []
         for lease in waiting:
             request, asked_at = lease.request, lease.asked_at_ms
@@ -64,7 +71,11 @@ class PlainOrder:
                 oldest[request.user] = min(oldest.get(request.user, (asked_at, lease.id)), (asked_at, lease.id))
             latest = request.latest_start_ms if request.deadline_ms and self.is_tight(request) else NO_DEADLINE
             excess = shares.excess(request.user, request.team)
-            place = (1, -request.priority, latest, excess, -self.wait_ratio(lease), asked_at, lease.id)
+            rank = overtaking.rank(lease, excess)
+            ratio = self.wait_ratio(lease) if rank != OVERTAKEN else 0.0
+            place = (1, -request.priority, latest, rank, -ratio, asked_at, lease.id)
+            if rank == SHORT_BEFORE_OVERTAKEN:
+                self.without_reservation.add(lease.id)
             self._entries.append((place, lease))
         self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
         if self._promoted:
@@ -74,6 +85,7 @@ class PlainOrder:
                 else (place, lease)
                 for place, lease in self._entries
             ]
+        self.without_reservation -= self._promoted
         self._queue: list[Lease] | None = None
 
     def _may_be_promoted(self, user: str, overdue: int) -> bool:
@@ -95,6 +107,10 @@ class PlainOrder:
         if self._queue is None:
             self._queue = [lease for _, lease in sorted(self._entries)]
         return self._queue
+
+    def is_overtaken(self, lease: Lease) -> bool:
+        """Whether so much work has overtaken a request that it comes before the others of its priority."""
+        return self._overtaking.is_overtaken(lease)
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
@@ -169,7 +185,8 @@ class PlainScan:
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                self._blocked.append((at, lease))
+                if lease.id not in self.order.without_reservation:
+                    self._blocked.append((at, lease))
             elif self._blocked:
                 passing.append((at, lease, placement))
             else:
@@ -200,7 +217,9 @@ class PlainScan:
         for at, one in enumerate(self.order.queue):
             if one.id == lease.id:
                 return at
-            if not self._is_beyond_quota(one) and self._place_alone(one.request) is None:
+            if one.id in self.order.without_reservation or self._is_beyond_quota(one):
+                continue
+            if self._place_alone(one.request) is None:
                 self._blocked.append((at, one))
         return len(self.order.queue)
 
@@ -301,6 +320,8 @@ class PlainScan:
 
     def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
         overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
+        if self.order.is_overtaken(lease):
+            overdue_since = max(lease.asked_at_ms, 1)
         if self._now < overdue_since:
             return self._forecast.reserve(lease, exclude=taken)
         return self._forecast.reserve(lease, exclude=taken, overdue_since_ms=overdue_since, all_nodes=first)

@@ -15,6 +15,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
@@ -26,6 +27,7 @@ from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, pl
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.contenders import preemption_candidates
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
+from distributed_grid.scheduling.queue.overtaking import progress_queued, with_turn
 from distributed_grid.scheduling.queue.queue import (
     fit_key,
     next_grant,
@@ -67,6 +69,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     _check_deadline(request, now)
     asked = lease_record("requested", lease, job, reasons.describe_amounts(request.ask))
     asked.data.update(request_details(request, now, retries=job.retries_left if job is not None else 0))
+    lease = with_turn(ledger, lease, now)
     placement = place_newcomer(ledger, lease, now)
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)
@@ -82,9 +85,10 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     if request.wait_ms <= 0:
         raise Refused(no_offers_message(why), why)
     waiting = lease_record("queued", lease, job, "; ".join(why))
-    rows = [lease] if job is None else [lease, job]
+    rows: list[Row] = [lease] if job is None else [lease, job]
     answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
-    return _with_shape(ledger, Decision([*rows], [asked, waiting], answer), request)
+    rows = [*rows, *progress_queued(ledger, lease)]
+    return _with_shape(ledger, Decision(rows, [asked, waiting], answer), request)
 
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:

@@ -49,20 +49,26 @@ from distributed_grid.scheduling.queue.backfill import (
 )
 from distributed_grid.scheduling.queue.contenders import Members, all_compete, contending_groups
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
+from distributed_grid.scheduling.queue.overtaking import (
+    OVERTAKEN,
+    SHORT_BEFORE_OVERTAKEN,
+    UNKNOWN_LENGTH_MS,
+    Overtaking,
+)
 from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
 NO_DEADLINE = 2**62
-UNKNOWN_LENGTH_MS = 3_600_000
-"""Length of a request of which nobody knows how long it takes."""
 PROMOTED = 0
+RANK = 3
+"""Position of the rank in a sort key."""
 QueueKey = tuple[int, int, int, int, float, int, str]
-"""Whether it is promoted (0) or not, priority, deadline, excess, waiting time, age, id: the lowest is the first."""
+"""Whether it is promoted (0) or not, priority, deadline, rank, waiting time, age, id: the lowest is the first."""
 
 
 class WaitingGroup:
     """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now")
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overtaking")
 
     def __init__(
         self,
@@ -70,12 +76,14 @@ class WaitingGroup:
         members: Sequence[tuple[int, str]],
         front: tuple[int, int, int],
         length_ms: int,
+        overtaking: Overtaking,
         now: int,
     ) -> None:
         self._leases = leases
         self._members = members
         self._front = front
         self._length_ms = length_ms
+        self._overtaking = overtaking
         self._now = now
 
     def __len__(self) -> int:
@@ -86,8 +94,10 @@ class WaitingGroup:
 
     def key(self, at: int) -> QueueKey:
         asked_at, lease_id = self._members[at]
-        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
-        return (1, *self._front, -ratio, asked_at, lease_id)
+        priority, deadline, excess = self._front
+        rank = self._overtaking.rank(self._leases[lease_id], excess)
+        ratio = (self._now - asked_at + self._length_ms) / self._length_ms if rank != OVERTAKEN else 0.0
+        return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
 
 QueueEntry = tuple[QueueKey, WaitingGroup, int]
@@ -116,6 +126,7 @@ class QueueOrder:
         self._now = now
         self._newcomer = newcomer if newcomer is not None and newcomer.id not in ledger.leases else None
         self._contending = contending
+        self._overtaking = Overtaking(ledger, shares, now)
         self._is_complete = all_compete(ledger)
 
     @cached_property
@@ -140,7 +151,9 @@ class QueueOrder:
 
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
-        return WaitingGroup(leases, members, self._front(lease.request), self._length_ms(lease), self._now)
+        return WaitingGroup(
+            leases, members, self._front(lease.request), self._length_ms(lease), self._overtaking, self._now
+        )
 
     def _front(self, request: Request) -> tuple[int, int, int]:
         """What counts before the waiting time: priority, tight deadline, excess over the share."""
@@ -201,6 +214,10 @@ class QueueOrder:
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
         return lease.id in self._promoted
+
+    def is_overtaken(self, lease: Lease) -> bool:
+        """Whether so much work has overtaken a request that it comes before the others of its priority."""
+        return self._overtaking.is_overtaken(lease)
 
     def is_tight(self, request: Request) -> bool:
         """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
@@ -343,7 +360,8 @@ class QueueScan:
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                self._blocked.append(head)
+                if key[RANK] != SHORT_BEFORE_OVERTAKEN:
+                    self._blocked.append(head)
             elif self._blocked:
                 passing.append((key, lease, placement))
             else:
@@ -375,7 +393,9 @@ class QueueScan:
         for head in self.order.heads:
             key, group, at = head
             first = group.lease(at)
-            if key < position and not self._is_beyond_quota(first) and self._place_alone(first.request) is None:
+            if key >= position or key[RANK] == SHORT_BEFORE_OVERTAKEN or self._is_beyond_quota(first):
+                continue
+            if self._place_alone(first.request) is None:
                 self._blocked.append(head)
         return position
 
@@ -468,6 +488,9 @@ class QueueScan:
                 if len(self._reservations) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
                 lease = group.lease(at)
+                if key[RANK] == SHORT_BEFORE_OVERTAKEN:
+                    finished.add(group)
+                    continue
                 recent = self._now - lease.asked_at_ms <= self._ledger.policy.reserve_after_ms
                 if fit_key(lease.request) in hopeless or (recent and (self._reservations or unknown_start)):
                     finished.add(group)  # those behind it are as hopeless, or as recent
@@ -485,6 +508,8 @@ class QueueScan:
     def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
         taken = taken | outlived_nodes(lease.request, self._ends, self._now)
         overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
+        if self.order.is_overtaken(lease):
+            overdue_since = max(lease.asked_at_ms, 1)
         if self._now < overdue_since:
             return self._forecast.reserve(lease, exclude=taken)
         return self._forecast.reserve(lease, exclude=taken, overdue_since_ms=overdue_since, all_nodes=first)
