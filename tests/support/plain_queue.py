@@ -71,11 +71,12 @@ class PlainOrder:
                 oldest[request.user] = min(oldest.get(request.user, (asked_at, lease.id)), (asked_at, lease.id))
             latest = request.latest_start_ms if request.deadline_ms and self.is_tight(request) else NO_DEADLINE
             excess = shares.excess(request.user, request.team)
-            rank = overtaking.rank(lease, excess)
-            ratio = self.wait_ratio(lease) if rank != OVERTAKEN else 0.0
-            place = (1, -request.priority, latest, rank, -ratio, asked_at, lease.id)
-            if rank == SHORT_BEFORE_OVERTAKEN:
+            overtaken, ratio = overtaking.is_overtaken(lease), self.wait_ratio(lease)
+            rank = OVERTAKEN if overtaken else excess
+            if overtaking.is_short(lease) and not self._equals_overtaken(lease):
+                rank = SHORT_BEFORE_OVERTAKEN
                 self.without_reservation.add(lease.id)
+            place = (1, -request.priority, latest, rank, 0.0 if overtaken else -ratio, asked_at, lease.id)
             self._entries.append((place, lease))
         self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
         if self._promoted:
@@ -107,6 +108,10 @@ class PlainOrder:
         if self._queue is None:
             self._queue = [lease for _, lease in sorted(self._entries)]
         return self._queue
+
+    def _equals_overtaken(self, lease: Lease) -> bool:
+        equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else []
+        return any(self.is_overtaken(self._ledger.leases[lease_id]) for _, lease_id in equal)
 
     def is_overtaken(self, lease: Lease) -> bool:
         """Whether so much work has overtaken a request that it comes before the others of its priority."""

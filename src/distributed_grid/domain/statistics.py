@@ -47,10 +47,6 @@ class QueueProgress(Struct, frozen=True):
 
     started: int = 0
     """Work that has started, in all."""
-    last_turn: int = 0
-    """The turn of the newest request."""
-    last_at_ms: int = 0
-    """Its arrival."""
     peak: int = 0
     """The most work that waited at once; it decays from `peak_at_ms` on."""
     peak_at_ms: int = 0

@@ -15,7 +15,6 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
-from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
@@ -27,7 +26,7 @@ from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, pl
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.contenders import preemption_candidates
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
-from distributed_grid.scheduling.queue.overtaking import progress_queued, with_turn
+from distributed_grid.scheduling.queue.overtaking import with_turn
 from distributed_grid.scheduling.queue.queue import (
     fit_key,
     next_grant,
@@ -85,10 +84,9 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     if request.wait_ms <= 0:
         raise Refused(no_offers_message(why), why)
     waiting = lease_record("queued", lease, job, "; ".join(why))
-    rows: list[Row] = [lease] if job is None else [lease, job]
+    rows = [lease] if job is None else [lease, job]
     answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
-    rows = [*rows, *progress_queued(ledger, lease)]
-    return _with_shape(ledger, Decision(rows, [asked, waiting], answer), request)
+    return _with_shape(ledger, Decision([*rows], [asked, waiting], answer), request)
 
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:

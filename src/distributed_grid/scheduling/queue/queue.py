@@ -68,7 +68,7 @@ QueueKey = tuple[int, int, int, int, float, int, str]
 class WaitingGroup:
     """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overtaking")
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overtaken")
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class WaitingGroup:
         members: Sequence[tuple[int, str]],
         front: tuple[int, int, int],
         length_ms: int,
-        overtaking: Overtaking,
+        overtaken: int,
         now: int,
     ) -> None:
         self._leases = leases
         self._members = members
         self._front = front
         self._length_ms = length_ms
-        self._overtaking = overtaking
+        self._overtaken = overtaken
         self._now = now
 
     def __len__(self) -> int:
@@ -94,9 +94,10 @@ class WaitingGroup:
 
     def key(self, at: int) -> QueueKey:
         asked_at, lease_id = self._members[at]
-        priority, deadline, excess = self._front
-        rank = self._overtaking.rank(self._leases[lease_id], excess)
-        ratio = (self._now - asked_at + self._length_ms) / self._length_ms if rank != OVERTAKEN else 0.0
+        priority, deadline, rank = self._front
+        if at < self._overtaken:
+            return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
+        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
         return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
 
@@ -151,13 +152,17 @@ class QueueOrder:
 
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
+        overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
         return WaitingGroup(
-            leases, members, self._front(lease.request), self._length_ms(lease), self._overtaking, self._now
+            leases, members, self._front(lease, overtaken), self._length_ms(lease), overtaken, self._now
         )
 
-    def _front(self, request: Request) -> tuple[int, int, int]:
+    def _front(self, lease: Lease, overtaken: int) -> tuple[int, int, int]:
         """What counts before the waiting time: priority, tight deadline, excess over the share."""
+        request = lease.request
         latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
+        if not overtaken and self._overtaking.is_short(lease):
+            return -request.priority, latest, SHORT_BEFORE_OVERTAKEN
         return -request.priority, latest, self._shares.excess(request.user, request.team)
 
     @cached_property
@@ -185,9 +190,12 @@ class QueueOrder:
 
     def key_of(self, lease: Lease) -> QueueKey:
         """The sort key of one request."""
-        return (
-            _promoted_key(lease) if self.is_promoted(lease) else self._group({lease.id: lease}, [lease.age_key]).key(0)
-        )
+        if self.is_promoted(lease):
+            return _promoted_key(lease)
+        equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else None
+        if equal is None:
+            return self._group({lease.id: lease}, [lease.age_key]).key(0)
+        return self._group(self._ledger.leases, equal).key(bisect_left(equal, lease.age_key))
 
     def in_order(self) -> Iterator[Lease]:
         """All waiting requests from the first on, found one after the other."""
