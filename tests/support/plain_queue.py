@@ -79,6 +79,11 @@ class PlainOrder:
             place = (1, -request.priority, latest, rank, 0.0 if overtaken else -ratio, asked_at, lease.id)
             self._entries.append((place, lease))
         self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
+        highest = -ledger.waiting[0][0] if ledger.waiting else 0
+        for _, lease in self._entries:
+            is_overdue = lease.asked_at_ms <= overdue and lease.request.priority >= highest
+            if is_overdue and overtaking.is_overtaken(lease):
+                self._promoted.add(lease.id)
         if self._promoted:
             self._entries = [
                 ((0, 0, 0, 0, 0.0, lease.asked_at_ms, lease.id), lease)

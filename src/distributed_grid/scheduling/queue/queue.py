@@ -58,6 +58,8 @@ from distributed_grid.scheduling.queue.overtaking import (
 from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
 NO_DEADLINE = 2**62
+NEVER_ARRIVED = -1
+"""Before the arrival of every request."""
 PROMOTED = 0
 RANK = 3
 """Position of the rank in a sort key."""
@@ -68,7 +70,7 @@ QueueKey = tuple[int, int, int, int, float, int, str]
 class WaitingGroup:
     """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overtaken")
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken")
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class WaitingGroup:
         front: tuple[int, int, int],
         length_ms: int,
         overtaken: int,
+        overdue_ms: int,
         now: int,
     ) -> None:
         self._leases = leases
@@ -84,6 +87,7 @@ class WaitingGroup:
         self._front = front
         self._length_ms = length_ms
         self._overtaken = overtaken
+        self._overdue_ms = overdue_ms
         self._now = now
 
     def __len__(self) -> int:
@@ -95,6 +99,8 @@ class WaitingGroup:
     def key(self, at: int) -> QueueKey:
         asked_at, lease_id = self._members[at]
         priority, deadline, rank = self._front
+        if at < self._overtaken and asked_at <= self._overdue_ms:
+            return (PROMOTED, 0, 0, 0, 0.0, asked_at, lease_id)
         if at < self._overtaken:
             return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
         ratio = (self._now - asked_at + self._length_ms) / self._length_ms
@@ -143,7 +149,7 @@ class QueueOrder:
         heads: list[QueueEntry] = []
         for group in self._groups:
             first = 0
-            if self._promoted and (head := group.lease(0)).id in self._promoted:
+            if (head := group.lease(0)).id in self._promoted and group.key(0)[0] != PROMOTED:
                 heads.append((_promoted_key(head), group, 0))
                 first = 1
             if first < len(group):
@@ -153,8 +159,14 @@ class QueueOrder:
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
         overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
-        return WaitingGroup(
-            leases, members, self._front(lease, overtaken), self._length_ms(lease), overtaken, self._now
+        front, overdue_ms = self._front(lease, overtaken), self._overdue_ms(lease.request)
+        return WaitingGroup(leases, members, front, self._length_ms(lease), overtaken, overdue_ms, self._now)
+
+    def _overdue_ms(self, request: Request) -> int:
+        """Overtaken requests that arrived up to then are promoted; none while a higher priority waits."""
+        waiting = self._ledger.waiting
+        return (
+            self._now - self._policy.starvation_ms if waiting and -request.priority <= waiting[0][0] else NEVER_ARRIVED
         )
 
     def _front(self, lease: Lease, overtaken: int) -> tuple[int, int, int]:
@@ -210,7 +222,7 @@ class QueueOrder:
         key = self.key_of(lease)
         before = 0
         for first, group, at in self.heads:
-            if first[0] == PROMOTED:
+            if first[0] == PROMOTED != group.key(at)[0]:
                 before += first < key
             else:
                 before += bisect_left(range(at, len(group)), key, key=group.key)
@@ -221,7 +233,9 @@ class QueueOrder:
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
-        return lease.id in self._promoted
+        if lease.id in self._promoted:
+            return True
+        return lease.asked_at_ms <= self._overdue_ms(lease.request) and self.is_overtaken(lease)
 
     def is_overtaken(self, lease: Lease) -> bool:
         """Whether so much work has overtaken a request that it comes before the others of its priority."""
@@ -251,7 +265,8 @@ def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = fro
     while ahead:
         entry = key, group, at = heappop(ahead)
         yield entry
-        if key[0] != PROMOTED and at + 1 < len(group) and group not in finished:
+        is_alone = key[0] == PROMOTED != group.key(at)[0]
+        if not is_alone and at + 1 < len(group) and group not in finished:
             heappush(ahead, (group.key(at + 1), group, at + 1))
 
 
