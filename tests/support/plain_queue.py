@@ -24,7 +24,6 @@ from distributed_grid.scheduling.queue.backfill import (
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
 from distributed_grid.scheduling.queue.overtaking import (
     OVERTAKEN,
-    SHORT_BEFORE_OVERTAKEN,
     UNKNOWN_LENGTH_MS,
     Overtaking,
 )
@@ -73,10 +72,10 @@ class PlainOrder:
             excess = shares.excess(request.user, request.team)
             overtaken, ratio = overtaking.is_overtaken(lease), self.wait_ratio(lease)
             rank = OVERTAKEN if overtaken else excess
-            if overtaking.is_short(lease) and not self._equals_overtaken(lease):
-                rank = SHORT_BEFORE_OVERTAKEN
-                self.without_reservation.add(lease.id)
             place = (1, -request.priority, latest, rank, 0.0 if overtaken else -ratio, asked_at, lease.id)
+            if overtaking.is_short(lease) and not self._equals_overtaken(lease):
+                place = (-1, 0, 0, 0, -ratio, asked_at, lease.id)
+                self.without_reservation.add(lease.id)
             self._entries.append((place, lease))
         self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
         highest = -ledger.waiting[0][0] if ledger.waiting else 0

@@ -6,8 +6,9 @@ scale is the backlog of this grid, so nothing has to be set: once `LIMIT` of the
 a request, it comes before the others of its priority, by age, whatever the share of its user. A flood of one user does
 not gain by its age, only by the work of others that overtakes it.
 
-While a request is overtaken, short requests of users below their share come first all the same, without reservations:
-they take little of the grid, and a wait is longest for them in relation to their length. That does not hold for those
+While a request is overtaken, requests with a short term of users below their share come first all the same, without
+reservations: they take little of the grid, and a wait is longest for them in relation to their length. Nothing does any
+more once work as large as the largest recent backlog has overtaken the oldest request. That does not hold for those
 that are equal to an overtaken one: among equal requests the older one comes first.
 
 Up to `EXACT_SHARE_USERS` users share exactly, and nothing of this applies.
@@ -25,12 +26,12 @@ from msgspec.structs import replace
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.statistics import QueueProgress
-from distributed_grid.scheduling.queue.backfill import expected_ms, stated_ms
+from distributed_grid.scheduling.queue.backfill import expected_ms
 from distributed_grid.scheduling.queue.fairness import Shares, rates_of
 
 UNKNOWN_LENGTH_MS = 3_600_000
 """Length of a request of which nobody knows how long it takes."""
-LIMIT = 1 / 4
+LIMIT = 1 / 3
 """The part of the largest recent backlog that may overtake a request."""
 SHORT = 1 / 250
 """A request is short if the grid takes so much longer for the largest recent backlog."""
@@ -39,8 +40,8 @@ HALF_LIFE_MS = 30 * 24 * 3_600_000
 MAX_LENGTH_MS = 7 * 24 * 3_600_000
 """No request counts as longer."""
 
-SHORT_BEFORE_OVERTAKEN, OVERTAKEN = -2, -1
-"""Ranks in the order of the queue, before the users below their share (0)."""
+OVERTAKEN = -1
+"""Rank in the order of the queue, before the users below their share (0)."""
 
 
 def work_of(ledger: Ledger, lease: Lease, shares: Shares) -> int:
@@ -82,12 +83,17 @@ class Overtaking:
         self._shares = shares
         peak = recent_peak(ledger.queue_progress, now)
         self._limit = ledger.queue_progress.started - LIMIT * peak
+        self._no_short = ledger.queue_progress.started - peak
         self._short_ms = SHORT * peak / 1000
 
     @cached_property
-    def _anybody_is(self) -> bool:
+    def _oldest_turn(self) -> float:
         oldest = self._ledger.waiting_index.oldest_of_users
-        return bool(oldest) and self._ledger.leases[oldest[0][1]].turn < self._limit and not self._shares.is_exact
+        return self._ledger.leases[oldest[0][1]].turn if oldest else math.inf
+
+    @cached_property
+    def _anybody_is(self) -> bool:
+        return self._oldest_turn < self._limit and not self._shares.is_exact
 
     def count(self, equal: Sequence[tuple[int, str]]) -> int:
         """How many of these equal requests are overtaken; they are given by age and id, the oldest first."""
@@ -102,7 +108,11 @@ class Overtaking:
         return bisect_left(equal, lease.age_key) < self.count(equal)
 
     def is_short(self, lease: Lease) -> bool:
-        """Whether a request is short, its user is below its share, and another request is overtaken."""
-        if not self._anybody_is or not 0 < stated_ms(lease) <= self._short_ms:
+        """Whether a request comes before the overtaken ones: it has a short term, no higher priority waits, its user is
+        below its share, and less than the largest recent backlog has overtaken the oldest request."""
+        ledger, request = self._ledger, lease.request
+        if not self._anybody_is or not 0 < request.duration_ms <= self._short_ms:
+            return False
+        if -request.priority > ledger.waiting[0][0] or self._oldest_turn < self._no_short:
             return False
         return self._shares.excess(lease.request.user, lease.request.team) == 0

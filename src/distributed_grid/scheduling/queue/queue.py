@@ -51,7 +51,6 @@ from distributed_grid.scheduling.queue.contenders import Members, all_compete, c
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
 from distributed_grid.scheduling.queue.overtaking import (
     OVERTAKEN,
-    SHORT_BEFORE_OVERTAKEN,
     UNKNOWN_LENGTH_MS,
     Overtaking,
 )
@@ -60,17 +59,15 @@ from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 NO_DEADLINE = 2**62
 NEVER_ARRIVED = -1
 """Before the arrival of every request."""
-PROMOTED = 0
-RANK = 3
-"""Position of the rank in a sort key."""
+SHORT, PROMOTED = -1, 0
 QueueKey = tuple[int, int, int, int, float, int, str]
-"""Whether it is promoted (0) or not, priority, deadline, rank, waiting time, age, id: the lowest is the first."""
+"""Short (-1), promoted (0) or neither (1), priority, deadline, rank, waiting time, age, id: the lowest is the first."""
 
 
 class WaitingGroup:
     """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken")
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken", "_short")
 
     def __init__(
         self,
@@ -81,6 +78,8 @@ class WaitingGroup:
         overtaken: int,
         overdue_ms: int,
         now: int,
+        *,
+        short: bool,
     ) -> None:
         self._leases = leases
         self._members = members
@@ -88,6 +87,7 @@ class WaitingGroup:
         self._length_ms = length_ms
         self._overtaken = overtaken
         self._overdue_ms = overdue_ms
+        self._short = short
         self._now = now
 
     def __len__(self) -> int:
@@ -104,6 +104,8 @@ class WaitingGroup:
         if at < self._overtaken:
             return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
         ratio = (self._now - asked_at + self._length_ms) / self._length_ms
+        if self._short:
+            return (SHORT, 0, 0, 0, -ratio, asked_at, lease_id)
         return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
 
@@ -159,8 +161,10 @@ class QueueOrder:
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
         overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
-        front, overdue_ms = self._front(lease, overtaken), self._overdue_ms(lease.request)
-        return WaitingGroup(leases, members, front, self._length_ms(lease), overtaken, overdue_ms, self._now)
+        front, overdue_ms = self._front(lease.request), self._overdue_ms(lease.request)
+        short = not overtaken and self._overtaking.is_short(lease)
+        length_ms = self._length_ms(lease)
+        return WaitingGroup(leases, members, front, length_ms, overtaken, overdue_ms, self._now, short=short)
 
     def _overdue_ms(self, request: Request) -> int:
         """Overtaken requests that arrived up to then are promoted; none while a higher priority waits."""
@@ -169,12 +173,9 @@ class QueueOrder:
             self._now - self._policy.starvation_ms if waiting and -request.priority <= waiting[0][0] else NEVER_ARRIVED
         )
 
-    def _front(self, lease: Lease, overtaken: int) -> tuple[int, int, int]:
+    def _front(self, request: Request) -> tuple[int, int, int]:
         """What counts before the waiting time: priority, tight deadline, excess over the share."""
-        request = lease.request
         latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
-        if not overtaken and self._overtaking.is_short(lease):
-            return -request.priority, latest, SHORT_BEFORE_OVERTAKEN
         return -request.priority, latest, self._shares.excess(request.user, request.team)
 
     @cached_property
@@ -383,7 +384,7 @@ class QueueScan:
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                if key[RANK] != SHORT_BEFORE_OVERTAKEN:
+                if key[0] != SHORT:
                     self._blocked.append(head)
             elif self._blocked:
                 passing.append((key, lease, placement))
@@ -416,7 +417,7 @@ class QueueScan:
         for head in self.order.heads:
             key, group, at = head
             first = group.lease(at)
-            if key >= position or key[RANK] == SHORT_BEFORE_OVERTAKEN or self._is_beyond_quota(first):
+            if key >= position or key[0] == SHORT or self._is_beyond_quota(first):
                 continue
             if self._place_alone(first.request) is None:
                 self._blocked.append(head)
@@ -511,7 +512,7 @@ class QueueScan:
                 if len(self._reservations) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
                 lease = group.lease(at)
-                if key[RANK] == SHORT_BEFORE_OVERTAKEN:
+                if key[0] == SHORT:
                     finished.add(group)
                     continue
                 recent = self._now - lease.asked_at_ms <= self._ledger.policy.reserve_after_ms

@@ -98,18 +98,50 @@ def test_an_overtaken_request_comes_after_higher_priorities_and_tight_deadlines(
 def test_a_short_request_of_a_user_below_its_share_passes_an_overtaken_one():
     scenario = a_busy_scenario()
     wait(scenario, "long", user="ann", expects_ms=10 * HOUR_MS)
-    overtake(scenario, 100)
+    overtake(scenario, 7)
     short_ms = round(8 * SHORT * HOUR_MS)
     wait(scenario, "short", user="eve", duration_s=short_ms // 1000)
     wait(scenario, "longer", user="eve", duration_s=2 * short_ms // 1000)
     assert order(scenario) == ["short", "long", "longer"]
 
 
+def test_no_short_request_passes_once_the_largest_backlog_has_overtaken_the_oldest_request():
+    """So a stream of short requests cannot delay it without bound."""
+    scenario = a_busy_scenario()
+    wait(scenario, "long", user="ann", expects_ms=10 * HOUR_MS)
+    overtake(scenario, 7.9)
+    wait(scenario, "short", user="eve", duration_s=60)
+    assert order(scenario) == ["short", "long"]
+    overtake(scenario, 8.1)
+    assert order(scenario) == ["long", "short"]
+
+
+def test_a_stated_length_without_a_term_does_not_pass_an_overtaken_request():
+    scenario = a_busy_scenario()
+    wait(scenario, "long", user="ann", expects_ms=10 * HOUR_MS)
+    overtake(scenario, 7)
+    wait(scenario, "stated", user="eve", expects_ms=MINUTE_MS)
+    assert order(scenario) == ["long", "stated"]
+
+
+def test_an_overtaken_request_is_promoted_after_the_starvation_time_unless_a_higher_priority_waits():
+    scenario = a_busy_scenario()
+    scenario.handle(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
+    for request_id in ("first", "second"):
+        wait(scenario, request_id, user="ann", expects_ms=10 * HOUR_MS)
+    overtake(scenario, 100)
+    scenario.advance(2 * 3600)
+    wait(scenario, "tight", user="dan", expects_ms=HOUR_MS, deadline_ms=scenario.now + HOUR_MS + MINUTE_MS)
+    assert order(scenario) == ["first", "second", "tight"]
+    wait(scenario, "high", user="bob", priority="high")
+    assert order(scenario) == ["first", "high", "tight", "second"]
+
+
 def test_equal_short_requests_come_by_age_although_only_the_older_is_overtaken():
     scenario = a_busy_scenario()
     wait(scenario, "long", user="ann", expects_ms=10 * HOUR_MS)
     wait(scenario, "older", user="eve", duration_s=60)
-    overtake(scenario, 100)
+    overtake(scenario, 7)
     wait(scenario, "younger", user="eve", duration_s=60)
     assert order(scenario) == ["long", "older", "younger"]
 
@@ -118,7 +150,7 @@ def test_nothing_is_reserved_for_a_short_request_that_passes_an_overtaken_one():
     """Else a stream of wide short requests would keep free nodes from the overtaken one."""
     scenario = a_busy_scenario()
     wait(scenario, "long", cores=1, user="ann", expects_ms=10 * HOUR_MS)
-    overtake(scenario, 100)
+    overtake(scenario, 7)
     wait(scenario, "wide", cores=4, user="eve", duration_s=60)
     assert order(scenario) == ["wide", "long"]
     scenario.release("full-bob")
@@ -131,7 +163,7 @@ def test_a_short_request_of_a_user_above_its_share_does_not_pass():
     for number, user in enumerate(("eve", "eve", "bob", "dan")):
         scenario.ask(a_request(f"full{number}", cores=1, user=user))
     wait(scenario, "long", user="ann", expects_ms=10 * HOUR_MS)
-    overtake(scenario, 100)
+    overtake(scenario, 7)
     wait(scenario, "short", user="eve", duration_s=60)
     assert order(scenario) == ["long", "short"]
 
