@@ -69,7 +69,6 @@ def test_durable_rows_leave_out_what_was_only_measured():
         "counter",
         "account",
         "request_shapes",
-        "queue_progress",
         "node",
         "lease",
         "job",

@@ -4,6 +4,9 @@ Order: priority; tight deadlines; users below their share, then the others by th
 length; age. A request that has waited for `starvation_ms` is promoted before all others, if it is the oldest of its
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
+A request that much later work has overtaken comes before the others of its priority, and is promoted after
+`starvation_ms` if no higher priority waits; short terms may pass it (`overtaking`).
+
 Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
 first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`):
 its cost does not grow with the queue, whatever waits there.
@@ -21,7 +24,8 @@ then only older promoted ones, at most m, which have waited for S, too. For the 
 for, except who ends in time by a term, which the grid enforces, or by the estimate of a user who has not overrun one
 since (so each user can break one); nor is anybody preempted there for others. It starts within (U + 1) L (`backfill`),
 and the next is first. What is preempted comes back with its age, at most p times. With W = (m + 1) (p + 1) (U + 1) L
-nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0.
+nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0. Short terms that pass overtaken
+requests add at most the time in which the grid starts the work of its largest recent backlog: after that they do not.
 """
 
 from __future__ import annotations
