@@ -22,11 +22,15 @@ from distributed_grid.scheduling.queue.backfill import (
     resource_kinds,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
+from distributed_grid.scheduling.queue.overtaking import (
+    OVERTAKEN,
+    UNKNOWN_LENGTH_MS,
+    Overtaking,
+)
 from distributed_grid.scheduling.queue.queue import (
     MAX_CONTESTED_TRIES,
     MAX_RESERVATIONS,
     NO_DEADLINE,
-    UNKNOWN_LENGTH_MS,
     QueueGrant,
     fit_key,
 )
@@ -57,6 +61,8 @@ class PlainOrder:
         self._now = now
         overdue = now - self._policy.starvation_ms
         oldest: dict[str, tuple[int, str]] = {}
+        overtaking = self._overtaking = Overtaking(ledger, shares, now)
+        self.without_reservation: set[str] = set()
         self._entries: list[tuple[QueueKey, Lease]] = []
         for lease in waiting:
             request, asked_at = lease.request, lease.asked_at_ms
@@ -64,9 +70,19 @@ class PlainOrder:
                 oldest[request.user] = min(oldest.get(request.user, (asked_at, lease.id)), (asked_at, lease.id))
             latest = request.latest_start_ms if request.deadline_ms and self.is_tight(request) else NO_DEADLINE
             excess = shares.excess(request.user, request.team)
-            place = (1, -request.priority, latest, excess, -self.wait_ratio(lease), asked_at, lease.id)
+            overtaken, ratio = overtaking.is_overtaken(lease), self.wait_ratio(lease)
+            rank = OVERTAKEN if overtaken else excess
+            place = (1, -request.priority, latest, rank, 0.0 if overtaken else -ratio, asked_at, lease.id)
+            if overtaking.is_short(lease) and not self._equals_overtaken(lease):
+                place = (-1, 0, 0, 0, -ratio, asked_at, lease.id)
+                self.without_reservation.add(lease.id)
             self._entries.append((place, lease))
         self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
+        highest = -ledger.waiting[0][0] if ledger.waiting else 0
+        for _, lease in self._entries:
+            is_overdue = lease.asked_at_ms <= overdue and lease.request.priority >= highest
+            if is_overdue and overtaking.is_overtaken(lease):
+                self._promoted.add(lease.id)
         if self._promoted:
             self._entries = [
                 ((0, 0, 0, 0, 0.0, lease.asked_at_ms, lease.id), lease)
@@ -74,6 +90,7 @@ class PlainOrder:
                 else (place, lease)
                 for place, lease in self._entries
             ]
+        self.without_reservation -= self._promoted
         self._queue: list[Lease] | None = None
 
     def _may_be_promoted(self, user: str, overdue: int) -> bool:
@@ -95,6 +112,14 @@ class PlainOrder:
         if self._queue is None:
             self._queue = [lease for _, lease in sorted(self._entries)]
         return self._queue
+
+    def _equals_overtaken(self, lease: Lease) -> bool:
+        equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else []
+        return any(self.is_overtaken(self._ledger.leases[lease_id]) for _, lease_id in equal)
+
+    def is_overtaken(self, lease: Lease) -> bool:
+        """Whether so much work has overtaken a request that it comes before the others of its priority."""
+        return self._overtaking.is_overtaken(lease)
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
@@ -169,7 +194,8 @@ class PlainScan:
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                self._blocked.append((at, lease))
+                if lease.id not in self.order.without_reservation:
+                    self._blocked.append((at, lease))
             elif self._blocked:
                 passing.append((at, lease, placement))
             else:
@@ -200,7 +226,9 @@ class PlainScan:
         for at, one in enumerate(self.order.queue):
             if one.id == lease.id:
                 return at
-            if not self._is_beyond_quota(one) and self._place_alone(one.request) is None:
+            if one.id in self.order.without_reservation or self._is_beyond_quota(one):
+                continue
+            if self._place_alone(one.request) is None:
                 self._blocked.append((at, one))
         return len(self.order.queue)
 
@@ -301,6 +329,8 @@ class PlainScan:
 
     def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
         overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
+        if self.order.is_overtaken(lease):
+            overdue_since = max(lease.asked_at_ms, 1)
         if self._now < overdue_since:
             return self._forecast.reserve(lease, exclude=taken)
         return self._forecast.reserve(lease, exclude=taken, overdue_since_ms=overdue_since, all_nodes=first)

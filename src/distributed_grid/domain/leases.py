@@ -171,6 +171,10 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
     recovered: bool = False
     extensions: tuple[tuple[str, int], ...] = ()
     carved_from: tuple[str, ...] = ()
+    work: int = 0
+    """The whole grid for so many microseconds, as expected when it was asked for."""
+    turn: int = 0
+    """How much work starts before this request, in order of age (`QueueProgress.started`)."""
 
     @property
     def key(self) -> str:

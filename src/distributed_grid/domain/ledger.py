@@ -34,11 +34,12 @@ from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Clai
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, MoveState, NodeState
-from distributed_grid.domain.statistics import Account, RequestShapes
+from distributed_grid.domain.statistics import Account, QueueProgress, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
 
 _NO_CLAIMS = NodeClaims()
 _DEFAULTS = (SchedulingPolicy(), RequestShapes(), ScalingRules(), WorkerRules(), AutoOffloadState())
+_NO_PROGRESS = QueueProgress()
 """What holds while no row says otherwise."""
 L = TypeVar("L", str, tuple[str, str])
 C = TypeVar("C")
@@ -57,6 +58,7 @@ class Ledger:
         self.policy, self.request_shapes, self.scaling, self.worker_rules, self.auto_offload = _DEFAULTS
         self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
+        self.queue_progress = _NO_PROGRESS
         self.rebalance_states: dict[str, RebalanceState] = {}
         self.utilization = UtilizationWindow()
         self.engines: dict[str, EngineRow] = {}
@@ -113,6 +115,8 @@ class Ledger:
                 self.accounts[row.user] = row
             elif isinstance(row, Job):
                 self._put_job(row)
+            elif isinstance(row, QueueProgress):
+                self.queue_progress = row
             elif isinstance(row, NodeObservation):
                 self._put_observation(row)
             elif isinstance(row, Offer):
@@ -528,6 +532,7 @@ class Ledger:
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
         found += [row for row in (self.policy, self.request_shapes) if row not in _DEFAULTS]
+        found += [self.queue_progress] if self.queue_progress != _NO_PROGRESS else []
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
         found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
         found += self.offer_closures.values()

@@ -23,7 +23,7 @@ from distributed_grid.domain.moves import AutoOffloadState, DegradedNode, Move, 
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.domain.statistics import Account, RequestShapes
+from distributed_grid.domain.statistics import Account, QueueProgress, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
 
 
@@ -52,6 +52,7 @@ Stored = (
     | SchedulingPolicy
     | Account
     | RequestShapes
+    | QueueProgress
     | EngineRow
     | Binding
     | Block
@@ -87,6 +88,7 @@ _STORED: dict[str, type[Stored]] = {
     row.kind: row
     for row in (
         *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
+        QueueProgress,
         *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules, Move, MoveConsent, AutoOffloadState),
         *(DegradedNode, Delivery),
     )

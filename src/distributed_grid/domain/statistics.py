@@ -37,6 +37,29 @@ class Account(Struct, frozen=True):
         return False
 
 
+class QueueProgress(Struct, frozen=True):
+    """Work that has left the queue, and the most that waited at once (`scheduling/queue/overtaking.py`).
+
+    Work is what a request would take if it had the whole grid, in microseconds.
+    """
+
+    kind: ClassVar[str] = "queue_progress"
+
+    started: int = 0
+    """Work that has started, in all."""
+    peak: int = 0
+    """The most work that waited at once; it decays from `peak_at_ms` on."""
+    peak_at_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.kind
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
 REWEIGH_DIVISOR = 5
 
 

@@ -433,6 +433,8 @@ def _requeue(ledger: Ledger, job: Job, now: int, *, counts: bool, evicted_by: st
     if refusing and never_fits(ledger, elsewhere) is None:
         request = elsewhere
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
+    if (before := ledger.leases.get(job.lease_id)) is not None:
+        lease = replace(lease, work=before.work, turn=before.turn)
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
     return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]

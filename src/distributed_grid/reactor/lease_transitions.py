@@ -20,6 +20,7 @@ from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan
 from distributed_grid.scheduling.queue import fairness, reasons
+from distributed_grid.scheduling.queue.overtaking import progress_started
 from distributed_grid.scheduling.rebalancing.lease_parts import is_used_up
 from distributed_grid.scheduling.rebalancing.loans import describe
 
@@ -60,6 +61,7 @@ def grant(
     rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
     decision = Decision(changes=rows, choice=choice, follow=shrunk.follow)
     decision.changes += settle_account(ledger, lease.request.user, now, begins=lease)
+    decision.changes += progress_started(ledger, lease, now)
     record = lease_record("granted", granted, job)
     record.data["asked"] = reasons.describe_amounts(lease.request.ask)
     record.data["priority"] = lease.request.priority.name.lower()

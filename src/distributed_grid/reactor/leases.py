@@ -27,6 +27,7 @@ from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, pl
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.contenders import preemption_candidates
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
+from distributed_grid.scheduling.queue.overtaking import with_turn
 from distributed_grid.scheduling.queue.queue import (
     fit_key,
     next_grant,
@@ -69,6 +70,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     _check_deadline(request, now)
     asked = lease_record("requested", lease, job, reasons.describe_amounts(request.ask))
     asked.data.update(request_details(request, now, retries=job.retries_left if job is not None else 0))
+    lease = with_turn(ledger, lease, now)
     placement = place_newcomer(ledger, lease, now)
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)

@@ -30,7 +30,17 @@ def scan_weight(request: Request) -> int:
 class WaitingIndex:
     """Orders of the waiting requests."""
 
-    __slots__ = ("by_user", "deadlines", "heads", "heads_by_user", "members", "oldest_of_users", "weight", "weights")
+    __slots__ = (
+        "by_user",
+        "deadlines",
+        "heads",
+        "heads_by_user",
+        "members",
+        "oldest_of_users",
+        "weight",
+        "weights",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.heads: list[RankKey] = []
@@ -49,6 +59,8 @@ class WaitingIndex:
         """The scan weight of each group, by the id of the head's lease."""
         self.weight = 0
         """The scan weight of all groups together."""
+        self.work = 0
+        """The work of all waiting requests together."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WaitingIndex):
@@ -63,6 +75,7 @@ class WaitingIndex:
             if len(members) > 1:
                 self._remove_head(lease.request, members[1])
             self._add_head(lease.request, members)
+        self.work += lease.work
         self._change_user(lease, waits=True)
 
     def remove(self, lease: Lease, members: list[AgeKey]) -> None:
@@ -71,6 +84,7 @@ class WaitingIndex:
             self._remove_head(lease.request, lease.age_key)
             if members:
                 self._add_head(lease.request, members)
+        self.work -= lease.work
         self._change_user(lease, waits=False)
 
     def oldest_of(self, user: str) -> AgeKey | None:

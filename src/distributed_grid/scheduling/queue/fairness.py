@@ -137,12 +137,17 @@ class Shares:
         """The part of the grid that a user is entitled to at the moment."""
         weight, users = max(self._ledger.policy.weight_of(user, team), 1), self._active_users
         exact = weight / max(sum(users.values()), weight)
-        return exact if len(users) <= EXACT_SHARE_USERS else exact * max(1.0, MIN_SHARE * len(users))
+        return exact if self.is_exact else exact * max(1.0, MIN_SHARE * len(users))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether so few users hold or wait for something that they share exactly."""
+        return len(self._active_users) <= EXACT_SHARE_USERS
 
     def _had_recently(self, user: str) -> float:
         """A user's recent part of the grid; among few users, of what they had together."""
         had = self.recent(user)
-        if len(self._active_users) > EXACT_SHARE_USERS:
+        if not self.is_exact:
             return had
         return had / max(sum(self.recent(one) for one in self._active_users), had) if had else 0.0
 

@@ -4,6 +4,9 @@ Order: priority; tight deadlines; users below their share, then the others by th
 length; age. A request that has waited for `starvation_ms` is promoted before all others, if it is the oldest of its
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
+A request that much later work has overtaken comes before the others of its priority, and is promoted after
+`starvation_ms` if no higher priority waits; short terms may pass it (`overtaking`).
+
 Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
 first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`):
 its cost does not grow with the queue, whatever waits there.
@@ -21,7 +24,8 @@ then only older promoted ones, at most m, which have waited for S, too. For the 
 for, except who ends in time by a term, which the grid enforces, or by the estimate of a user who has not overrun one
 since (so each user can break one); nor is anybody preempted there for others. It starts within (U + 1) L (`backfill`),
 and the next is first. What is preempted comes back with its age, at most p times. With W = (m + 1) (p + 1) (U + 1) L
-nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0.
+nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0. Short terms that pass overtaken
+requests add at most the time in which the grid starts the work of its largest recent backlog: after that they do not.
 """
 
 from __future__ import annotations
@@ -49,20 +53,25 @@ from distributed_grid.scheduling.queue.backfill import (
 )
 from distributed_grid.scheduling.queue.contenders import Members, all_compete, contending_groups
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
+from distributed_grid.scheduling.queue.overtaking import (
+    OVERTAKEN,
+    UNKNOWN_LENGTH_MS,
+    Overtaking,
+)
 from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
 NO_DEADLINE = 2**62
-UNKNOWN_LENGTH_MS = 3_600_000
-"""Length of a request of which nobody knows how long it takes."""
-PROMOTED = 0
+NEVER_ARRIVED = -1
+"""Before the arrival of every request."""
+SHORT, PROMOTED = -1, 0
 QueueKey = tuple[int, int, int, int, float, int, str]
-"""Whether it is promoted (0) or not, priority, deadline, excess, waiting time, age, id: the lowest is the first."""
+"""Short (-1), promoted (0) or neither (1), priority, deadline, rank, waiting time, age, id: the lowest is the first."""
 
 
 class WaitingGroup:
     """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now")
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken", "_short")
 
     def __init__(
         self,
@@ -70,12 +79,19 @@ class WaitingGroup:
         members: Sequence[tuple[int, str]],
         front: tuple[int, int, int],
         length_ms: int,
+        overtaken: int,
+        overdue_ms: int,
         now: int,
+        *,
+        short: bool,
     ) -> None:
         self._leases = leases
         self._members = members
         self._front = front
         self._length_ms = length_ms
+        self._overtaken = overtaken
+        self._overdue_ms = overdue_ms
+        self._short = short
         self._now = now
 
     def __len__(self) -> int:
@@ -86,8 +102,15 @@ class WaitingGroup:
 
     def key(self, at: int) -> QueueKey:
         asked_at, lease_id = self._members[at]
+        priority, deadline, rank = self._front
+        if at < self._overtaken and asked_at <= self._overdue_ms:
+            return (PROMOTED, 0, 0, 0, 0.0, asked_at, lease_id)
+        if at < self._overtaken:
+            return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
         ratio = (self._now - asked_at + self._length_ms) / self._length_ms
-        return (1, *self._front, -ratio, asked_at, lease_id)
+        if self._short:
+            return (SHORT, 0, 0, 0, -ratio, asked_at, lease_id)
+        return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
 
 QueueEntry = tuple[QueueKey, WaitingGroup, int]
@@ -116,6 +139,7 @@ class QueueOrder:
         self._now = now
         self._newcomer = newcomer if newcomer is not None and newcomer.id not in ledger.leases else None
         self._contending = contending
+        self._overtaking = Overtaking(ledger, shares, now)
         self._is_complete = all_compete(ledger)
 
     @cached_property
@@ -131,7 +155,7 @@ class QueueOrder:
         heads: list[QueueEntry] = []
         for group in self._groups:
             first = 0
-            if self._promoted and (head := group.lease(0)).id in self._promoted:
+            if (head := group.lease(0)).id in self._promoted and group.key(0)[0] != PROMOTED:
                 heads.append((_promoted_key(head), group, 0))
                 first = 1
             if first < len(group):
@@ -140,7 +164,18 @@ class QueueOrder:
 
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
-        return WaitingGroup(leases, members, self._front(lease.request), self._length_ms(lease), self._now)
+        overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
+        front, overdue_ms = self._front(lease.request), self._overdue_ms(lease.request)
+        short = not overtaken and self._overtaking.is_short(lease)
+        length_ms = self._length_ms(lease)
+        return WaitingGroup(leases, members, front, length_ms, overtaken, overdue_ms, self._now, short=short)
+
+    def _overdue_ms(self, request: Request) -> int:
+        """Overtaken requests that arrived up to then are promoted; none while a higher priority waits."""
+        waiting = self._ledger.waiting
+        return (
+            self._now - self._policy.starvation_ms if waiting and -request.priority <= waiting[0][0] else NEVER_ARRIVED
+        )
 
     def _front(self, request: Request) -> tuple[int, int, int]:
         """What counts before the waiting time: priority, tight deadline, excess over the share."""
@@ -172,9 +207,12 @@ class QueueOrder:
 
     def key_of(self, lease: Lease) -> QueueKey:
         """The sort key of one request."""
-        return (
-            _promoted_key(lease) if self.is_promoted(lease) else self._group({lease.id: lease}, [lease.age_key]).key(0)
-        )
+        if self.is_promoted(lease):
+            return _promoted_key(lease)
+        equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else None
+        if equal is None:
+            return self._group({lease.id: lease}, [lease.age_key]).key(0)
+        return self._group(self._ledger.leases, equal).key(bisect_left(equal, lease.age_key))
 
     def in_order(self) -> Iterator[Lease]:
         """All waiting requests from the first on, found one after the other."""
@@ -189,7 +227,7 @@ class QueueOrder:
         key = self.key_of(lease)
         before = 0
         for first, group, at in self.heads:
-            if first[0] == PROMOTED:
+            if first[0] == PROMOTED != group.key(at)[0]:
                 before += first < key
             else:
                 before += bisect_left(range(at, len(group)), key, key=group.key)
@@ -200,7 +238,13 @@ class QueueOrder:
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
-        return lease.id in self._promoted
+        if lease.id in self._promoted:
+            return True
+        return lease.asked_at_ms <= self._overdue_ms(lease.request) and self.is_overtaken(lease)
+
+    def is_overtaken(self, lease: Lease) -> bool:
+        """Whether so much work has overtaken a request that it comes before the others of its priority."""
+        return self._overtaking.is_overtaken(lease)
 
     def is_tight(self, request: Request) -> bool:
         """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
@@ -226,7 +270,8 @@ def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = fro
     while ahead:
         entry = key, group, at = heappop(ahead)
         yield entry
-        if key[0] != PROMOTED and at + 1 < len(group) and group not in finished:
+        is_alone = key[0] == PROMOTED != group.key(at)[0]
+        if not is_alone and at + 1 < len(group) and group not in finished:
             heappush(ahead, (group.key(at + 1), group, at + 1))
 
 
@@ -343,7 +388,8 @@ class QueueScan:
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                self._blocked.append(head)
+                if key[0] != SHORT:
+                    self._blocked.append(head)
             elif self._blocked:
                 passing.append((key, lease, placement))
             else:
@@ -375,7 +421,9 @@ class QueueScan:
         for head in self.order.heads:
             key, group, at = head
             first = group.lease(at)
-            if key < position and not self._is_beyond_quota(first) and self._place_alone(first.request) is None:
+            if key >= position or key[0] == SHORT or self._is_beyond_quota(first):
+                continue
+            if self._place_alone(first.request) is None:
                 self._blocked.append(head)
         return position
 
@@ -468,6 +516,9 @@ class QueueScan:
                 if len(self._reservations) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
                 lease = group.lease(at)
+                if key[0] == SHORT:
+                    finished.add(group)
+                    continue
                 recent = self._now - lease.asked_at_ms <= self._ledger.policy.reserve_after_ms
                 if fit_key(lease.request) in hopeless or (recent and (self._reservations or unknown_start)):
                     finished.add(group)  # those behind it are as hopeless, or as recent
@@ -485,6 +536,8 @@ class QueueScan:
     def _reserve(self, lease: Lease, taken: set[str], *, first: bool) -> Reservation | None:
         taken = taken | outlived_nodes(lease.request, self._ends, self._now)
         overdue_since = lease.asked_at_ms + self._ledger.policy.starvation_ms
+        if self.order.is_overtaken(lease):
+            overdue_since = max(lease.asked_at_ms, 1)
         if self._now < overdue_since:
             return self._forecast.reserve(lease, exclude=taken)
         return self._forecast.reserve(lease, exclude=taken, overdue_since_ms=overdue_since, all_nodes=first)
