@@ -160,6 +160,32 @@ def test_reservations_hold_what_heartbeats_report(coordinator: Coordinator, work
         drm.worker_resources["mine"] = {}  # type: ignore[index]
 
 
+def test_an_update_keeps_the_totals_that_it_does_not_name(coordinator: Coordinator):
+    drm = manager(coordinator)
+    has = {
+        "cpu": {"cores": 8, "available_cores": 6},
+        "memory": {"total_mb": 16384, "available_mb": 10000},
+        "gpu": {"devices": 2, "available_devices": 1, "total_memory_mb": 32768},
+    }
+    assert drm.register_worker("partial", has)
+    assert drm.update_worker_resources("partial", {"cpu": {"cores": 8, "available_cores": 4}})
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["cpu"]["available_cores"]) == (8, 4)
+    assert now["memory"] == {"total_mb": 16384, "available_mb": 10000}
+    assert (now["gpu"]["devices"], now["gpu"]["available_devices"], now["gpu"]["total_memory_mb"]) == (2, 1, 32768)
+    heartbeat = {"type": "heartbeat", "worker_id": "partial", "resources": {"memory": {"available_mb": 5000}}}
+    assert coordinator.process_message(heartbeat)["type"] == "heartbeat_ack"
+    assert drm.update_worker_resources("partial", {"gpu": {"available_devices": 2}})
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["cpu"]["available_cores"]) == (8, 4)
+    assert now["memory"] == {"total_mb": 16384, "available_mb": 5000}
+    assert (now["gpu"]["available_devices"], now["gpu"]["total_memory_mb"]) == (2, 32768)
+    assert drm.register_worker("partial", {"cpu": {"cores": 4}})  # a registration names all that the worker has
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["memory"]["total_mb"], now["gpu"]["devices"]) == (4, 0, 0)
+    coordinator.worker_manager.remove_worker("partial")
+
+
 def test_nobody_is_fit_who_is_unknown_or_too_small(coordinator: Coordinator, worker: str):
     drm = manager(coordinator)
     assert drm.calculate_task_worker_fitness("nobody", {"cpu_cores": 1}) == 0
@@ -177,7 +203,7 @@ def test_nobody_is_fit_who_is_unknown_or_too_small(coordinator: Coordinator, wor
         ({"cpu": {"cores": 4, "available_cores": 5}}, "available_cores must be at most 4"),
         ({"cpu": {"cores": "four"}}, "cpu.cores must be a number"),
         ({"cpu": {"cores": True}}, "cpu.cores must be a number"),
-        ({"memory": {"total_mb": 1}}, "cpu.cores is missing"),
+        ({"memory": {"available_mb": 16385}}, "memory.available_mb must be at most 16384"),
         ({"cpu": {"cores": 4}, "tpu": {}}, "resources have no 'tpu'"),
         ({"cpu": {"cores": 4}, "gpu": {"devices": 10**9}}, "gpu.devices must be at most 1024"),
     ],
