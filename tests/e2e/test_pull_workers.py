@@ -112,6 +112,29 @@ def test_reports_that_do_not_count_say_so(coordinator: Coordinator, worker: str)
     assert tasks.complete_task(task)
 
 
+def test_a_second_report_that_contradicts_the_first_is_not_accepted(coordinator: Coordinator, worker: str):
+    tasks = coordinator.task_manager
+    task_id = tasks.add_task({"type": "test", "retries": 1})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    assert tasks.complete_task(task, result=1)
+    for second in (tasks.fail_task(task, error="late"), tasks.complete_task(task, result=2)):
+        assert (second.accepted, second.repeated) == (False, False)
+        assert second.reason == f"this attempt of {task_id} was reported before, as completed: that report counts"
+    assert tasks.complete_task(task, result=1).repeated
+    assert tasks.get_task_result(task_id) == 1
+    task_id = tasks.add_task({"type": "test", "retries": 1})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    assert tasks.fail_task(task, error="broken")
+    refused = tasks.complete_task(task)
+    assert refused.reason == f"this attempt of {task_id} was reported before, as failed: that report counts"
+    assert tasks.fail_task(task, error="broken").repeated
+    again = tasks.get_next_task(worker)
+    assert again is not None
+    assert tasks.complete_task(again)
+
+
 def test_the_newer_registration_wins(coordinator: Coordinator, worker: str):
     tasks, workers = coordinator.task_manager, coordinator.worker_manager
     workers.register_worker(worker, resources=HAS, incarnation="old")
@@ -393,7 +416,7 @@ def test_a_worker_lives_over_the_websocket(server: CoordinatorServer, coordinato
         done = {"worker_id": "ws-1", "task_id": task["task_id"], "fence": task["fence"], "result": [1, 2]}
         assert ask(worker, type="task_result", **done)["accepted"] is True
         assert ask(worker, type="task_status", task_id=task["task_id"])["result"] == [1, 2]
-        assert ask(worker, type="fail", **done)["accepted"] is True  # it is over already, as reported
+        assert ask(worker, type="fail", **done)["accepted"] is False  # it was reported as completed
         assert ask(worker, type="status")["workers"]["ws-1"] == "alive"
         assert ask(worker, type="unregister", worker_id="ws-1")["removed"] is True
 
