@@ -161,6 +161,8 @@ class Shim:
         finally:
             for fd in output.values():
                 os.close(fd)
+        if isinstance(self.memory, CgroupMemoryLimit):
+            self.memory.enforce()
 
     def _make_groups(self, cores: int) -> None:
         limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
@@ -180,7 +182,6 @@ class Shim:
         for group in self.groups:
             group.make()
         if memory:
-            by_path[f"{memory.base}/{name}"].limit_memory(limit)
             self.memory = CgroupMemoryLimit(limit, by_path[f"{memory.base}/{name}"], self.usage)
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
