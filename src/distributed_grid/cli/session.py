@@ -184,7 +184,7 @@ def _is_newer(path: str, welcome: Mapping[str, Any]) -> bool:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError:  # there is none, or we may not look
         return False
-    return digest_of(content) != welcome["config_digest"]
+    return bool(digest_of(content) != welcome["config_digest"])
 
 
 def is_terminal() -> bool:
