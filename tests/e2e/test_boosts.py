@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import uuid
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -302,6 +302,15 @@ def test_boosts_outlive_the_control_plane_and_end_without_anybody_asking(cluster
     assert long["boost_id"] in ids(cluster)
     wait_until(lambda: kept(cluster) == [long["boost_id"]])
     assert cluster.json("boost", "release", short["boost_id"])["reason"] == "expired"
+
+
+def test_a_boost_that_ended_while_no_daemon_ran_is_not_active_in_the_first_answer(own: Shell) -> None:
+    long, short = boost(own, "cpu", "1"), boost(own, "cpu", "1", "--duration", "1")
+    own.kill_daemon()
+    ends = datetime.fromisoformat(short["expires_at"])
+    wait_until(lambda: datetime.now(UTC) > ends)
+    assert ids(own) == [long["boost_id"]]
+    assert own.json("boost", "release", short["boost_id"])["reason"] == "expired"
 
 
 def test_without_the_database_boosts_are_recovered_from_the_file(own: Shell) -> None:
