@@ -57,13 +57,11 @@ class CannotBuild(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Build the image and give it to the engine; the exit code."""
-    default = DockerLocalSettings().image
-    parser = argparse.ArgumentParser(prog="build_worker_image", description="Build the image of worker containers.")
-    parser.add_argument("--image", default=default, help=f"its name (default: {default})")
-    parser.add_argument("--engine", default=os.environ.get("DOCKER_HOST"), help="the engine's unix:// socket")
-    parser.add_argument("--tar", metavar="FILE", help="write the files of the image there, and ask no engine")
-    options = parser.parse_args(arguments)
+    options = parse_options(arguments)
     began = time.monotonic()
+    if not options.tar and os.environ.get("DOCKER_HOST", options.engine) != options.engine:
+        print(f"build_worker_image: $DOCKER_HOST is not used: the image goes to {options.engine}, "
+              "--engine names another engine", file=sys.stderr)  # fmt: skip
     try:
         with tempfile.TemporaryDirectory(prefix="grid-worker-image-") as folder:
             root = Path(folder) / "root"
@@ -71,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             archive = Path(options.tar or Path(folder) / "image.tar")
             pack(root, archive)
             if not options.tar:
-                give_to_engine(archive, options.image, options.engine or DockerLocalSettings().endpoint_url)
+                give_to_engine(archive, options.image, options.engine)
     except CannotBuild as failure:
         print(f"build_worker_image: {failure}", file=sys.stderr)
         return 1
@@ -79,6 +77,20 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{what}: {archive_size(options.tar)}Python {platform.python_version()}, grid {__version__}, "
           f"{time.monotonic() - began:.0f} s")  # fmt: skip
     return 0
+
+
+def parse_options(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; without a name for them, image and engine are those of the provider `docker_local`."""
+    provider = DockerLocalSettings()
+    parser = argparse.ArgumentParser(prog="build_worker_image", description="Build the image of worker containers.")
+    parser.add_argument("--image", default=provider.image, help=f"its name (default: {provider.image})")
+    parser.add_argument(
+        "--engine",
+        default=provider.endpoint_url,
+        help=f"the engine's socket, as in `endpoint_url` of the provider (default: {provider.endpoint_url})",
+    )
+    parser.add_argument("--tar", metavar="FILE", help="write the files of the image there, and ask no engine")
+    return parser.parse_args(arguments)
 
 
 def archive_size(tar: str | None) -> str:

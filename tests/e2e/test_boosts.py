@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import uuid
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ from distributed_grid.client.client import Client
 from distributed_grid.config import load_cluster_config
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.core import SSHManager
+from distributed_grid.errors import BadInput
 from distributed_grid.orchestration.resource_boost_manager import (
     ResourceBoost,
     ResourceBoostManager,
@@ -126,6 +127,41 @@ def test_a_boost_in_json_has_the_promised_fields(cluster: Shell) -> None:
     assert cluster.json("boost", "status", "--config", "config/my-cluster-enhanced.yaml") == status
 
 
+def test_gpus_of_an_allocation_are_a_list_before_while_and_after_it_is_held(cluster: Shell) -> None:
+    made = boost(cluster, "gpu", "1")
+    held = find_allocation(cluster, made["boost_id"])
+    assert [(gpu["index"], gpu["amount"]) for gpu in held["resources"]["gpus"]] == [(0, 1.0)]
+    released = cluster.json("resource-sharing", "release", made["boost_id"])
+    assert (released["state"], released["resources"]["gpus"]) == (
+        "ended",
+        [{"index": None, "amount": 1.0, "memory_gb": 0.0}],
+    )
+    plain = cluster.json("resource-sharing", "request", "--node", "gpu-master", "--type", "cpu", "--amount", "1")
+    assert find_allocation(cluster, plain["allocation_id"])["resources"]["gpus"] == []
+    assert cluster.json("resource-sharing", "release", plain["allocation_id"])["resources"]["gpus"] == []
+
+
+def find_allocation(shell: Shell, name: str) -> dict[str, Any]:
+    return next(one for one in shell.json("shared-status")["allocations"] if one["allocation_id"] == name)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_numbers_that_are_none_are_named_in_one_line(cluster: Shell, number: str) -> None:
+    made = boost(cluster, "cpu", "0.5")
+    sharing = ("resource-sharing", "request", "--node", "gpu-master", "--type", "cpu", "--amount")
+    for words, field in (
+        (("boost", "request", "gpu-master", "cpu", number), "amount"),
+        (("boost", "request", "gpu-master", "cpu", "1", "--duration", number), "duration_seconds"),
+        (("boost", "extend", made["boost_id"], number), "seconds"),
+        ((*sharing, number), "amount"),
+        ((*sharing, "1", "--duration", number), "duration_seconds"),
+    ):
+        refused = cluster(*words)
+        assert (refused.returncode, refused.stdout) == (2, ""), words
+        assert refused.stderr == f"grid: invalid request: {field} must be a finite number, not {number}\n"
+    assert cluster.json("boost", "status")["boosts"] == [made]
+
+
 def test_two_boosts_never_get_the_same_gpu_and_the_refusal_names_each_node(cluster: Shell) -> None:
     sources = [boost(cluster, "gpu", "1")["source_node"] for _ in range(3)]
     assert sorted(sources) == ["gpu1", "gpu2", "gpu2"]
@@ -206,6 +242,7 @@ def test_the_programming_interface_of_the_guide(cluster: Shell, monkeypatch: pyt
         (one,) = await manager.get_active_boosts(target_node="gpu-master")
         assert isinstance(one, ResourceBoost)
         assert (one.boost_id, one.source_node, one.amount, one.is_active) == (boost_id, "gpu2", 1.0, True)
+        assert one.priority is AllocationPriority.CRITICAL
         assert one.expires_at is not None
         assert one.allocated_at is not None
         assert (one.expires_at - one.allocated_at).total_seconds() == 1800
@@ -220,6 +257,9 @@ def test_the_programming_interface_of_the_guide(cluster: Shell, monkeypatch: pyt
         assert await manager.request_boost(ResourceBoostRequest("gpu7", ResourceType.CPU, 1.0)) is None
         assert str(manager.last_refusal).startswith("Target node not found in cluster: ")
         assert await manager.request_boost(ResourceBoostRequest("gpu-master", ResourceType.CPU, -1.0)) is None
+        for seconds in (float("nan"), float("inf")):
+            with pytest.raises(BadInput, match=f"seconds must be a finite number, not {seconds:g}"):
+                await manager.extend_boost(boost_id, seconds)
         assert await manager.release_boost(boost_id)
         assert await manager.release_boost(boost_id)
         assert not await manager.release_boost("zz")
@@ -262,6 +302,15 @@ def test_boosts_outlive_the_control_plane_and_end_without_anybody_asking(cluster
     assert long["boost_id"] in ids(cluster)
     wait_until(lambda: kept(cluster) == [long["boost_id"]])
     assert cluster.json("boost", "release", short["boost_id"])["reason"] == "expired"
+
+
+def test_a_boost_that_ended_while_no_daemon_ran_is_not_active_in_the_first_answer(own: Shell) -> None:
+    long, short = boost(own, "cpu", "1"), boost(own, "cpu", "1", "--duration", "1")
+    own.kill_daemon()
+    ends = datetime.fromisoformat(short["expires_at"])
+    wait_until(lambda: datetime.now(UTC) > ends)
+    assert ids(own) == [long["boost_id"]]
+    assert own.json("boost", "release", short["boost_id"])["reason"] == "expired"
 
 
 def test_without_the_database_boosts_are_recovered_from_the_file(own: Shell) -> None:
@@ -318,6 +367,13 @@ def test_boosts_by_rest(cluster: Shell) -> None:
         assert rest.get("/v1/boosts", params={"node": "gpu1"}).json()["active_boosts"] == 0
         name = made["boost_id"]
         assert rest.post(f"/v1/boosts/{name[:8]}/extend", json={"seconds": 9}).json()["boost"]["boost_id"] == name
+        for path, field in (("", "amount"), (f"/{name}/extend", "seconds")):
+            for word, shown in (("NaN", "nan"), ("Infinity", "inf"), ("1e999", "inf")):
+                refused = rest.post(f"/v1/boosts{path}", content=f'{{"{field}": {word}}}')
+                assert refused.status_code == 400
+                problem = refused.json()["error"]
+                line = f"invalid request: {field} must be a finite number, not {shown}"
+                assert (problem["type"], problem["message"]) == ("BadInput", line)
         refused = rest.post("/v1/boosts", json=asked | {"amount": 99, "request_id": "much"})
         assert refused.json()["error"]["message"].startswith("No nodes have sufficient available resources: ")
         for _ in range(2):

@@ -117,5 +117,30 @@ def test_it_says_that_a_config_is_used_only_where_it_is(grid: Shell) -> None:
     put_config(grid, NODES)
     (grid.host_dir / "grid.sock").unlink()
     done = grid("status", check=0)  # the job goes on under its own config, whatever is found here
-    assert (done.stderr, node_names(grid)) == ("", ["mine"])
+    assert node_names(grid) == ["mine"]
+    path = grid.cwd / PLACE
+    assert done.stderr == (
+        f"grid: {path} is not used while jobs or leases of {other} are alive; "
+        f"to use it: grid --config {path} daemon start\n"
+    )
     grid("jobs", "cancel", job, check=0)
+
+
+def test_a_config_that_is_written_while_a_control_plane_runs_is_named_with_the_command_to_type(grid: Shell) -> None:
+    assert grid("status", check=0).stderr == ""
+    place = grid.state_dir / "cluster.yaml"
+    place.write_text(NODES)
+    advice = f"to use it: grid --config {place} daemon start"
+    line = f"grid: {place} is new, and the control plane goes on with {{}}; {advice}\n"
+    for _ in range(2):
+        done = grid("status", check=0)
+        assert done.stderr == line.format("this machine alone")
+    assert node_names(grid) != ["theirs"]
+    _, command = done.stderr.strip().split("to use it: grid ")
+    grid(*command.split(), check=0)
+    assert node_names(grid) == ["theirs"]
+    assert grid("status", check=0).stderr == ""
+    place.write_text(NODES.replace("theirs", "ours"))
+    assert grid("status", check=0).stderr == line.format("the one it has read before")
+    place.write_text(NODES)
+    assert grid("status", check=0).stderr == ""

@@ -340,6 +340,59 @@ def test_a_pool_is_a_mapping_of_names(cluster: Shell, pool: MemoryPool) -> None:
     assert pool
 
 
+def test_values_of_keys_are_compressed_where_they_are_stored_and_the_ledger_holds_only_that(
+    cluster: Shell, pool: MemoryPool
+) -> None:
+    value = b"".join(b"line %d of a log that says much the same every time\n" % number for number in range(200_000))
+
+    def held() -> int:
+        with Client(StateDir(cluster.state_dir)) as client:
+            leases = client.call("get_status")["allocations"]
+        return sum(round(lease["amount"] * 1024**3) for lease in leases if lease["resource_type"] == "memory")
+
+    before = held()
+    with open_pool(state_dir=cluster.state_dir, compression="lz4") as packing:
+        block_id = packing.store("log", value, copies=2, ttl=600)
+        packing["noise"] = noise = os.urandom(MIB)
+        packing["nothing"] = b""
+        assert (packing["log"], packing["noise"], packing["nothing"]) == (value, noise, b"")
+        array = packing.array(packing.put_array(np.zeros((1000, 100)), name="array"))
+        array[5] = 1.0  # an array can be changed in place: it is stored as it is
+        assert packing.get_array(name="array")[4:6].sum() == 100
+        with pytest.raises(Refused, match="compressed value, which cannot be changed in place: store it again"):
+            packing.write(block_id, b"x")
+        assert packing.mapped(block_id) is None
+    row = pool.find(name="log")
+    assert row["size"] < len(value) / 3
+    assert pool.find(name="noise")["size"] == MIB
+    others = MIB + 1 + 1000 * 100 * 8
+    assert abs(held() - before - 2 * row["size"] - others) < 3 * 2**20, "as the answer rounds"
+    middle = len(value) // 2
+    assert (pool["log"], pool.read(block_id, 100, middle)) == (value, value[middle : middle + 100])
+    assert pool.read(block_id) == value
+    buffer = bytearray(300_000)
+    pool.read_into(block_id, buffer, 77)
+    assert buffer == value[77:300_077]
+    with pytest.raises(BadInput, match=f"it has {len(value)}"):
+        pool.read(block_id, 1, len(value))
+    assert in_another_process(cluster, READ_KEY, str(cluster.state_dir), "log") == str(len(value))
+    cluster("memory", "retrieve", "log", "-o", "log.txt", check=0)
+    assert (cluster.cwd / "log.txt").read_bytes() == value
+    assert re.search(r"log +10\.\d+ MB \(holds [\d.]+ [KM]B\) ", cluster("memory", "list", check=0).stdout)
+    cluster.kill_daemon()
+    assert pool["log"] == value
+    pool["log"] = b"plain again"
+    assert (pool["log"], pool.find(name="log")["size"]) == (b"plain again", 11)
+
+
+READ_KEY = """
+import sys
+from distributed_grid.orchestration.distributed_memory_pool import open_pool
+with open_pool(state_dir=sys.argv[1]) as pool:
+    print(len(pool[sys.argv[2]]))
+"""
+
+
 def test_any_array_can_be_stored(pool: MemoryPool) -> None:
     arrays = (
         np.asfortranarray(np.arange(12).reshape(3, 4)),

@@ -114,6 +114,29 @@ def test_reports_that_do_not_count_say_so(coordinator: Coordinator, worker: str)
     assert tasks.complete_task(task)
 
 
+def test_a_second_report_that_contradicts_the_first_is_not_accepted(coordinator: Coordinator, worker: str):
+    tasks = coordinator.task_manager
+    task_id = tasks.add_task({"type": "test", "retries": 1})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    assert tasks.complete_task(task, result=1)
+    for second in (tasks.fail_task(task, error="late"), tasks.complete_task(task, result=2)):
+        assert (second.accepted, second.repeated) == (False, False)
+        assert second.reason == f"this attempt of {task_id} was reported before, as completed: that report counts"
+    assert tasks.complete_task(task, result=1).repeated
+    assert tasks.get_task_result(task_id) == 1
+    task_id = tasks.add_task({"type": "test", "retries": 1})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    assert tasks.fail_task(task, error="broken")
+    refused = tasks.complete_task(task)
+    assert refused.reason == f"this attempt of {task_id} was reported before, as failed: that report counts"
+    assert tasks.fail_task(task, error="broken").repeated
+    again = tasks.get_next_task(worker)
+    assert again is not None
+    assert tasks.complete_task(again)
+
+
 def test_the_newer_registration_wins(coordinator: Coordinator, worker: str):
     tasks, workers = coordinator.task_manager, coordinator.worker_manager
     workers.register_worker(worker, resources=HAS, incarnation="old")
@@ -162,6 +185,32 @@ def test_reservations_hold_what_heartbeats_report(coordinator: Coordinator, work
         drm.worker_resources["mine"] = {}  # type: ignore[index]
 
 
+def test_an_update_keeps_the_totals_that_it_does_not_name(coordinator: Coordinator):
+    drm = manager(coordinator)
+    has = {
+        "cpu": {"cores": 8, "available_cores": 6},
+        "memory": {"total_mb": 16384, "available_mb": 10000},
+        "gpu": {"devices": 2, "available_devices": 1, "total_memory_mb": 32768},
+    }
+    assert drm.register_worker("partial", has)
+    assert drm.update_worker_resources("partial", {"cpu": {"cores": 8, "available_cores": 4}})
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["cpu"]["available_cores"]) == (8, 4)
+    assert now["memory"] == {"total_mb": 16384, "available_mb": 10000}
+    assert (now["gpu"]["devices"], now["gpu"]["available_devices"], now["gpu"]["total_memory_mb"]) == (2, 1, 32768)
+    heartbeat = {"type": "heartbeat", "worker_id": "partial", "resources": {"memory": {"available_mb": 5000}}}
+    assert coordinator.process_message(heartbeat)["type"] == "heartbeat_ack"
+    assert drm.update_worker_resources("partial", {"gpu": {"available_devices": 2}})
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["cpu"]["available_cores"]) == (8, 4)
+    assert now["memory"] == {"total_mb": 16384, "available_mb": 5000}
+    assert (now["gpu"]["available_devices"], now["gpu"]["total_memory_mb"]) == (2, 32768)
+    assert drm.register_worker("partial", {"cpu": {"cores": 4}})  # a registration names all that the worker has
+    now = drm.worker_resources["partial"]
+    assert (now["cpu"]["cores"], now["memory"]["total_mb"], now["gpu"]["devices"]) == (4, 0, 0)
+    coordinator.worker_manager.remove_worker("partial")
+
+
 def test_nobody_is_fit_who_is_unknown_or_too_small(coordinator: Coordinator, worker: str):
     drm = manager(coordinator)
     assert drm.calculate_task_worker_fitness("nobody", {"cpu_cores": 1}) == 0
@@ -179,7 +228,7 @@ def test_nobody_is_fit_who_is_unknown_or_too_small(coordinator: Coordinator, wor
         ({"cpu": {"cores": 4, "available_cores": 5}}, "available_cores must be at most 4"),
         ({"cpu": {"cores": "four"}}, "cpu.cores must be a number"),
         ({"cpu": {"cores": True}}, "cpu.cores must be a number"),
-        ({"memory": {"total_mb": 1}}, "cpu.cores is missing"),
+        ({"memory": {"available_mb": 16385}}, "memory.available_mb must be at most 16384"),
         ({"cpu": {"cores": 4}, "tpu": {}}, "resources have no 'tpu'"),
         ({"cpu": {"cores": 4}, "gpu": {"devices": 10**9}}, "gpu.devices must be at most 1024"),
     ],
@@ -370,7 +419,7 @@ def test_a_worker_lives_over_the_websocket(server: CoordinatorServer, coordinato
         done = {"worker_id": "ws-1", "task_id": task["task_id"], "fence": task["fence"], "result": [1, 2]}
         assert ask(worker, type="task_result", **done)["accepted"] is True
         assert ask(worker, type="task_status", task_id=task["task_id"])["result"] == [1, 2]
-        assert ask(worker, type="fail", **done)["accepted"] is True  # it is over already, as reported
+        assert ask(worker, type="fail", **done)["accepted"] is False  # it was reported as completed
         assert ask(worker, type="status")["workers"]["ws-1"] == "alive"
         assert ask(worker, type="unregister", worker_id="ws-1")["removed"] is True
 

@@ -6,6 +6,7 @@ stderr. Only the standard library is imported here: every command imports this f
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 
@@ -53,3 +54,15 @@ class Unpacker:
                 start = end
         finally:
             del self._bytes[:start]
+
+
+def non_finite_number(value: object, path: str = "") -> str:
+    """`amount must be a finite number, not nan` for the first number in a message that JSON cannot carry, else ""."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{path or 'the number'} must be a finite number, not {value:g}"
+    parts: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        parts = [(f"{path}.{key}" if path else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{path}[{place}]", part) for place, part in enumerate(value)]
+    return next(filter(None, (non_finite_number(part, name) for name, part in parts)), "")

@@ -7,6 +7,7 @@ request; its `op` on the wire is its name in snake case. What answers it is in `
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from distributed_grid.api.command_limits import command_problem
+from distributed_grid.api.framing import non_finite_number
 from distributed_grid.errors import BadInput
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -919,8 +921,16 @@ def parse(body: bytes) -> Message:
             raise BadInput(f"invalid request: Invalid value {tag[:80]!r} - at `$.op`")
         op = _decoder_of(kind).decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"invalid request: {error}") from None
+        raise BadInput(f"invalid request: {non_finite_in(body) or error}") from None
     return _checked(op)
+
+
+def non_finite_in(body: bytes) -> str:
+    """The problem of a body that msgspec refused, if that is a number such as NaN, Infinity or 1e999; else ""."""
+    try:
+        return non_finite_number(json.loads(body))
+    except (ValueError, RecursionError):
+        return ""
 
 
 def convert(fields: dict[str, Any], kind: type[T]) -> T:

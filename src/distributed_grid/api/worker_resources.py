@@ -18,36 +18,57 @@ from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, Ca
 from distributed_grid.errors import BadInput
 
 MIB = 1024**2
+GROUPS = ("cpu", "memory", "gpu")
 Group = Mapping[str, Any]
+_ANY_MACHINE = Capacity(MAX_AMOUNT, MAX_AMOUNT, tuple(GpuDevice(index, MAX_AMOUNT) for index in range(MAX_GPUS)))
 
 
 class ReportedResources(Struct, frozen=True):
-    """What a worker says that it has, and what of it is free."""
+    """Resources of a worker, and the part of them that is free, by its own report."""
 
     has: Capacity
     free: Capacity
     physical_cores: int = 0
+    named: frozenset[str] = frozenset()  # groups of the report that say anything
 
 
-def reported_resources(resources: Mapping[str, Any]) -> ReportedResources:
-    """What a worker reports; BadInput says what is wrong with it. What is not said to be taken is free."""
-    _known(resources, ("cpu", "memory", "gpu"), "resources")
-    cpu, memory, gpu = (_group(resources, name) for name in ("cpu", "memory", "gpu"))
-    cores = _number(cpu, "cpu.cores", least=0.001)
-    total_mb = _number(memory, "memory.total_mb", default=0.0)
-    devices = _count(gpu, "gpu.devices")
-    gpu_mb = _number(gpu, "gpu.total_memory_mb", default=0.0)
-    each = _bytes(gpu_mb / devices, "gpu.total_memory_mb") if devices else 0
-    gpus = tuple(GpuDevice(index, each) for index in range(devices))
-    free_gpus = gpus[: _count(gpu, "gpu.available_devices", default=devices, most=devices)]
+def reported_resources(resources: Mapping[str, Any], registered: Capacity | None = None) -> ReportedResources:
+    """The resources that a worker reports; BadInput names the first error in them.
+
+    Totals that the report leaves out are those of `registered`; what is not said to be taken is free.
+    """
+    _known(resources, GROUPS, "resources")
+    cpu, memory, gpu = (_group(resources, name) for name in GROUPS)
+    known = registered or Capacity()
+    cores = _number(cpu, "cpu.cores", least=0.001, default=known.cpu_milli / 1000 if registered else None)
+    total_mb = _number(memory, "memory.total_mb", default=known.memory_bytes / MIB)
+    gpus = _reported_gpus(gpu, known.gpus)
+    gpu_mb = sum(device.memory_bytes for device in gpus) / MIB
     has = Capacity(_milli(cores, "cpu.cores"), _bytes(total_mb, "memory.total_mb"), gpus)
     free = Capacity(
         _milli(_number(cpu, "cpu.available_cores", default=cores, most=cores), "cpu.available_cores"),
         _bytes(_number(memory, "memory.available_mb", default=total_mb, most=total_mb), "memory.available_mb"),
-        free_gpus,
+        gpus[: _count(gpu, "gpu.available_devices", default=len(gpus), most=len(gpus))],
     )
     _number(gpu, "gpu.available_memory_mb", default=0.0, most=gpu_mb)
-    return ReportedResources(has, free, _count(cpu, "cpu.physical_cores", most=2**20))
+    named = frozenset(name for name, group in zip(GROUPS, (cpu, memory, gpu), strict=True) if group)
+    return ReportedResources(has, free, _count(cpu, "cpu.physical_cores", most=2**20), named)
+
+
+def _reported_gpus(gpu: Group, known: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:
+    """The devices of a report; those it says nothing about have the memory of the registered ones."""
+    devices = _count(gpu, "gpu.devices", default=len(known))
+    gpu_mb = _number(gpu, "gpu.total_memory_mb", default=0.0)
+    if "total_memory_mb" in gpu:
+        each = _bytes(gpu_mb / devices, "gpu.total_memory_mb") if devices else 0
+        return tuple(GpuDevice(index, each) for index in range(devices))
+    more = known[-1].memory_bytes if known else 0
+    return known[:devices] + tuple(GpuDevice(index, more) for index in range(len(known), devices))
+
+
+def check_report(resources: Mapping[str, Any]) -> None:
+    """BadInput where no worker could report this, whatever it has registered."""
+    reported_resources(resources, _ANY_MACHINE)
 
 
 _FLAT = ("cpu_cores", "memory_mb", "gpu_memory_mb", "gpu_devices")
@@ -56,8 +77,8 @@ _FLAT = ("cpu_cores", "memory_mb", "gpu_memory_mb", "gpu_devices")
 def required_amounts(requirements: Mapping[str, Any]) -> Amounts:
     """What a task needs: nested, flat or both; one core where nothing is said. GPU memory without a number of devices
     means one device."""
-    _known(requirements, ("cpu", "memory", "gpu", *_FLAT), "requirements")
-    cpu, memory, gpu = (_group(requirements, name) for name in ("cpu", "memory", "gpu"))
+    _known(requirements, (*GROUPS, *_FLAT), "requirements")
+    cpu, memory, gpu = (_group(requirements, name) for name in GROUPS)
     cores = _either(requirements, "cpu_cores", cpu, ("cpu.cores",))
     memory_mb = _either(requirements, "memory_mb", memory, ("memory.memory_mb", "memory.total_mb"))
     gpu_mb = _either(requirements, "gpu_memory_mb", gpu, ("gpu.memory_mb", "gpu.total_memory_mb"))

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.standard_streams import print_message
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff, needs_config
+from distributed_grid.client.conversation import (
+    MAX_CONFIG_BYTES,
+    ClientConfig,
+    Part,
+    ReconnectBackoff,
+    digest_of,
+    needs_config,
+)
 from distributed_grid.errors import Unreachable
 from distributed_grid.state_dir import NO_CONFIG, StateDir
 
@@ -54,6 +62,7 @@ class CliSession:
             find_config=self.find_config,
             on_started=self._announce,
             on_note=self._print_note,
+            on_welcome=self._note_new_config,
         )
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -130,6 +139,19 @@ class CliSession:
                 print_message(f"grid: not using {path}, because {reason}; {advice}")
         return None
 
+    def _note_new_config(self, welcome: Mapping[str, Any]) -> None:
+        """Say that a config at one of the usual places was written since the control plane began, which goes on with
+        its own: a file that was not named replaces no config."""
+        if self.named_config is not None:
+            return
+        for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
+            if _is_newer(path, welcome):
+                used = welcome["config"] or "this machine alone"
+                own = "the one it has read before" if os.path.abspath(path) == used else used
+                advice = f"to use it: grid --config {path} daemon start"
+                self._print_note(f"{path} is new, and the control plane goes on with {own}; {advice}")
+                return
+
     def announce_config(self, path: str, simulated: int = 0) -> None:
         """Say that a config is used that was found in the current directory, and how many nodes it simulates."""
         if os.path.abspath(path) == os.path.abspath(DEFAULT_CONFIG):
@@ -151,6 +173,18 @@ class CliSession:
         if note not in self._noted:
             self._noted.add(note)
             print_message(f"grid: {printable(note)}")
+
+
+def _is_newer(path: str, welcome: Mapping[str, Any]) -> bool:
+    """Whether a config was written after the control plane began, and has other bytes than the one it uses."""
+    try:
+        if os.stat(path).st_ctime <= welcome.get("started_at", math.inf):  # an older one does not say when it began
+            return False
+        with open(path, "rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError:  # there is none, or we may not look
+        return False
+    return bool(digest_of(content) != welcome["config_digest"])
 
 
 def is_terminal() -> bool:

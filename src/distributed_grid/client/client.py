@@ -55,10 +55,12 @@ class Client:
         find_config: Callable[[], str | None] = lambda: None,
         on_started: Callable[[StartedDaemon], None] = lambda started: None,
         on_note: Callable[[str], None] = lambda note: None,
+        on_welcome: Callable[[Message], None] = lambda welcome: None,
     ) -> None:
         """`query_only`: a control plane that runs stays as it is. `any_config`: it keeps its config. Where one is
         started without a config that was named, `find_config` says with which; `on_started` is called with the one it
-        uses, `on_note` with each line that the control plane has for the user."""
+        uses, `on_note` with each line that the control plane has for the user, `on_welcome` with its answer to our
+        hello."""
         self.state_dir = state_dir
         self._config = config or ClientConfig()
         self._may_start = may_start
@@ -68,6 +70,7 @@ class Client:
         self._find_config = find_config
         self._on_started = on_started
         self._on_note = on_note
+        self._on_welcome = on_welcome
         self._socket: socket.socket | None = None
         self._conversation = Conversation()
 
@@ -130,6 +133,7 @@ class Client:
                 self._conversation.accept_welcome(self._next_part()[1])
                 for note in self._conversation.welcome.get("notes", ()):
                     self._on_note(str(note))
+                self._on_welcome(self._conversation.welcome)
                 if self._query_only:  # should it go away, somebody may have stopped it
                     self._may_start, self._reconnect_seconds = False, RECONNECT_SECONDS
                 return

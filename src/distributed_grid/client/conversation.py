@@ -12,7 +12,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid import __version__
-from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, BrokenFrame, Unpacker, frame
+from distributed_grid.api.framing import (
+    JSON,
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
+    BrokenFrame,
+    Unpacker,
+    frame,
+    non_finite_number,
+)
 from distributed_grid.errors import BadInput, Unreachable, error_from
 from distributed_grid.state_dir import NO_CONFIG
 
@@ -147,8 +155,11 @@ def needs_config(op: str) -> bool:
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame; BadInput where it is longer than the control plane takes."""
-    body = json.dumps(message).encode()
+    """A message as a frame; BadInput where it has a number that is none, or is longer than the control plane takes."""
+    try:
+        body = json.dumps(message, allow_nan=False).encode()
+    except ValueError as error:
+        raise BadInput(f"invalid request: {non_finite_number(message) or error}") from None
     if len(body) > MAX_REQUEST_BYTES:
         raise BadInput(f"the request has {len(body):,} bytes, {MAX_REQUEST_BYTES:,} are allowed")
     return frame(JSON, body)

@@ -202,7 +202,7 @@ class Viewer:
             "target_node": lease.request.target or None,
             "resource_type": kind,
             "amount": amount,
-            "resources": claim_view(lease.claim) if lease.claim is not None else ask_view(lease.request.ask),
+            "resources": claim_view(lease.claim) if lease.claim is not None else _unheld_view(lease.request.ask),
             "gang_id": lease.gang or None,
             "gang_nodes": list(lease.gang_nodes),
             "user": lease.request.user,
@@ -495,6 +495,12 @@ def ask_view(ask: Amounts) -> View:
         "gpus": ask.gpu_milli / 1000,
         "custom": dict(ask.custom),
     }
+
+
+def _unheld_view(ask: Amounts) -> View:
+    """The resources of a lease that holds none, before its grant or after its end: its GPUs are of no device."""
+    gpus = {"index": None, "amount": ask.gpu_milli / 1000, "memory_gb": _gb(ask.gpu_memory_bytes)}
+    return {**ask_view(ask), "gpus": [gpus] if ask.gpu_milli else []}
 
 
 def claim_view(claim: Claim) -> View:

@@ -121,6 +121,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     unheard_since_ms: int = 0
     used_at_ms: int = 0
     spare: bool = False
+    end_requested: bool = False
+    """A user has requested its end: scaling down rests after it, as after one that it has given back itself."""
     lifetime_ms: int = 0
     ends_at_ms: int = 0
     queue_ms: int = 0

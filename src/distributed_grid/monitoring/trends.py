@@ -18,6 +18,8 @@ from msgspec import Struct
 
 WINDOWS = (5, 15, 60)
 """Minutes: short-term changes, medium-term patterns, the long run."""
+SHORTEST_WINDOW = 0.5
+"""Minutes of the shortest window of a forecast: fifteen heartbeats."""
 POINTS = 60
 MIN_SAMPLES = 10
 MIN_POINTS = 6
@@ -79,7 +81,7 @@ class FittedLine(Struct, frozen=True):
         return FittedLine(self.at, self.value, self.slope, low, high)
 
 
-def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: float | None = None) -> Trend | None:
+def trend(minutes: Floats, values: Floats, *, now: float, window: float, horizon: float | None = None) -> Trend | None:
     """The trend of the samples in the window before `now`, or None where there are too few.
 
     `minutes` are times in order; the forecast is for `horizon` minutes (by default the window) after `now`.
@@ -102,7 +104,7 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
     if certain and abs(change) >= MIN_CHANGE:
         direction = "rising" if change > 0 else "falling"
     return Trend(
-        window,
+        math.ceil(window),
         round(line.slope, 6),
         direction,
         ahead,
@@ -128,7 +130,7 @@ def theil_sen(at: Floats, values: Floats) -> FittedLine:
     return FittedLine(middle, value, slope, float(slopes[low]), float(slopes[high]))
 
 
-def _since_last_gap(minutes: Floats, values: Floats, *, now: float, window: int) -> tuple[Floats, Floats]:
+def _since_last_gap(minutes: Floats, values: Floats, *, now: float, window: float) -> tuple[Floats, Floats]:
     """The samples of the window since the last silence that was longer than a quarter of it; none after a last one."""
     inside = (minutes >= now - window) & (minutes <= now)
     times, kept = minutes[inside], values[inside]

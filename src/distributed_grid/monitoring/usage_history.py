@@ -21,7 +21,7 @@ from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, Forecast, Pre
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.snapshots import gigabytes, utc
-from distributed_grid.monitoring.trends import WINDOWS, Floats, ResourceTrend, Trend, trend
+from distributed_grid.monitoring.trends import SHORTEST_WINDOW, WINDOWS, Floats, ResourceTrend, Trend, trend
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 FULL_RATE_ROWS = 1_800
@@ -298,11 +298,15 @@ class ClusterHistory:
         return ResourceTrend(node, str(kind), current, *(found.get(minutes) for minutes in WINDOWS))
 
     def forecast(self, node: str, resource: str, now: int, ahead_minutes: float) -> Trend | None:
-        """What a resource will be at so many minutes from now, by the shortest window that looks as far back."""
+        """What a resource will be at so many minutes from now, by the shortest window that looks as far back; for the
+        next minutes the window is as long as they are, because a longer one sees a rise too late."""
         kind, history = _kind(resource), self._histories.get(node)
         if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
             return None
-        window = next((minutes for minutes in WINDOWS if minutes >= ahead_minutes), max(WINDOWS))
+        if ahead_minutes < min(WINDOWS):
+            window = max(ahead_minutes, SHORTEST_WINDOW)
+        else:
+            window = next((minutes for minutes in WINDOWS if minutes >= ahead_minutes), max(WINDOWS))
         times, values = self._recent(node, history, kind, now, window)
         return trend(times, values, now=0.0, window=window, horizon=ahead_minutes)
 
@@ -319,10 +323,10 @@ class ClusterHistory:
         return replace(reading, **ahead) if ahead else reading
 
     def _recent(
-        self, node: str, history: NodeHistory, kind: ResourceType, now: int, minutes: int
+        self, node: str, history: NodeHistory, kind: ResourceType, now: int, minutes: float
     ) -> tuple[Floats, Floats]:
         """The series of so many minutes: heartbeats, and before the first of them the minutes that were restored."""
-        capacity, since_ms = self._capacities.get(node, NOTHING), now - minutes * MINUTE_MS
+        capacity, since_ms = self._capacities.get(node, NOTHING), now - round(minutes * MINUTE_MS)
         samples = history.samples.since(since_ms)
         times, values = self._series(samples, kind, capacity, now)
         restored = history.minutes.since(since_ms)

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.api.worker_resources import reported_resources
+from distributed_grid.api.worker_resources import check_report, reported_resources
 from distributed_grid.errors import BadInput
 from distributed_grid.orchestration.task_manager import checked_json, report_fields, submission_fields, task_of, words
 
@@ -114,7 +114,7 @@ def _register(message: Message, connection: str) -> CoordinatorCall:
 def _heartbeat(message: Message, connection: str) -> CoordinatorCall:
     resources = _mapping(message.get("resources") or {}, "resources")
     if resources:
-        reported_resources(resources)
+        check_report(resources)
         resources = _with_idle_cores(resources, message.get("hardware_metrics"))
     arguments = {**_worker(message, connection), "resources": dict(resources)}
     return CoordinatorCall(
@@ -125,8 +125,12 @@ def _heartbeat(message: Message, connection: str) -> CoordinatorCall:
 def _with_idle_cores(resources: Mapping[str, Any], metrics: Any) -> Mapping[str, Any]:
     """The resources, where more cores are idle now than the load average, which lags, leaves available."""
     percent = metrics.get("cpu_percent") if isinstance(metrics, Mapping) else None
-    cpu = resources["cpu"]
-    if not isinstance(percent, int | float) or not 0 <= percent <= 100 or "available_cores" not in cpu:
+    cpu = resources.get("cpu", {})
+    if (
+        not isinstance(percent, int | float)
+        or not 0 <= percent <= 100
+        or not {"cores", "available_cores"} <= cpu.keys()
+    ):
         return resources
     idle = cpu["cores"] * (1 - percent / 100)
     return {**resources, "cpu": {**cpu, "available_cores": max(cpu["available_cores"], idle)}}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct, field
 
-from distributed_grid.api.worker_resources import reported_resources, required_amounts
+from distributed_grid.api.worker_resources import GROUPS, check_report, reported_resources, required_amounts
 from distributed_grid.client.async_client import BlockingSession
 from distributed_grid.domain.workers import (
     DEFAULT_EVALUATION_WINDOW,
@@ -50,6 +50,7 @@ __all__ = [
 TRACKER_SECONDS = 10.0
 log = logging.getLogger(__name__)
 Resources = Mapping[str, Any]
+_NOTHING = {"cpu": {}, "memory": {"total_mb": 0}, "gpu": {"devices": 0, "total_memory_mb": 0}}
 
 
 class DynamicResourceManager:
@@ -121,9 +122,10 @@ class DynamicResourceManager:
 
     def register_worker(self, worker_id: str, resources: Resources) -> bool:
         """Take a worker in, or what it has anew where it is registered already."""
-        resources = _checked(resources)
+        resources = _checked(resources, reported_resources)
+        complete = {name: {**_NOTHING[name], **resources.get(name, {})} for name in GROUPS}
         try:
-            return self.update_worker_resources(worker_id, resources)
+            return self.update_worker_resources(worker_id, complete)
         except NotFound:
             incarnation = uuid.uuid4().hex
             self._session.call(
@@ -132,8 +134,12 @@ class DynamicResourceManager:
             return True
 
     def update_worker_resources(self, worker_id: str, resources: Resources) -> bool:
-        """What a worker has free now; a sign of life. Reservations on it stay, and are renewed."""
-        self._session.call("report_pull_worker", worker_id=worker_id, resources=dict(_checked(resources)))
+        """Resources of a worker that are free now; a sign of life. Reservations on it stay, and are renewed.
+
+        Totals that are left out stay as registered, and a group that is left out stays as last reported.
+        """
+        checked = _checked(resources, check_report)
+        self._session.call("report_pull_worker", worker_id=worker_id, resources=dict(checked))
         return True
 
     def reassess_workers(self) -> int:
@@ -250,10 +256,10 @@ def utilization_of(workers: Mapping[str, Resources]) -> dict[str, float]:
     return found
 
 
-def _checked(resources: Resources) -> Resources:
+def _checked(resources: Resources, check: Callable[[Resources], object]) -> Resources:
     if not isinstance(resources, Mapping):
         raise BadInput(f"the resources of a worker must be a mapping, not {type(resources).__name__}")
-    reported_resources(resources)
+    check(resources)
     return resources
 
 

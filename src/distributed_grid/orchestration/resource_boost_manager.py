@@ -61,7 +61,7 @@ class ResourceBoost:
     target_node: str
     resource_type: str
     amount: float
-    priority: str
+    priority: AllocationPriority
     state: str
     is_active: bool
     allocated_at: datetime | None
@@ -184,7 +184,7 @@ def _boost(row: BoostRow) -> ResourceBoost:
         row["target_node"],
         row["resource_type"],
         row["amount"],
-        row["priority"],
+        AllocationPriority.parse(row["priority"]),
         row["state"],
         row["is_active"],
         _moment(row["allocated_at"]),

@@ -58,6 +58,8 @@ class SelectedConfig(NamedTuple):
     inert: tuple[str, ...] = ()
     problem: str = ""
     """Why the file cannot be used at present; the config is then the one that was used last."""
+    passed_over: str | None = None
+    """The file that was found and is not used, because leases or jobs of another config are alive."""
 
     @property
     def is_whole(self) -> bool:
@@ -67,6 +69,12 @@ class SelectedConfig(NamedTuple):
     def notes(self) -> list[str]:
         """What the user should know about how this config is used."""
         notes = [problem_note(self.problem)] if self.problem else []
+        if self.passed_over is not None:
+            used = self.path or "this machine alone"
+            notes.append(
+                f"{self.passed_over} is not used while jobs or leases of {used} are alive; "
+                f"to use it: grid --config {self.passed_over} daemon start"
+            )
         if self.inert:
             verb, command = "acts" if len(self.inert) == 1 else "act", f"grid --config {self.path} daemon start"
             notes.append(f"{', '.join(self.inert)} in {self.path} {verb} only once you have named that file: {command}")
@@ -83,9 +91,14 @@ def select_config(path: str | None, explicit: bool, store: Store, state_dir: Sta
     is_busy = any(_keeps_config(row) for row in store.load().live)
     if not explicit and is_busy:
         last = _last_path(state_dir)
-        if last != path:
+        if path is not None and last != path:
             log.info("leases or jobs are alive: using the previous config, %s", last)
+            return _select(last, explicit, is_busy, state_dir)._replace(passed_over=path)
         path = last
+    return _select(path, explicit, is_busy, state_dir)
+
+
+def _select(path: str | None, explicit: bool, is_busy: bool, state_dir: StateDir) -> SelectedConfig:
     if path is None:
         return SelectedConfig(embedded_config())
     problem = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import getpass
 import logging
@@ -53,7 +54,7 @@ from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
-from distributed_grid.domain.events import AlertChanged, PressureRead
+from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
 from distributed_grid.domain.rebalancing import RebalanceRules
@@ -364,6 +365,8 @@ class Daemon:
             await self._cluster.start()
             self._attachment.start()
             await self._agents.settled()
+            with contextlib.suppress(GridError):  # a full disk: the next tick tries it again
+                await self._grid.handle(TimePassed())  # leases whose term is over end before the first answer
             await self._listener.start(login_name())
             await self._workers.start()
             await self._autoscaler.start()

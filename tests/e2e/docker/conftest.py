@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 
@@ -20,8 +19,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDockerEngi
     engine = LocalDockerEngine(tmp_path_factory.mktemp("docker"))
     try:
         engine.start()
-        environ = {**os.environ, "DOCKER_HOST": engine.url}
-        subprocess.run(["make", "worker-image"], cwd=PROJECT, env=environ, check=True, timeout=300)
+        build = ["make", "worker-image", f"IMAGE_ARGS=--engine {engine.url}"]
+        subprocess.run(build, cwd=PROJECT, check=True, timeout=300)
         yield engine
     finally:
         engine.stop()

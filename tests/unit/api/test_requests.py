@@ -60,6 +60,13 @@ def test_a_message_that_does_not_fit_is_refused(message: bytes) -> None:
         parse(message)
 
 
+@pytest.mark.parametrize(("word", "shown"), [("NaN", "nan"), ("-Infinity", "-inf"), ("1e999", "inf")])
+def test_a_number_that_is_none_is_named(word: str, shown: str) -> None:
+    message = f'{{"op": "request_boost", "request_id": "a", "resources": {{"memory": {word}}}}}'
+    with pytest.raises(BadInput, match=f"^invalid request: resources.memory must be a finite number, not {shown}$"):
+        parse(message.encode())
+
+
 @given(st.sampled_from(OPS), st.dictionaries(FIELDS, VALUES, max_size=6))
 def test_no_message_does_worse_than_be_refused(op: str, fields: dict[str, object]) -> None:
     with contextlib.suppress(BadInput):

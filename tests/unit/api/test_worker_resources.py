@@ -104,3 +104,11 @@ def test_views_are_what_was_said() -> None:
     shown = resources_view(found.has, found.free, 0, found.physical_cores)
     assert (shown["cpu"], shown["memory"]) == (said["cpu"], said["memory"])
     assert requirements_view(required_amounts({"cpu_cores": 2, "memory_mb": 3})) == {"cpu_cores": 2, "memory_mb": 3}
+
+
+def test_totals_that_a_report_leaves_out_are_the_registered_ones() -> None:
+    registered = reported_resources({"cpu": {"cores": 8}, "memory": {"total_mb": 10}, "gpu": {"devices": 2}}).has
+    found = reported_resources({"cpu": {"available_cores": 3}}, registered)
+    assert (found.has, found.free.cpu_milli, found.named) == (registered, 3000, frozenset({"cpu"}))
+    with pytest.raises(BadInput, match=r"memory.available_mb must be at most 10, not 11"):
+        reported_resources({"memory": {"available_mb": 11}}, registered)

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from distributed_grid.config.providers import DockerLocalSettings
+
 SCRIPT = Path(__file__).parents[3] / "scripts" / "build_worker_image.py"
 
 
@@ -67,3 +69,12 @@ def test_an_engine_that_does_not_answer_is_one_line(script, tmp_path, capsys):
     archive.write_bytes(b"")
     with pytest.raises(script.CannotBuild, match=r"no answer from the Docker engine at unix://.*/no\.sock"):
         script.give_to_engine(archive, "grid-worker:latest", f"unix://{tmp_path}/no.sock")
+
+
+def test_image_goes_to_the_engine_of_the_provider_whatever_docker_host_says(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1000/docker.sock")
+    options = script.parse_options([])
+    assert (options.engine, options.image) == (DockerLocalSettings().endpoint_url, DockerLocalSettings().image)
+    assert script.parse_options(["--engine", "unix:///run/other.sock"]).engine == "unix:///run/other.sock"

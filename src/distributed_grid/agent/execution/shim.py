@@ -163,6 +163,8 @@ class Shim:
         finally:
             for fd in output.values():
                 os.close(fd)
+        if isinstance(self.memory, CgroupMemoryLimit):
+            self.memory.enforce()
 
     def _make_groups(self, cores: int) -> None:
         self.most_memory_bytes = self._read_most_memory()
@@ -183,7 +185,6 @@ class Shim:
         for group in self.groups:
             group.make()
         if memory:
-            by_path[f"{memory.base}/{name}"].limit_memory(limit)
             self.memory = CgroupMemoryLimit(limit, by_path[f"{memory.base}/{name}"], self.usage)
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)

@@ -12,6 +12,7 @@ in it.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -36,7 +37,10 @@ SHARES_STALE_MS = 2_000
 """How old the shares of a tree may be, unless reading them takes long."""
 COST_FACTOR = 50
 """A reading is so many times as far from the next as it takes."""
-GB = 1024**3
+MB, GB = 1024**2, 1024**3
+START_BYTES = 64 * MB
+"""The kernel's limit while a command starts, where its own is lower: until then the shim is in its control group, and
+the kernel would end the shim rather than a small command."""
 POLL_FAST_MS, POLL_SLOW_MS = 50, 200
 
 
@@ -147,6 +151,14 @@ class CgroupMemoryLimit:
         self._group = group
         self._usage = usage
         self._polled: PolledMemoryLimit | None = None
+        group.limit_memory(max(limit_bytes, START_BYTES))
+
+    def enforce(self) -> None:
+        """Lower the kernel's limit to that of the attempt, once the shim is out of the group. A kernel that refuses,
+        because more is held already, keeps the limit of the start; `overrun` finds the attempt above its own."""
+        if self.limit_bytes < START_BYTES:
+            with contextlib.suppress(OSError):
+                self._group.limit_memory(self.limit_bytes)
 
     def raise_limit(self, limit_bytes: int) -> None:
         """Let the tree hold more than until now."""
@@ -209,7 +221,9 @@ class PolledMemoryLimit:
 
 
 def over_limit_message(used_bytes: int, limit_bytes: int) -> str:
-    """The message for people, in GB with as many decimals as the limit needs."""
+    """The message for people, in GB with as many decimals as the limit needs, a small one in MB."""
+    if limit_bytes < START_BYTES:
+        return f"over limit: used {used_bytes / MB:.3g} MB of {limit_bytes / MB:.3g} MB"
     limit = limit_bytes / GB
     decimals = 1 if abs(round(limit, 1) - limit) < 0.01 else 2
     return f"over limit: used {used_bytes / GB:.{decimals}f} GB of {limit:.{decimals}f} GB"

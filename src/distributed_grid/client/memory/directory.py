@@ -8,6 +8,7 @@ control plane started.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -26,11 +27,23 @@ SOCKET_VARIABLE = "GRID_MEMORY_SOCKET"
 MAX_IDLE = 16
 EMPTY_META = '{"length": 0}'
 """The meta of a block whose value has no bytes: the one byte it has means nothing."""
+_PACKED_META = re.compile(r'\{"length": (\d{1,20}), "codec": "lz4"\}')
 
 
 def length_of(block: Mapping[str, Any]) -> int:
-    """How many bytes were stored in a block: all it has, or none."""
-    return 0 if block["meta"] == EMPTY_META else int(block["size"])
+    """How many bytes were stored in a block: all it has, more if they are compressed there, or none."""
+    return 0 if block["meta"] == EMPTY_META else packed_length(block["meta"]) or int(block["size"])
+
+
+def packed_meta(length: int) -> str:
+    """The meta of a block that holds a value of so many bytes compressed (`packed_values`)."""
+    return f'{{"length": {length}, "codec": "lz4"}}'
+
+
+def packed_length(meta: str) -> int:
+    """The length of the compressed value in a block with this meta; 0 where it has none."""
+    found = _PACKED_META.fullmatch(meta) if meta else None
+    return int(found[1]) if found is not None else 0
 
 
 def preference_note(block: Mapping[str, Any], preferred: str) -> str:

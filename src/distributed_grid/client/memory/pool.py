@@ -19,8 +19,15 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from distributed_grid.client.memory.directory import EMPTY_META, length_of, preference_note
+from distributed_grid.client.memory.directory import (
+    EMPTY_META,
+    length_of,
+    packed_length,
+    packed_meta,
+    preference_note,
+)
 from distributed_grid.client.memory.lifetimes import STAGE_SECONDS, Renewals, StagedBlock
+from distributed_grid.client.memory.packed_values import PackedLayout, PackedValue
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused, Unreachable
 from distributed_grid.memory.client.block_client import BlockClient
 
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 
 KEY_SECONDS = 86_400.0
 """How long a key lasts after it was set, or last renewed by the program that set it."""
+MAX_INDEXES = 64
+"""Compressed values whose index is kept."""
 FIND_SECONDS = 30.0
 """How long the node of a block may be away before that is an error."""
 ID_LENGTH = 32
@@ -92,9 +101,12 @@ class MemoryPool(PoolMapping):
     """Allocates, reads, writes and frees blocks; safe from several threads, and inside a running event loop."""
 
     def __init__(self, directory: BlockDirectoryClient, *, compression: str = "auto") -> None:
-        """`compression` is `auto` (where it makes a slow network faster), `off` or `lz4`."""
+        """`compression` is `auto` (where it makes a slow network faster), `off` or `lz4`: every transfer, and the
+        values of keys where they are stored."""
         self._directory = directory
         self._open_blocks = BlockClient(directory, compression=compression)
+        self._packs_values = compression == "lz4"
+        self._packed: dict[str, PackedValue] = {}
         self._session = uuid.uuid4().hex
         self._renewals = Renewals()
         self._process = os.getpid()
@@ -208,22 +220,33 @@ class MemoryPool(PoolMapping):
     def read(self, block_id: str, size: int | None = None, offset: int = 0) -> bytes:
         """So many bytes of a block, from an offset on; without a size all to its end."""
         if size is None:
-            size = self.find(block_id)["size"] - _integer(offset, "an offset")
-        return self._blocks.read(
-            self._full_id(block_id), _integer(size, "the size of a read"), _integer(offset, "an offset")
-        )
+            size = length_of(self.find(block_id)) - _integer(offset, "an offset")
+        size, offset = _integer(size, "the size of a read"), _integer(offset, "an offset")
+        full_id = self._full_id(block_id)
+        packed = self._packed_value(full_id) if size > 0 else None
+        return self._blocks.read(full_id, size, offset) if packed is None else packed.read(size, offset)
 
     def read_into(self, block_id: str, buffer: Buffer, offset: int = 0) -> None:
         """Fill a buffer with bytes of a block."""
-        self._blocks.read_into(self._full_id(block_id), _view_of(buffer), _integer(offset, "an offset"))
+        view, offset, full_id = _view_of(buffer), _integer(offset, "an offset"), self._full_id(block_id)
+        packed = self._packed_value(full_id)
+        if packed is None or view.readonly:
+            self._blocks.read_into(full_id, view, offset)
+        else:
+            packed.read_into(view, offset)
 
     def write(self, block_id: str, data: Buffer, offset: int = 0) -> None:
-        """Write bytes into a block, from an offset on. When it returns, every copy has them."""
-        self._blocks.write(self._full_id(block_id), _view_of(data), _integer(offset, "an offset"))
+        """Write bytes into a block, from an offset on. When it returns, every copy has them. Refused for the value of a
+        key that is compressed where it is stored: it is replaced as a whole."""
+        full_id = self._full_id(block_id)
+        if self._packed_value(full_id) is not None:
+            raise Refused(f"block {full_id} is a compressed value, which cannot be changed in place: store it again")
+        self._blocks.write(full_id, _view_of(data), _integer(offset, "an offset"))
 
     def mapped(self, block_id: str) -> memoryview | None:
-        """The block's memory itself, to read; None where it is on another machine."""
-        return self._blocks.map(self._full_id(block_id))
+        """The block's memory itself, to read; None where it is on another machine, or compressed."""
+        full_id = self._full_id(block_id)
+        return self._blocks.map(full_id) if self._packed_value(full_id) is None else None
 
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""
@@ -258,18 +281,23 @@ class MemoryPool(PoolMapping):
     ) -> str:
         """Store data under a name, and return its block's id; the block that had the name is freed, in one step.
 
-        It lasts as long as this program and a day longer, or exactly as long as `ttl` says.
+        It lasts as long as this program and a day longer, or exactly as long as `ttl` says. With `compression="lz4"`
+        the block holds the data compressed, where that makes them smaller; what has a meta is stored as it is.
         """
         check_name(name)
         view = _view_of(data)
-        with self.staged(view.nbytes or 1, preferred_node, copies=copies) as stage:
-            if view.nbytes:
-                stage.write(view)
-            stage.name(
-                name,
-                ttl_seconds=KEY_SECONDS if ttl is None else _seconds(ttl),
-                meta=meta or ("" if view.nbytes else EMPTY_META),
-            )
+        layout = PackedLayout(view) if self._packs_values and view.nbytes and not meta else None
+        if layout is not None and not layout.pays:
+            layout = None
+        block_bytes = layout.block_bytes if layout is not None else view.nbytes or 1
+        with self.staged(block_bytes, preferred_node, copies=copies) as stage:
+            for offset, piece in layout.pieces() if layout is not None else [(0, view)] if view.nbytes else []:
+                stage.write(piece, offset)
+            if layout is not None:
+                meta = packed_meta(view.nbytes)
+            elif not view.nbytes:
+                meta = meta or EMPTY_META
+            stage.name(name, ttl_seconds=KEY_SECONDS if ttl is None else _seconds(ttl), meta=meta)
         self._renewals.remove(f"key {name}")
         if ttl is None:
             again = partial(self._call, "name_block", block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
@@ -282,12 +310,13 @@ class MemoryPool(PoolMapping):
         for left in reversed(range(MAX_TRIES)):
             found = self.find(name=name)
             try:
-                return self._blocks.read(found["block_id"], length_of(found))
+                return self.read(found["block_id"], length_of(found))
             except NotFound:  # replaced just now: the next try finds the new one
                 if not left:
                     raise
             finally:  # it is looked up again anyway, and a name has another block each time it is set
                 self._blocks.forget(found["block_id"])
+                self._packed.pop(found["block_id"], None)
         raise AssertionError("unreachable")
 
     def remove(self, name: str) -> None:
@@ -358,6 +387,19 @@ class MemoryPool(PoolMapping):
                 f"block {found['block_id']} has {found['size']:,} bytes, its array would have {remote.nbytes:,}"
             )
         return remote
+
+    def _packed_value(self, block_id: str) -> PackedValue | None:
+        """The compressed value in a block; None where its bytes are plain."""
+        block_bytes, meta = self._blocks.record(block_id)
+        length = packed_length(meta)
+        if not length:
+            return None
+        known = self._packed.get(block_id)
+        if known is None:
+            if len(self._packed) >= MAX_INDEXES:
+                self._packed.clear()
+            known = self._packed[block_id] = PackedValue(self._blocks, block_id, block_bytes, length)
+        return known
 
     def _full_id(self, block_id: str) -> str:
         """The whole id, where a prefix may have been given."""

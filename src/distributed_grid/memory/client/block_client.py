@@ -94,6 +94,11 @@ class BlockClient:
             if block is not None:
                 return block
 
+    def record(self, block_id: str) -> tuple[int, str]:
+        """The size and the meta of a block."""
+        block = self._locations.get(block_id) or self._locate(block_id, self._budget(block_id))
+        return block.size, block.meta
+
     def _invalidate(self, block: BlockLocation) -> None:
         """This location is out of date, unless a newer one is known already."""
         with self._lock:

@@ -1,7 +1,8 @@
 """Adaptive compression of transfers: LZ4 only where that is clearly quicker than sending plain data.
 
 Decided by measurement: the rate of each link, and how fast and how far a few chunks of the data shrink. Where nothing
-is measured yet, data are sent plain, which measures the link. Within one machine nothing is compressed.
+is measured yet, data are sent plain, which measures the link. Within one machine nothing is compressed, unless the
+program asks for `lz4`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class AdaptiveCompression:
         if mode not in MODES:
             raise BadInput(f"compression is one of {', '.join(MODES)}, not {mode!r}")
         self._mode = mode
+        self._is_forced = mode == "lz4"
         self._links: dict[str, LinkStats] = {}
         self._lock = threading.Lock()
         self._sent = self._received = self._wire_sent = self._wire_received = 0
@@ -74,7 +76,7 @@ class AdaptiveCompression:
         link = self._link(location.server_key)
         while queue:
             batch = queue.take_batch(self._round_size(link, connection))
-            compress = self._is_forced(connection) or (
+            compress = self._is_forced or (
                 self._is_adaptive(connection) and link.pays(_measure(batch.samples(SAMPLES)))
             )
             self._run_round(link, connection, batch, queue, compress=compress, is_read=False)
@@ -90,7 +92,7 @@ class AdaptiveCompression:
             samples = batch.samples(SAMPLES) if probe else []
             if probe:
                 link.rounds_until_probe = PROBE_EVERY
-            compress = self._is_forced(connection) or probe or (is_adaptive and link.pays(link.sample))
+            compress = self._is_forced or probe or (is_adaptive and link.pays(link.sample))
             self._run_round(link, connection, batch, queue, compress=compress, is_read=True)
             if probe:
                 link.sample = _measure(samples)
@@ -132,9 +134,6 @@ class AdaptiveCompression:
     def _link(self, server_key: str) -> LinkStats:
         with self._lock:
             return self._links.setdefault(server_key, LinkStats())
-
-    def _is_forced(self, connection: ServerConnection) -> bool:
-        return self._mode == "lz4" and not connection.is_local
 
     def _is_adaptive(self, connection: ServerConnection) -> bool:
         return self._mode == "auto" and not connection.is_near

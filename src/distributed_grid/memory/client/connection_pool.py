@@ -44,6 +44,7 @@ class BlockLocation(NamedTuple):
     size: int
     generation: int
     copies: tuple[CopyLocation, ...]
+    meta: str = ""
 
 
 def parse_location(answer: dict[str, Any]) -> BlockLocation:
@@ -51,7 +52,8 @@ def parse_location(answer: dict[str, Any]) -> BlockLocation:
     try:
         block = answer["block"]
         copies = tuple(_parse_copy(entry) for entry in answer["places"])
-        found = BlockLocation(str(block["block_id"]), int(block["size"]), int(block["generation"]), copies)
+        numbers = int(block["size"]), int(block["generation"])
+        found = BlockLocation(str(block["block_id"]), *numbers, copies, str(block.get("meta", "")))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise ProtocolError(f"invalid answer about a block: {error!r}") from None
     if not copies:

@@ -240,7 +240,7 @@ def end_worker(
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
     spent = spending or settle(ledger, worker.provider, now, wall_ms)
     changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
-    if worker.spare:
+    if worker.spare or worker.end_requested:
         changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = release_host(ledger, worker)
     if worker.node in ledger.nodes:
@@ -256,7 +256,8 @@ def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) ->
     held = [lease for lease in ledger.leases_of(worker.node) if not lease.request.block]
     if held and not event.force:
         raise Refused(f"worker {worker.id} has {len(held)} leases, the first is {held[0].id}; end them, or force it")
-    draining = replace(worker, state=advance_worker(worker.state, Step.DRAIN), why=event.why)
+    state, requested = advance_worker(worker.state, Step.DRAIN), event.by != GRID_USER
+    draining = replace(worker, state=state, why=event.why, end_requested=requested)
     record = worker_record("worker-draining", draining, event.why, event.by)
     node = [NodeDrained(worker.node, event.why, cooling=True)] if worker.node in ledger.nodes else []
     return Decision([draining], [record], WorkerAnswer(draining), [*node])
@@ -267,7 +268,7 @@ def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
     worker = known_worker(ledger, event.worker_id)
     if worker.state is not WorkerState.DRAINING or worker.notice is not None:
         return Decision(answer=WorkerAnswer(worker))
-    joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why)
+    joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why, end_requested=False)
     node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
     record = worker_record("worker-resumed", joined, event.why, event.by)
     return Decision([joined], [record], WorkerAnswer(joined), [*node])
@@ -283,6 +284,8 @@ def on_termination_requested(ledger: Ledger, event: WorkerTerminationRequested, 
         raise Refused(f"worker {worker.id} has {len(held)} leases, the first is {held[0].id}; end them, or force it")
     if worker.state is WorkerState.WANTED:
         return end_worker(ledger, worker, event.why, now, event.wall_ms)
+    if event.by != GRID_USER and worker.state in (WorkerState.JOINED, WorkerState.DRAINING):
+        worker = replace(worker, end_requested=True)
     return terminate(ledger, worker, event.why, now, event.by)
 
 

@@ -166,3 +166,15 @@ def reported_usage(has: Capacity, free: Capacity, claims: NodeClaims) -> Usage:
         memory_outside_bytes=memory_outside,
         gpus=tuple(GpuUsage(index, busy_milli=1000) for index in idle[len(idle) - taken :]) if taken else (),
     )
+
+
+def usage_where_named(usage: Usage, named: frozenset[str], last: Usage | None) -> Usage:
+    """The reported usage of the named groups (`cpu`, `memory`, `gpu`), and the last one of the others."""
+    if last is None:
+        return usage
+    if "cpu" not in named:
+        usage = replace(usage, cpu_busy_milli=last.cpu_busy_milli, cpu_outside_milli=last.cpu_outside_milli)
+    if "memory" not in named:
+        memory, outside = last.memory_bytes, last.memory_outside_bytes
+        usage = replace(usage, memory_bytes=memory, memory_outside_bytes=outside)
+    return usage if "gpu" in named else replace(usage, gpus=last.gpus)

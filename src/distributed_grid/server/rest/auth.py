@@ -19,6 +19,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from distributed_grid.api.requests import non_finite_in
 from distributed_grid.errors import BadInput
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
@@ -81,7 +82,8 @@ async def body_of(request: Request) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(raw) if raw else {}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"the body is no JSON: {error}") from None
+        problem = non_finite_in(raw)
+        raise BadInput(f"invalid request: {problem}" if problem else f"the body is no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadInput("the body must be a JSON object")
     return fields

@@ -197,7 +197,7 @@ class BoostService:
         except Refused as refusal:
             if not refusal.reasons or str(refusal) == refusal.reasons[0]:  # a quota: no node could change that
                 raise
-            is_alone = await self._grid.read(lambda ledger, now: len(ledger.nodes) == 1)
+            is_alone = await self._grid.read(lambda ledger, now: len(ledger.nodes) - len(ledger.pull_nodes) == 1)
             advice = ALONE if is_alone else ADVICE
             raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {advice}", refusal.reasons) from refusal
 

@@ -232,8 +232,17 @@ class DaemonService:
                 f"this control plane is grid {__version__} and speaks protocol {PROTOCOL}, not {op.protocol} like grid "
                 f"{op.version}: upgrade the older one"
             )
-        welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over}
-        return {**welcome, "notes": notes, **await self._grid.read(_node_names)}
+        return {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "pid": os.getpid(),
+            "handing_over": handing_over,
+            "notes": notes,
+            "config": self._selected.path,
+            "config_digest": self._selected.digest,
+            "started_at": time.time() - self._idle_timer.uptime_seconds,
+            **await self._grid.read(_node_names),
+        }
 
     async def _compare(self, op: requests.ClientHello | requests.ReloadConfig) -> ConfigComparison:
         assert op.config_path is not None

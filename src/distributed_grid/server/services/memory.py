@@ -282,11 +282,12 @@ def _stats(ledger: Ledger, now: int) -> View:
             "node": name,
             "blocks": len(held.get(name, ())),
             "bytes": sum(held.get(name, ())),
-            "free_bytes": max(int(ledger.columns.memory[ledger.columns.row_of(name)]), 0),
+            "free_bytes": _free_bytes(ledger, name),
             "serving": name in ledger.memory_servers,
             "address": _address(ledger, name),
         }
-        for name in ledger.nodes
+        for name, node in ledger.nodes.items()
+        if not node.is_pull  # it has no agent, and so no memory server
     ]
     live = [block for block in ledger.blocks.values() if not block.freeing]
     return {
@@ -297,6 +298,12 @@ def _stats(ledger: Ledger, now: int) -> View:
         "lost": sum(block.lost for block in live),
         "nodes": nodes,
     }
+
+
+def _free_bytes(ledger: Ledger, name: str) -> int:
+    """The memory that a node still lends; one that is not open lends nothing."""
+    row = ledger.columns.row_of(name)
+    return max(int(ledger.columns.memory[row]), 0) if ledger.columns.open[row] else 0
 
 
 def _address(ledger: Ledger, name: str) -> str:

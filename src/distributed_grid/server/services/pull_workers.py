@@ -40,7 +40,7 @@ from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Conflict, GridError
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.reactor.workers.pull_workers import registered_worker, reported_usage
+from distributed_grid.reactor.workers.pull_workers import registered_worker, reported_usage, usage_where_named
 from distributed_grid.scheduling.placement.scores import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
@@ -83,7 +83,7 @@ class PullWorkerService:
         """Take a heartbeat in; the answer says what the worker is to stop, and whether it is to report anew."""
         node = registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         if op.resources:
-            reported = reported_resources(op.resources)
+            reported = reported_resources(op.resources, node.capacity)
             usage = await self._usage(op.worker_id, reported)
             if reported.has != node.capacity:
                 await self._grid.handle(PullWorkerRegistered(replace(node, capacity=reported.has), usage))
@@ -178,9 +178,12 @@ class PullWorkerService:
         return await self._grid.read(read)
 
     async def _usage(self, name: str, reported: ReportedResources) -> Usage:
-        return await self._grid.read(
-            lambda ledger, now: reported_usage(reported.has, reported.free, ledger.claims_on(name))
-        )
+        def read(ledger: Ledger, now: int) -> Usage:
+            seen = ledger.observations.get(name)
+            usage = reported_usage(reported.has, reported.free, ledger.claims_on(name))
+            return usage_where_named(usage, reported.named, seen.usage if seen is not None else None)
+
+        return await self._grid.read(read)
 
     def _worker(self, ledger: Ledger, name: str) -> View:
         """A worker, as its heartbeats are answered."""

@@ -172,7 +172,7 @@ class TaskService:
 
     async def report(self, op: requests.ReportTask) -> View:
         """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
-        so. The same report again is accepted again."""
+        so. The same report again is accepted again; one that contradicts the first is not."""
         job = await self._find(op.task_id)
         attempt = next((one for one in job.attempts if one.fence == op.fence), None) if job is not None else None
         if job is None or attempt is None or attempt.node != op.worker_id:
@@ -190,6 +190,9 @@ class TaskService:
         if job is None or attempt is None or attempt.outcome is None or attempt.outcome.ending is Ending.LOST:
             why = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
             return _not_accepted(f"this attempt of {op.task_id} was given up: {why}")
+        if _contradicts(op, result, job, attempt):
+            said = "completed" if attempt.outcome.exit_code == 0 else "failed"
+            return _not_accepted(f"this attempt of {op.task_id} was reported before, as {said}: that report counts")
         return _accepted(job, repeated=True)
 
     async def _find(self, task_id: str) -> Job | None:
@@ -245,6 +248,17 @@ def _why_not(op: requests.ReportTask, job: Job | None) -> str:
     if any(one.fence == op.fence for one in job.attempts):
         return f"{op.task_id} was given to another worker, not to {op.worker_id}"
     return f"the fence {op.fence} is stale: it is of no attempt of {op.task_id}"
+
+
+def _contradicts(op: requests.ReportTask, result: str, job: Job, attempt: Attempt) -> bool:
+    """Whether a report says something else than the one that has closed this attempt; a result that a later attempt
+    has replaced is not compared."""
+    recorded, said = attempt.outcome, _outcome(op, attempt, attempt.started_at_ms, is_own=True)
+    if recorded is None or recorded.ending not in (Ending.EXITED, Ending.OVER_LIMIT):
+        return False  # the grid itself ended it: cancelled, or over its time
+    if (recorded.ending, recorded.exit_code) != (said.ending, said.exit_code):
+        return True
+    return attempt is job.attempts[-1] and result != job.result
 
 
 def _outcome(op: requests.ReportTask, attempt: Attempt, now: int, *, is_own: bool) -> Outcome:

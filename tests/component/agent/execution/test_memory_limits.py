@@ -31,6 +31,17 @@ def test_a_sudden_overrun_is_not_a_plain_signal_9(new_driver: Callable[..., Driv
 
 
 @both_ways
+@pytest.mark.parametrize("limit", [1000, 200 << 10, 1 << 20])
+def test_a_limit_that_no_program_can_start_with_is_an_overrun_and_no_lost_job(
+    new_driver: Callable[..., Driver], use_cgroups: bool, limit: int
+) -> None:
+    driver = new_driver(use_cgroups=use_cgroups)
+    ended = driver.run("a.1", *python("import time; time.sleep(1000)"), memory_bytes=limit, env={"LONG": "x" * 100_000})
+    assert ended.kind == "over_limit"
+    assert re.match(rf"over limit: used \S+ MB of {limit / MB:.3g} MB", ended.detail)
+
+
+@both_ways
 def test_the_limit_is_for_the_whole_tree(new_driver: Callable[..., Driver], use_cgroups: bool) -> None:
     driver = new_driver(use_cgroups=use_cgroups)
     four = "import os, time\nfor _ in range(3):\n  if os.fork() == 0: break\n"

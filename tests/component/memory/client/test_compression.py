@@ -131,6 +131,16 @@ def test_within_one_machine_nothing_is_compressed(lender: Lender) -> None:
         assert stats["wire_bytes_sent"] == stats["bytes_sent"]
 
 
+def test_lz4_is_obeyed_within_one_machine_too(lender: Lender) -> None:
+    for path in (True, False):
+        directory = FakeDirectory()
+        directory.use_path = path
+        directory.endpoint = lambda served: (served.endpoint.host, served.endpoint.port)
+        stats = through(directory, lender, f"forced-{path}", b"soft" * MIB, "lz4")
+        assert stats["wire_bytes_sent"] < stats["bytes_sent"] / 10
+        assert stats["wire_bytes_received"] < stats["bytes_received"] / 10
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(BadInput, match="zip"):
         BlockClient(FakeDirectory(), compression="zip")

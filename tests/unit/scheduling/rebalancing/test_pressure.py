@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import nodes_from, rebalance_rules
 from distributed_grid.domain.events import TimePassed
+from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import Forecast
 from distributed_grid.domain.resources import NOTHING, Amounts, ResourceType
+from distributed_grid.monitoring.usage_history import ClusterHistory
 from distributed_grid.scheduling.rebalancing.pressure import (
     automatic_leases,
     chance_above,
@@ -20,7 +22,7 @@ from distributed_grid.scheduling.rebalancing.pressure import (
     percent,
     scan_pressure,
 )
-from tests.support.builders import Scenario, a_node, a_request, a_submission, thresholds
+from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request, a_submission, thresholds
 from tests.support.project import PROJECT
 from tests.support.rebalance_rounds import HARD, SHARE, Rounds, a_reading, actions, apart, begin_rounds, rules, three
 
@@ -97,6 +99,42 @@ def test_predictive_acts_before_the_mark_is_crossed():
     assert records[2].reason.startswith(
         "memory at 60 %, expected at 90 % (± 5 %) in 300 s, above the mark of 80 %: 5.2 GB of 10.5 GB in excess"
     )
+
+
+BEAT_MS, FLAT_MS = 2_000, 360_000
+
+
+def seconds_to_first_lease(policy: str, interval_s: int) -> float:
+    """When a policy first borrows for memory that is flat for six minutes, at 40 %, and then fills within so many
+    rounds, of at least three seconds each, counted from the moment at which it begins to rise."""
+    scenario = Rounds(rules=replace(rules(policy, SHARE), interval_ms=1000 * interval_s))
+    history, began, rise_ms = ClusterHistory(), scenario.now, 20_000 * max(interval_s, 3)
+    heard = began
+
+    def level(at_ms: int) -> int:
+        return 400 + min(max(600 * (at_ms - began - FLAT_MS) // rise_ms, 0), 600)
+
+    while not scenario.leases:
+        while heard <= scenario.now:
+            used = level(heard) * 10 * GB // 1000
+            history.add("master", Usage(0, 0, used, used), a_capacity(cores=8, memory_gb=10), heard)
+            heard += BEAT_MS
+        reading, ahead_ms = (
+            a_reading("master", memory=level(scenario.now)),
+            scenario.rules.policy.ahead * 1000 * interval_s,
+        )
+        if ahead_ms:
+            reading = history.with_forecasts(reading, scenario.now, ahead_ms)
+        scenario.round(reading)
+        assert scenario.now < began + FLAT_MS + 2 * rise_ms
+    return (scenario.now - began - FLAT_MS) / 1000 - interval_s
+
+
+@pytest.mark.parametrize("interval_s", [1, 2, 5, 10, 30])
+def test_predictive_borrows_rounds_before_balanced_at_every_interval(interval_s: int):
+    predictive, balanced = (seconds_to_first_lease(policy, interval_s) for policy in ("predictive", "balanced"))
+    assert predictive > 0, "nothing rises yet"
+    assert balanced - predictive >= 3 * interval_s
 
 
 @pytest.mark.parametrize("policy", ["conservative", "balanced", "aggressive"])

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import BlockAsked, NodeDrained, ScalingRulesSet
+from distributed_grid.domain.events import (
+    BlockAsked,
+    NodeDrained,
+    ScalingRulesSet,
+    WorkerDrainRequested,
+    WorkerTerminationRequested,
+)
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import SCALED_DOWN
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, has_work, idle_workers
 from tests.support.builders import GB, a_request
@@ -52,6 +62,25 @@ def test_scaling_down_rests_after_a_worker_is_gone(idle: ScalingScenario) -> Non
     idle.bring_home()
     idle.end_terminating()
     assert not idle.ledger.workers
+
+
+@pytest.mark.parametrize("request_type", [WorkerTerminationRequested, WorkerDrainRequested])
+def test_scaling_down_rests_after_a_worker_whose_end_was_requested(idle: ScalingScenario, request_type: Any) -> None:
+    first, why = idle.in_state(WorkerState.JOINED)[0], "as evaluate_scaling proposed"
+    drain = request_type is WorkerDrainRequested
+    idle.handle(request_type(first, "ada", why) if drain else request_type(first, "ada", why, idle.wall_ms))
+    idle.bring_home()
+    assert SCALED_DOWN not in idle.ledger.counters
+    idle.end_terminating()
+    assert idle.ledger.counters[SCALED_DOWN] == idle.now
+    assert "given back a short while ago" in idle.evaluate(seconds=100).reason
+
+
+def test_a_worker_that_a_budget_ends_starts_no_cooldown(idle: ScalingScenario) -> None:
+    first = idle.in_state(WorkerState.JOINED)[0]
+    idle.handle(WorkerTerminationRequested(first, GRID_USER, "the day's budget is spent", idle.wall_ms, force=True))
+    idle.end_terminating()
+    assert SCALED_DOWN not in idle.ledger.counters
 
 
 def test_a_worker_with_a_live_lease_is_never_given_back(idle: ScalingScenario) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from distributed_grid.api import requests
 from distributed_grid.control.boost_file import ResourceBoostPersistence
-from distributed_grid.domain.events import LeaseAsked, NodeDrained
+from distributed_grid.domain.events import LeaseAsked, NodeDrained, PullWorkerRegistered
 from distributed_grid.domain.leases import Request
+from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.rebalancing import GRID_USER
-from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
 from distributed_grid.server.access.tokens import Caller, Forbidden
@@ -73,6 +74,23 @@ def run_scenario(tmp_path: Path) -> Callable[[Scenario], None]:
         asyncio.run(run())
 
     return run_whole
+
+
+def test_a_pull_worker_is_no_other_node_that_could_lend_a_boost(tmp_path: Path) -> None:
+    async def run() -> None:
+        cluster = BoostGrid(tmp_path)
+        await cluster.open(a_node("master", cores=4))
+        has = Capacity(4000, 8 << 30)
+        pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
+        await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
+
+        async def scenario(cluster: BoostGrid) -> None:
+            with pytest.raises(Refused, match="it is the only node: add another one"):
+                await cluster.boost("b1")
+
+        await cluster.run(scenario)
+
+    asyncio.run(run())
 
 
 def test_a_boost_comes_from_another_node_and_lasts_an_hour(run_scenario: Any) -> None:

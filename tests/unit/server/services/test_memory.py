@@ -14,7 +14,9 @@ from distributed_grid.api import requests
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
-from distributed_grid.domain.events import LeaseLost, MemoryServed
+from distributed_grid.domain.events import LeaseLost, MemoryServed, NodeDrained, PullWorkerRegistered
+from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
 from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_secret, read_claims
 from distributed_grid.reactor.effects import MemoryEffect, ServeMemory
@@ -89,6 +91,20 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(run_sc
         assert base64.b64decode(place["secret"]) == derive_secret(KEY, packed)
         assert cluster.ordered == [ServeMemory("birch")]
         assert (await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
+
+    run_scenario(scenario)
+
+
+def test_only_nodes_that_can_hold_blocks_count_as_lenders(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        has = Capacity(4000, 8 << 30)
+        pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
+        await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
+        await cluster.grid.handle(NodeDrained("birch", "ann asked for it", cooling=True))
+        nodes = {node["node"]: node for node in (await cluster.memory.stats())["nodes"]}
+        assert list(nodes) == ["ash", "birch"]
+        assert nodes["ash"]["free_bytes"] > 0
+        assert nodes["birch"]["free_bytes"] == 0
 
     run_scenario(scenario)
 
