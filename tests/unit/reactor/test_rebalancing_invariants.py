@@ -91,9 +91,9 @@ def _reading(name: str, memory: int | None, cpu: int | None, ahead: Forecast | N
 class Watched(Rounds):
     """Rounds that are held against the rules of lending as they go, and remember who was asked when."""
 
-    def __init__(self, policy: str, mode: str) -> None:
+    def __init__(self, policy: str, mode: str, **numbers: object) -> None:
         nodes = [apart(a_node(name, cores=8, memory_gb=30)) for name in NODES_HERE]
-        super().__init__(*nodes, rules=rules(policy, mode))
+        super().__init__(*nodes, rules=rules(policy, mode, **numbers))
         self.actions: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
         self.last: dict[str, PressureReading] = {}
         self.rounds_read = 0
@@ -185,7 +185,7 @@ def _foreseen(reading: PressureReading, resource: str) -> bool:
 @settings(max_examples=8)
 @given(load=loads())
 def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
-    scenario = Watched(policy, mode)
+    scenario = Watched(policy, mode, unused_after=1_000)  # else what nothing uses comes and goes at its slow pace
     for readings in load:
         scenario.live(readings)
     for _ in range(SETTLES):
@@ -200,7 +200,7 @@ def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
 @given(load=loads(), at=st.integers(0, 60))
 def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
     """What is forgotten is only since when; what is held is kept as if nothing had been."""
-    scenario = Watched(policy, mode)
+    scenario = Watched(policy, mode, unused_after=1_000)
     for number, readings in enumerate(load):
         if number == at % len(load):
             held = [lease.id for lease in scenario.leases]
@@ -220,7 +220,7 @@ def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
 def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high, gap):
     """What is borrowed is used at once: the target's level falls by it, the lender's rises."""
     scenario = Watched(policy, "dynamic_balancing")
-    scenario.rules = rules(policy, high=high, low=high - gap)
+    scenario.rules = rules(policy, high=high, low=high - gap, unused_after=1_000)
     total = scenario.ledger.nodes["ash"].capacity.memory_bytes
 
     def level(name: str) -> PressureReading:
