@@ -10,9 +10,9 @@ each of nine windows has a shadow pool that follows the rule, and the shortest o
 used. The pool is the size that this rule gave last, not the workers that are there: where the queue has started more,
 that is a wake-up, too.
 
-A forecast of the load can only add to that: workers for what the load is expected to grow by. It keeps none for the load
-that is there, whose workers are in use: on the cluster that was measured, a pool for all of the expected load was a third
-idle, and the coming hours of the day before made pools larger at the same number of wake-ups.
+A forecast of the load only makes the pool grow, where the load that is expected soon exceeds it. It keeps no worker: on
+the cluster that was measured, a pool for the whole expected load at the target utilization was a third idle, and the
+coming hours of the day before made pools larger at the same number of wake-ups.
 """
 
 from __future__ import annotations
@@ -138,13 +138,11 @@ class WarmPool:
         self._current: LoadSlot | None = None
         self._last_slot = -1
         self._step_peak = 0
-        self._load_milli = 0
         self._kept: int | None = None
         """The size that the sizer gave last."""
 
     def observe(self, now_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
         """Learn a sample; the slot that it ends, if it does. A clock that went back says nothing new."""
-        self._load_milli = load_milli
         slot = now_ms // SLOT_MS
         ended = None
         if self._current is not None and slot > self._current.slot:
@@ -177,21 +175,19 @@ class WarmPool:
         return round(max(self._forecaster.forecast(AHEAD_SLOTS)))
 
     def size(self, workers: int, in_use: int, *, own_milli: int, target_milli: int, limit: int) -> int:
-        """How many workers to keep of so many: what recent loads call for, or the expected growth if that is more.
+        """How many workers to keep of so many: what recent loads call for, and growth where the expected load exceeds
+        that. Workers for the growth are to be used up to the target.
 
-        Those that are started for the expected growth are to be used up to the target. `own_milli` is what the grid has
-        without workers. Of `limit` never more.
+        `own_milli` is what the grid has without workers. Of `limit` never more.
         """
-        kept = 0
+        pool = workers if self._kept is None else self._kept
+        needed = max(in_use, self._grown(pool, own_milli, max(target_milli, 1)))
         if self._sizer.shadows and workers:
-            kept = self._kept = self._sizer.size(workers if self._kept is None else self._kept, in_use)
-        return min(max(kept, self._needed_soon(in_use, own_milli, max(target_milli, 1)), in_use), limit)
+            needed = self._kept = self._sizer.size(pool, needed)
+        return min(needed, limit)
 
-    def _needed_soon(self, in_use: int, own_milli: int, target_milli: int) -> int:
-        """The workers for the expected growth of the load; 0 where none is expected."""
-        expected = self.expected_milli()
-        if expected is None or expected <= self._load_milli:
-            return 0
-        with_growth = in_use + -(-(expected - self._load_milli) // target_milli)
-        for_all = -(-(1000 * expected // target_milli - own_milli) // 1000)
-        return min(with_growth, for_all)
+    def _grown(self, pool: int, own_milli: int, target_milli: int) -> int:
+        """The pool with what the expected load exceeds it by; 0 where it is large enough."""
+        expected_milli = self.expected_milli() or 0
+        excess_milli = expected_milli - own_milli - 1000 * pool
+        return pool - -excess_milli // target_milli if excess_milli > 0 else 0

@@ -2,7 +2,8 @@
 
 Copies of blocks are no lease in this sense: they can move. A worker goes when the part of the window in which it may
 have had a lease is below the threshold, the longest idle first, as long as what is lent on the others stays below the
-target; where a warm pool says how many to keep, down to that many. The last one that is warm stays for its cooldown. More than the maximum are given back at once.
+target; where there is a warm pool, down to its size instead. The last one that is warm stays for its cooldown. More
+than the maximum are given back at once.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ class GiveBack:
     """Which of the idle workers are given back."""
 
     def __init__(
-        self, ledger: Ledger, serving: Sequence[Worker], idle: Sequence[IdleWorker], floor: int, *, has_pool: bool = False
+        self,
+        ledger: Ledger,
+        serving: Sequence[Worker],
+        idle: Sequence[IdleWorker],
+        floor: int,
+        *,
+        has_pool: bool = False,
     ) -> None:
         """`serving` are the workers that are there or on their way; at least `floor` of them are kept. With `has_pool`
         that is the size of a warm pool, which has its headroom: nothing is kept for the target beyond it."""
