@@ -17,6 +17,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import GpuUsage, NodeObservation, Usage
 from distributed_grid.domain.states import JobState
+from distributed_grid.domain.statistics import MarkHistory
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.dispatch import decide
@@ -128,12 +129,18 @@ def swings(scenario: Scenario, times: int) -> None:
         minutes(scenario, 0.1, 6)
 
 
+def cpu_history(scenario: Scenario) -> MarkHistory:
+    recent = scenario.ledger.observations["ash"].recent
+    assert recent is not None
+    return recent.marks[0]
+
+
 def test_use_that_swings_around_the_mark_stays_paused_until_it_was_below_it_for_a_dwell() -> None:
     scenario = a_machine(dwell_s=1200)
     swings(scenario, 4)
     assert "cpu" in paused(scenario)
     assert asked(scenario, cores=2) is None
-    below_since_ms = scenario.ledger.observations["ash"].recent.marks[0].below_since_ms  # type: ignore[union-attr]
+    below_since_ms = cpu_history(scenario).below_since_ms
     assert below_since_ms is not None
     while paused(scenario):
         beats(scenario, a_usage(cpu_outside=0.1), 1)
@@ -161,8 +168,7 @@ def test_a_pause_ends_before_the_dwell_when_only_a_tenth_of_the_last_hour_was_ab
     pause = paused(scenario)["cpu"]
     while paused(scenario):
         beats(scenario, a_usage(cpu_outside=0.1), 1)
-    history = scenario.ledger.observations["ash"].recent.marks[0]  # type: ignore[union-attr]
-    assert history.above_share == pytest.approx(MAX_ABOVE_SHARE, rel=0.01)
+    assert cpu_history(scenario).above_share == pytest.approx(MAX_ABOVE_SHARE, rel=0.01)
     assert abs(scenario.now - pause.returns_at_ms) < 5 * BEAT_MS
 
 
