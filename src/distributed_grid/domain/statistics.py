@@ -118,13 +118,15 @@ class Idleness(Struct, frozen=True):
 
 
 class MarkHistory(Struct, frozen=True):
-    """How the mean of the last minute of one resource was above its mark lately, and the pause that follows from it."""
+    """How the use of one resource was above its mark lately, and the pause that follows from it."""
 
+    level: float
+    """The use in thousandths, smoothed over five minutes."""
     above_share: float = 0.0
-    """Of about the last hour; the longer ago, the less it counts."""
+    """Of about the last hour, with the level above the mark; the longer ago, the less it counts."""
     is_paused: bool = False
     below_since_ms: int | None = None
-    """Since when it is at or below the mark; None while it is above."""
+    """Since when the level is at or below the mark; None while it is above."""
 
 
 class RecentUsage(Struct, frozen=True):

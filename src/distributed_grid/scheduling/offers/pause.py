@@ -5,10 +5,10 @@ Whether a resource is offered at all is decided slowly (`owner_activity`); a pau
 minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands for
 the time since the one before it.
 
-A pause ends once the last minute is at or below the mark, if at most a tenth of the last hour was above it; else after
-a dwell at or below it. So a single busy moment pauses no longer than it lasts, an owner whose use swings around the
-mark is not lent to and taken back from all the time, and one who has left after hours of work is believed after the
-dwell.
+A pause ends once the last minute is at or below the mark, if the use was above it in at most a tenth of the last hour;
+else after a dwell at or below it. For that the use is smoothed over five minutes: bursts of seconds are not a load. So
+a single busy moment pauses no longer than it lasts, an owner whose use swings around the mark is not lent to and taken
+back from all the time, and one who has left after hours of work is believed after the dwell.
 
 A node that takes back what was placed on it, time after time, rests: its owner is at home, or its agent is out of
 order. Either way a job that is placed there at once is requeued at once, and so on for ever. After the second time in a
@@ -36,6 +36,8 @@ from distributed_grid.domain.statistics import MarkHistory, RecentUsage
 WINDOW_MS = 60_000
 HISTORY_MS = 3_600_000
 """The time constant with which older minutes above the mark count less."""
+LEVEL_MS = 300_000
+"""The time constant of the level that is compared with the mark for this."""
 MAX_ABOVE_SHARE = 0.1
 """Of the last hour: with more of it above the mark a pause lasts for a dwell."""
 MIN_STEP_MS = 1_000
@@ -100,11 +102,10 @@ def update_recent(node: Node, usage: Usage, seen: NodeObservation | None, now: i
         passed_ms = max(now - old.integrals[-1][0], 0)
         recent = replace(old, integrals=_extended(old.integrals, values, now), last=values)
     minute = tuple(mean(recent, at, min(WINDOW_MS, limits.dwell_ms)) for at in range(len(values)))
-    known = recent.marks or (MarkHistory(),) * len(values)
-    above = (used > mark for used, mark in zip(minute, _marks(node, limits), strict=True))
+    known = recent.marks or tuple(MarkHistory(float(value)) for value in values)
     marks = (
-        _update_history(old, is_above, passed_ms, now, limits.dwell_ms)
-        for old, is_above in zip(known, above, strict=True)
+        _update_history(old, value, used > mark, mark, passed_ms, now, limits.dwell_ms)
+        for old, value, used, mark in zip(known, values, minute, _marks(node, limits), strict=True)
     )
     return replace(recent, minute=minute, marks=tuple(marks))
 
@@ -124,13 +125,16 @@ def _extended(steps: tuple[tuple[int, ...], ...], values: tuple[int, ...], now: 
     return (*steps[first:], newest)
 
 
-def _update_history(old: MarkHistory, is_above: bool, passed_ms: int, now: int, dwell_ms: int) -> MarkHistory:
+def _update_history(
+    old: MarkHistory, value: int, is_minute_above: bool, mark: int, passed_ms: int, now: int, dwell_ms: int
+) -> MarkHistory:
     """The history of one resource after one more measurement, and whether it is paused."""
+    level = old.level + (value - old.level) * min(passed_ms / LEVEL_MS, 1.0)
+    is_above = level > mark
     share = old.above_share + (is_above - old.above_share) * min(passed_ms / HISTORY_MS, 1.0)
-    if is_above:
-        return MarkHistory(share, is_paused=True)
-    since_ms = now if old.below_since_ms is None else old.below_since_ms
-    return MarkHistory(share, old.is_paused and share > MAX_ABOVE_SHARE and now - since_ms < dwell_ms, since_ms)
+    since_ms = None if is_above else now if old.below_since_ms is None else old.below_since_ms
+    is_settling = share > MAX_ABOVE_SHARE and (since_ms is None or now - since_ms < dwell_ms)
+    return MarkHistory(level, share, is_minute_above or (old.is_paused and is_settling), since_ms)
 
 
 def _marks(node: Node, limits: OfferThresholds) -> tuple[int, ...]:
@@ -165,11 +169,12 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
 
 def _pause(recent: RecentUsage, at: int, resource: str, index: int, mark: int, dwell_ms: int) -> OfferPause:
     history, used, now = recent.marks[at], recent.minute[at], recent.integrals[-1][0]
-    if history.below_since_ms is None:
+    if used > mark:
         returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, dwell_ms), mark)
         return OfferPause(resource, mark, used, returns_at_ms, index)
     fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
-    returns_at_ms = min(history.below_since_ms + dwell_ms, fades_at_ms)
+    since_ms = now if history.below_since_ms is None else history.below_since_ms
+    returns_at_ms = min(since_ms + dwell_ms, fades_at_ms)
     return OfferPause(resource, mark, used, returns_at_ms, index, round(1000 * history.above_share))
 
 

@@ -125,7 +125,7 @@ def minutes(scenario: Scenario, busy: float, count: int) -> None:
 def swings(scenario: Scenario, times: int) -> None:
     """Four minutes above the mark and six below it, so often; the mean keeps the offer from being withdrawn."""
     for _ in range(times):
-        minutes(scenario, 0.35, 4)
+        minutes(scenario, 0.7, 4)
         minutes(scenario, 0.1, 6)
 
 
@@ -163,7 +163,7 @@ def test_a_pause_below_the_mark_says_why_and_when_it_ends() -> None:
 
 
 def test_a_pause_ends_before_the_dwell_when_only_a_tenth_of_the_last_hour_was_above_the_mark() -> None:
-    scenario = a_machine(dwell_s=2400)
+    scenario = a_machine(dwell_s=3600)
     swings(scenario, 3)
     pause = paused(scenario)["cpu"]
     while paused(scenario):
@@ -176,7 +176,7 @@ def test_swings_flip_the_offer_of_a_node_less_often_than_the_mark_does() -> None
     scenario = a_machine(dwell_s=1200)
     flips = 0
     for _ in range(10):
-        for busy, count in ((0.35, 4), (0.1, 6)):
+        for busy, count in ((0.7, 4), (0.1, 6)):
             was = "cpu" in paused(scenario)
             minutes(scenario, busy, count)
             flips += was != ("cpu" in paused(scenario))
