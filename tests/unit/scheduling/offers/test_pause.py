@@ -172,6 +172,15 @@ def test_a_pause_ends_before_the_dwell_when_only_a_tenth_of_the_last_hour_was_ab
     assert abs(scenario.now - pause.returns_at_ms) < 5 * BEAT_MS
 
 
+def test_bursts_of_seconds_with_a_mean_below_the_mark_pause_no_longer_than_their_minute() -> None:
+    scenario = a_machine(dwell_s=1200)
+    for _ in range(30):
+        beats(scenario, a_usage(cpu_outside=0.9), 12)
+        assert "cpu" in paused(scenario), "24 seconds at 90 % are 36 % of a minute"
+        beats(scenario, a_usage(), 48)
+        assert paused(scenario) == {}
+
+
 def test_swings_flip_the_offer_of_a_node_less_often_than_the_mark_does() -> None:
     scenario = a_machine(dwell_s=1200)
     flips = 0
