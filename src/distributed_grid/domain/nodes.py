@@ -34,7 +34,7 @@ class OfferThresholds(Struct, frozen=True):
     """Idleness that a node needs before it lends; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
-    While the last minute is above a mark, nothing new is lent.
+    While the last minute is above a mark, nothing new is lent, nor for a dwell after it was above it often.
     Of CPU and memory it keeps `excess_milli` free whatever it lends.
     """
 
@@ -182,7 +182,7 @@ class NodeObservation(Struct, frozen=True):
     whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and `yields`
     says that it does so now, because the owner is using it. `boot` names the time since its machine was started,
     `machine` the machine and directory of its agent. `missing` is what may still run there unseen. `idleness` is
-    what thresholds make of all that was measured so far, `recent` its owner's use of the last minute, `volatility` how
+    what thresholds make of all that was measured so far, `recent` its owner's use lately, `volatility` how
     that has moved,
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its

@@ -140,15 +140,29 @@ class Idleness(Struct, frozen=True):
         return next((tendency for at, tendency in self.gpus if at == index), None)
 
 
-class RecentUsage(Struct, frozen=True):
-    """The owner's use of the last minute (`scheduling/offers/pause.py`): CPU, memory and each GPU, in thousandths.
+class MarkHistory(Struct, frozen=True):
+    """How the use of one resource was above its mark lately, and the pause that follows from it."""
 
-    `integrals` are moments, each with the integrals of all of them up to there, the last measurement's at the end;
-    `last` is what was measured then.
+    level: float
+    """The use in thousandths, smoothed over five minutes."""
+    above_share: float = 0.0
+    """Of about the last hour, with the level above the mark; the longer ago, the less it counts."""
+    is_paused: bool = False
+    below_since_ms: int | None = None
+    """Since when the level is at or below the mark; None while it is above."""
+
+
+class RecentUsage(Struct, frozen=True):
+    """The owner's use lately (`scheduling/offers/pause.py`): CPU, memory and each GPU, in thousandths.
+
+    `integrals` are moments of the last minute, each with the integrals of all of them up to there, the last
+    measurement's at the end; `last` is what was measured then, and `minute` the mean of the minute before it.
     """
 
     integrals: tuple[tuple[int, ...], ...]
     last: tuple[int, ...]
+    minute: tuple[int, ...] = ()
+    marks: tuple[MarkHistory, ...] = ()
 
 
 class UsageTrace(Struct, frozen=True):

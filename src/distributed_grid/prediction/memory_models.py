@@ -157,13 +157,16 @@ class _FeatureModels:
         distances = np.abs(self._log - log_feature)
         near = np.partition(distances, [k - 1 for k in self._neighbours]) if self._neighbours else distances
         kernels = [_tricube(distances, near[k - 1 : k], self._tolerance) for k in self._neighbours]
-        # Beyond what was seen, no curve is trusted to fall or rise faster than the feature does.
+        curves = np.array([curve.at(feature, log_feature) for curve in self._curves])
+        centres = np.concatenate([curves, *(curves + _local_mean(kernel, self._residuals) for kernel in kernels)])
+        # Residuals are those of the curve as it is, so the sum is bounded and not the curve. Beyond what was seen, none
+        # is trusted to fall or rise faster than the feature does.
         lowest = self._lowest - max(float(self._log.min()) - log_feature, 0)
         highest = self._highest + max(log_feature - float(self._log.max()), 0)
-        curves = np.clip([curve.at(feature, log_feature) for curve in self._curves], lowest, highest)
-        centres = np.concatenate([curves, *(curves + _local_mean(kernel, self._residuals) for kernel in kernels)])
         local = [_local_spread(kernel, self._log_spreads, self._common) for kernel in kernels]
-        return np.tile(centres, len(kernels) + 1), np.exp(np.concatenate([self._common, *local]))
+        return np.tile(np.clip(centres, lowest, highest), len(kernels) + 1), np.exp(
+            np.concatenate([self._common, *local])
+        )
 
 
 class MemoryModels:

@@ -4,16 +4,19 @@ Load is counted in thousandths of a worker: what is lent and what waits. Its fiv
 the most workers in use within ten minutes feed the size of the pool. Nothing is forecast before a day is known. What is
 kept does not grow with time; the slots of the last eight days are enough to begin anew.
 
-The rule for the size: where more work runs than the pool has workers, the pool grows at once, to what runs plus the
+The rule for the size: where more workers are in use than the pool has, the pool grows at once, to those in use plus the
 headroom: a wake-up. Else it shrinks to the highest load of the last hours plus the headroom. How many hours is learned:
 each of nine windows has a shadow pool that follows the rule, and the shortest one whose pool woke up seldom enough is
-used. A forecast of the load does not enter: on the cluster that was measured, the coming hours of the day before made
-pools larger at the same number of wake-ups.
+used. The pool is the size that this rule gave last, not the workers that are there: where the queue has started more,
+that is a wake-up, too.
+
+A forecast of the load only makes the pool grow, where the load that is expected soon exceeds it. It keeps no worker: on
+the cluster that was measured, a pool for the whole expected load at the target utilization was a third idle, and the
+coming hours of the day before made pools larger at the same number of wake-ups.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 
 from msgspec import Struct, field
@@ -34,6 +37,8 @@ SLOTS_PER_POOL_STEP = 2
 AHEAD_SLOTS = 3
 """How far ahead workers are started: about as long as a machine needs to boot and to join."""
 HEADROOM_WORKERS = 1
+HEADROOM_DIVISOR = 16
+"""The headroom is this part of what runs, or HEADROOM_WORKERS where that is more: large pools have larger bursts."""
 
 
 class ShadowPool(Struct):
@@ -49,6 +54,7 @@ class PoolSizer(Struct):
 
     steps_per_day: int
     headroom: int
+    """Workers beyond those in use, at least: a large pool has a sixteenth."""
     wakeups_per_day: float = 1.0
     """As often, at most, the pool may be too small."""
     last_step: int = -1
@@ -68,7 +74,7 @@ class PoolSizer(Struct):
         if not self.shadows:
             self.last_step = step - 1
             windows = (max(1, round(hours * self.steps_per_day / 24)) for hours in WINDOW_HOURS)
-            self.shadows = [ShadowPool(window, running + self.headroom) for window in windows]
+            self.shadows = [ShadowPool(window, self._with_headroom(running)) for window in windows]
         elapsed_days = (step - self.last_step) / self.steps_per_day
         kept = (1 - 1 / (REMEMBERED_DAYS * self.steps_per_day)) ** (step - self.last_step)
         self.days = self.days * kept + elapsed_days
@@ -82,11 +88,12 @@ class PoolSizer(Struct):
         del self.peaks[:expired], self.peak_steps[:expired]
         for shadow in self.shadows:
             shadow.wakeups = shadow.wakeups * kept + (running > shadow.size)
-            shadow.size = self._resized(shadow.size, shadow.window_steps)
+            shadow.size = self._resized(shadow.size, running, shadow.window_steps)
 
-    def size(self, pool: int) -> int:
-        """How many workers a pool of so many should have now; more only where more are running."""
-        return self._resized(pool, self.window_steps()) if self.shadows else pool
+    def size(self, pool: int, running: int = 0) -> int:
+        """How many workers a pool of so many should have now; more only where more are running, at this moment or in
+        the last step."""
+        return self._resized(pool, max(running, self.running), self.window_steps()) if self.shadows else pool
 
     def window_steps(self) -> int:
         """The window in use: the shortest that woke up seldom enough, else the longest."""
@@ -97,11 +104,14 @@ class PoolSizer(Struct):
                 return shadow.window_steps
         return self.shadows[-1].window_steps
 
-    def _resized(self, pool: int, window_steps: int) -> int:
-        if self.running > pool:
-            return self.running + self.headroom
+    def _resized(self, pool: int, running: int, window_steps: int) -> int:
+        if running > pool:
+            return self._with_headroom(running)
         peak = self.peaks[bisect_right(self.peak_steps, self.last_step - window_steps)]
-        return min(pool, peak + self.headroom)
+        return min(pool, self._with_headroom(max(peak, running)))
+
+    def _with_headroom(self, running: int) -> int:
+        return running + max(self.headroom, -(-running // HEADROOM_DIVISOR))
 
 
 class LoadSlot(Struct, frozen=True):
@@ -128,6 +138,8 @@ class WarmPool:
         self._current: LoadSlot | None = None
         self._last_slot = -1
         self._step_peak = 0
+        self._kept: int | None = None
+        """The size that the sizer gave last."""
 
     def observe(self, now_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
         """Learn a sample; the slot that it ends, if it does. A clock that went back says nothing new."""
@@ -163,13 +175,19 @@ class WarmPool:
         return round(max(self._forecaster.forecast(AHEAD_SLOTS)))
 
     def size(self, workers: int, in_use: int, *, own_milli: int, target_milli: int, limit: int) -> int:
-        """How many workers to keep of so many: what recent loads call for, or the expected one if that is more.
+        """How many workers to keep of so many: what recent loads call for, and growth where the expected load exceeds
+        that. Workers for the growth are to be used up to the target.
 
         `own_milli` is what the grid has without workers. Of `limit` never more.
         """
-        kept = self._sizer.size(workers) if self._sizer.shadows and workers else 0
-        expected = self.expected_milli()
-        ahead = 0
-        if expected is not None:
-            ahead = math.ceil((1000 * expected / max(target_milli, 1) - own_milli) / 1000)
-        return min(max(kept, ahead, in_use, 0), limit)
+        pool = workers if self._kept is None else self._kept
+        needed = max(in_use, self._grown(pool, own_milli, max(target_milli, 1)))
+        if self._sizer.shadows and workers:
+            needed = self._kept = self._sizer.size(pool, needed)
+        return min(needed, limit)
+
+    def _grown(self, pool: int, own_milli: int, target_milli: int) -> int:
+        """The pool with what the expected load exceeds it by; 0 where it is large enough."""
+        expected_milli = self.expected_milli() or 0
+        excess_milli = expected_milli - own_milli - 1000 * pool
+        return pool - -excess_milli // target_milli if excess_milli > 0 else 0

@@ -136,6 +136,15 @@ def test_a_plateau_is_as_narrow_as_its_own_runs() -> None:
     assert slope.quantile(0.95) / slope.quantile(0.5) > 1.15
 
 
+@pytest.mark.parametrize("levels_off_at", [5e8, 2e9, 5e9])
+def test_where_memory_levels_off_few_first_allocations_are_too_small(levels_off_at: float) -> None:
+    x = inputs(200)
+    memory = noisy(GB + np.minimum(x, levels_off_at), 0.01)
+    models = fitted(x[:100], memory[:100])
+    too_small = [ask(models, size).least_waste_bytes() < used for size, used in zip(x[100:], memory[100:], strict=True)]
+    assert np.mean(too_small) <= MAX_OVER_RUN_PROBABILITY
+
+
 def test_a_step_is_followed_on_both_sides() -> None:
     x = inputs(200)
     models = fitted(x, noisy(np.where(x < 1e9, 2 * GB, 6 * GB)))

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.errors import BadInput
-from distributed_grid.prediction.warm_pool import AHEAD_SLOTS, SLOT_MS, WINDOW_HOURS, LoadSlot, PoolSizer, WarmPool
+from distributed_grid.prediction.warm_pool import (
+    AHEAD_SLOTS,
+    HEADROOM_DIVISOR,
+    SLOT_MS,
+    WINDOW_HOURS,
+    LoadSlot,
+    PoolSizer,
+    WarmPool,
+)
 
 DAY = 144
 LOADS = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 50)), min_size=1, max_size=100)
@@ -85,7 +93,11 @@ def test_a_pool_holds_what_runs_and_grows_only_when_it_must(
         sizer.observe(step, running)
         before, pool = pool, sizer.size(pool)
         assert pool >= running
-        assert pool == running + headroom if running > before else pool <= before
+        assert (
+            pool == running + max(headroom, math.ceil(running / HEADROOM_DIVISOR))
+            if running > before
+            else pool <= before
+        )
 
 
 @given(LOADS)
@@ -172,8 +184,33 @@ def test_workers_are_wanted_before_the_load_of_the_day_comes() -> None:
 
 def test_what_the_grid_has_itself_needs_no_workers() -> None:
     noon = a_noon()
-    assert size(noon) == size(noon, own=4000) + 4
+    expected = noon.expected_milli()
+    assert expected is not None
+    assert size(noon, own=4000) == math.ceil((expected - 4000) / 700)
     assert size(noon, own=100_000) == 0
+
+
+def a_steady_pool(load_milli: int, in_use: int) -> WarmPool:
+    pool = WarmPool()
+    for slot in range(2 * DAY_SLOTS):
+        pool.learn(LoadSlot(slot, 30 * load_milli, 30, in_use))
+    return pool
+
+
+def test_an_expected_load_that_does_not_grow_keeps_only_the_headroom() -> None:
+    assert size(a_steady_pool(100_000, 100), 143, in_use=100, limit=1000) == 107
+
+
+def test_an_expected_load_above_the_pool_makes_it_grow_with_headroom() -> None:
+    pool = a_steady_pool(100_000, 97)
+    assert size(pool, 97, in_use=97, limit=1000) == 109, "three over 0.7, and a sixteenth"
+
+
+def test_workers_that_the_queue_has_started_are_a_wakeup_and_get_their_headroom() -> None:
+    pool = a_steady_pool(40_000, 40)
+    assert size(pool, 43, in_use=40) == 43
+    assert size(pool, 44, in_use=44) == 47
+    assert size(pool, 47, in_use=45) == 47
 
 
 def test_never_more_than_the_limit_and_never_fewer_than_are_in_use() -> None:

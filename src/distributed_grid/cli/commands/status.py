@@ -170,6 +170,8 @@ def _pause(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
     used = f"{offer['measured_percent']:g} % used in the last minute (limit {offer['mark_percent']:g} %)"
+    if offer["measured_percent"] <= offer["mark_percent"]:
+        return f"{used}, often more in the last hour; returns at {format_time(offer['returns_at'])} if it stays below"
     return f"{used}; may return at {format_time(offer['returns_at'])}"
 
 

@@ -1,9 +1,14 @@
 """Pauses of an offer: nothing new is placed while the last minute is above the mark, after reclaims or failed starts
 in a row, and while the disk of the jobs is full.
 
-Whether a resource is offered at all is decided slowly (`owner_activity`); a pause comes and goes with the mean of the
-last minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands
-for the time since the one before it.
+Whether a resource is offered at all is decided slowly (`owner_activity`); a pause begins with the mean of the last
+minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands for
+the time since the one before it.
+
+A pause ends once the last minute is at or below the mark, if the use was above it in at most a tenth of the last hour;
+else after a dwell at or below it. For that the use is smoothed over five minutes: bursts of seconds are not a load. So
+a single busy moment pauses no longer than it lasts, an owner whose use swings around the mark is not lent to and taken
+back from all the time, and one who has left after hours of work is believed after the dwell.
 
 A node that takes back what was placed on it, time after time, rests: its owner is at home, or its agent is out of
 order. Either way a job that is placed there at once is requeued at once, and so on for ever. After the second time in a
@@ -19,15 +24,22 @@ starts there ends that.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil, log
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.domain.nodes import Node, NodeObservation, Usage
+from distributed_grid.domain.nodes import Node, NodeObservation, OfferThresholds, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.statistics import RecentUsage
+from distributed_grid.domain.statistics import MarkHistory, RecentUsage
 
 WINDOW_MS = 60_000
+HISTORY_MS = 3_600_000
+"""The time constant with which older minutes above the mark count less."""
+LEVEL_MS = 300_000
+"""The time constant of the level that is compared with the mark for this."""
+MAX_ABOVE_SHARE = 0.1
+"""Of the last hour: with more of it above the mark a pause lasts for a dwell."""
 MIN_STEP_MS = 1_000
 """Integrals closer together than this are thinned, so that nobody who reports often makes the history long."""
 FIRST_REST_MS = 10_000
@@ -45,14 +57,19 @@ OWNER = "its owner"
 
 
 class OfferPause(Struct, frozen=True):
-    """A resource that is paused: a GPU with its `index`; the mark, the mean above it, and the earliest return, which is
-    when the mean would be at the mark were nothing used from now on."""
+    """A resource that is paused: a GPU with its `index`; the mark, and the mean of the last minute.
+
+    While that is above the mark, `returns_at_ms` is the earliest return: when the mean would be at the mark were
+    nothing used from now on. Else it is the return if the mean stays there, and `above_milli` is the part of the last
+    hour in which it was above.
+    """
 
     resource: str
     mark_milli: int
     measured_milli: int
     returns_at_ms: int
     index: int = 0
+    above_milli: int = 0
 
     @property
     def name(self) -> str:
@@ -61,7 +78,9 @@ class OfferPause(Struct, frozen=True):
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
         used, mark = percent(self.measured_milli), percent(self.mark_milli)
-        return f"{what} paused: {OWNER} used {used} of it in the last minute (limit {mark})"
+        if self.measured_milli > self.mark_milli:
+            return f"{what} paused: {OWNER} used {used} of it in the last minute (limit {mark})"
+        return f"{what} paused: {OWNER} used more than {mark} of it in {percent(self.above_milli)} of the last hour"
 
 
 def percent(milli: int) -> str:
@@ -70,27 +89,60 @@ def percent(milli: int) -> str:
 
 
 def update_recent(node: Node, usage: Usage, seen: NodeObservation | None, now: int) -> RecentUsage | None:
-    """The use of the last minute after one more measurement; None without thresholds. It begins anew after a silence
-    longer than the node's offer, and with other GPUs."""
-    if node.thresholds is None:
+    """The use lately after one more measurement; None without thresholds. It begins anew after a silence longer than
+    the node's offer, and with other GPUs."""
+    limits = node.thresholds
+    if limits is None:
         return None
     old = seen.recent if seen is not None and now - seen.at_ms <= node.offer_ms else None
     if not usage.cpu_measured:
         return old
     values = _values(node, usage)
     if old is None or len(old.last) != len(values):
-        return RecentUsage(((now, *(0 for _ in values)),), values)
-    steps, (at_ms, *sums) = old.integrals, old.integrals[-1]
+        recent, passed_ms = RecentUsage(((now, *(0 for _ in values)),), values), 0
+    else:
+        passed_ms = max(now - old.integrals[-1][0], 0)
+        recent = replace(old, integrals=_extended(old.integrals, values, now), last=values)
+    minute = tuple(mean(recent, at, min(WINDOW_MS, limits.dwell_ms)) for at in range(len(values)))
+    known = recent.marks or tuple(MarkHistory(float(value)) for value in values)
+    marks = (
+        _update_history(old, value, used > mark, mark, passed_ms, now, limits.dwell_ms)
+        for old, value, used, mark in zip(known, values, minute, _marks(node, limits), strict=True)
+    )
+    return replace(recent, minute=minute, marks=tuple(marks))
+
+
+def _extended(steps: tuple[tuple[int, ...], ...], values: tuple[int, ...], now: int) -> tuple[tuple[int, ...], ...]:
+    """The integrals with those up to now, without the ones that are older than the last minute."""
+    at_ms, *sums = steps[-1]
     passed_ms = now - at_ms
     if passed_ms <= 0:
-        return RecentUsage(steps, values)
+        return steps
     newest = (now, *(total + value * passed_ms for total, value in zip(sums, values, strict=True)))
     if len(steps) > 1 and at_ms - steps[-2][0] < MIN_STEP_MS:
         steps = steps[:-1]
     first = 0
     while first + 1 < len(steps) and steps[first + 1][0] <= now - WINDOW_MS:
         first += 1
-    return RecentUsage((*steps[first:], newest), values)
+    return (*steps[first:], newest)
+
+
+def _update_history(
+    old: MarkHistory, value: int, is_minute_above: bool, mark: int, passed_ms: int, now: int, dwell_ms: int
+) -> MarkHistory:
+    """The history of one resource after one more measurement, and whether it is paused."""
+    level = old.level + (value - old.level) * min(passed_ms / LEVEL_MS, 1.0)
+    is_above = level > mark
+    share = old.above_share + (is_above - old.above_share) * min(passed_ms / HISTORY_MS, 1.0)
+    since_ms = None if is_above else now if old.below_since_ms is None else old.below_since_ms
+    is_settling = share > MAX_ABOVE_SHARE and (since_ms is None or now - since_ms < dwell_ms)
+    return MarkHistory(level, share, is_minute_above or (old.is_paused and is_settling), since_ms)
+
+
+def _marks(node: Node, limits: OfferThresholds) -> tuple[int, ...]:
+    """The marks of CPU, memory and each GPU."""
+    gpus = (limits.gpu_busy_max_milli for _ in node.lendable.gpus)
+    return (limits.cpu_busy_max_milli, limits.memory_used_max_milli, *gpus)
 
 
 def _values(node: Node, usage: Usage) -> tuple[int, ...]:
@@ -101,24 +153,31 @@ def _values(node: Node, usage: Usage) -> tuple[int, ...]:
 
 
 def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
-    """The resources that a node offers and that are above their marks."""
+    """The resources that a node offers and that are paused."""
     limits, recent, idle = node.thresholds, seen.recent, seen.idleness
     if limits is None or recent is None or idle is None:
         return ()
-    window_ms = min(WINDOW_MS, limits.dwell_ms)
-    offered = [
-        ("cpu", 0, idle.cpu.lent, limits.cpu_busy_max_milli),
-        ("memory", 0, idle.memory.lent, limits.memory_used_max_milli),
-    ]
+    offered = [("cpu", 0, idle.cpu.lent), ("memory", 0, idle.memory.lent)]
     for device in node.lendable.gpus:
         tendency = idle.gpu(device.index)
-        lent = tendency is not None and tendency.lent
-        offered.append(("gpu", device.index, lent, limits.gpu_busy_max_milli))
+        offered.append(("gpu", device.index, tendency is not None and tendency.lent))
+    marks = _marks(node, limits)
     return tuple(
-        OfferPause(resource, mark, measured, _earliest_return(recent, at, window_ms, mark), index)
-        for at, (resource, index, lent, mark) in enumerate(offered[: len(recent.last)])
-        if lent and (measured := mean(recent, at, window_ms)) > mark
+        _pause(recent, at, resource, index, marks[at], limits.dwell_ms)
+        for at, (resource, index, lent) in enumerate(offered[: len(recent.marks)])
+        if lent and recent.marks[at].is_paused
     )
+
+
+def _pause(recent: RecentUsage, at: int, resource: str, index: int, mark: int, dwell_ms: int) -> OfferPause:
+    history, used, now = recent.marks[at], recent.minute[at], recent.integrals[-1][0]
+    if used > mark:
+        returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, dwell_ms), mark)
+        return OfferPause(resource, mark, used, returns_at_ms, index)
+    fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
+    since_ms = now if history.below_since_ms is None else history.below_since_ms
+    returns_at_ms = min(since_ms + dwell_ms, fades_at_ms)
+    return OfferPause(resource, mark, used, returns_at_ms, index, round(1000 * history.above_share))
 
 
 def mean(recent: RecentUsage, at: int, window_ms: int) -> int:

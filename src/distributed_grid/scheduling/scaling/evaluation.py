@@ -76,6 +76,7 @@ class Evaluator:
         known = [(one, lendable(ledger, one)) for one in rules.types if has_room(ledger, one)]
         self._types: Sequence[OfferedType] = [one for one in known if closure_of(ledger, place_of(one[0])) is None]
         self._closed: Sequence[OfferedType] = [one for one in known if one not in self._types]
+        self._has_pool = warm > 0
         self._floor = max(rules.min_workers, min(warm, rules.max_workers))
         lent = [resources for _, resources in known]
         waiting = read_demand(ledger, lent)
@@ -116,7 +117,7 @@ class Evaluator:
         if kept:
             return self._up(None, 0, f"{_requests(self._demand.requests)}")
         excess = max(self._staying - self._rules.max_workers, 0)
-        giving = GiveBack(self._ledger, self._serving, idle, self._floor)
+        giving = GiveBack(self._ledger, self._serving, idle, self._floor, has_pool=self._has_pool)
         leaving, why_stays = giving.choose(excess, resting=bool(self._down_at_ms))
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"

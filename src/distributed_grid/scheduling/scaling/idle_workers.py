@@ -2,7 +2,8 @@
 
 Copies of blocks are no lease in this sense: they can move. A worker goes when the part of the window in which it may
 have had a lease is below the threshold, the longest idle first, as long as what is lent on the others stays below the
-target. The last one that is warm stays for its cooldown. More than the maximum are given back at once.
+target; where there is a warm pool, down to its size instead. The last one that is warm stays for its cooldown. More
+than the maximum are given back at once.
 """
 
 from __future__ import annotations
@@ -57,9 +58,19 @@ def _idle_worker(worker: Worker, rules: ScalingRules, now: int) -> IdleWorker:
 class GiveBack:
     """Which of the idle workers are given back."""
 
-    def __init__(self, ledger: Ledger, serving: Sequence[Worker], idle: Sequence[IdleWorker], floor: int) -> None:
-        """`serving` are the workers that are there or on their way; at least `floor` of them are kept."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        serving: Sequence[Worker],
+        idle: Sequence[IdleWorker],
+        floor: int,
+        *,
+        has_pool: bool = False,
+    ) -> None:
+        """`serving` are the workers that are there or on their way; at least `floor` of them are kept. With `has_pool`
+        that is the size of a warm pool, which has its headroom: nothing is kept for the target beyond it."""
         self._rules = ledger.scaling
+        self._has_pool = has_pool
         self._idle = idle
         self._spare = max(len(serving) - floor, 0)
         joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
@@ -83,12 +94,15 @@ class GiveBack:
             if resting:
                 return chosen, "a worker was given back a short while ago"
             left = _less(left, one)
-            if any(1000 * lent > self._rules.target_milli * has for lent, has in zip(self._lent, left, strict=True)):
+            if not self._has_pool and self._is_above_target(left):
                 return chosen, "the others would be above the target without it"
             if len(chosen) == self._joined - 1 and one.idle_ms < self._rules.down_cooldown_ms:
                 return chosen, "the last warm worker is kept for its cooldown"
             chosen.append(one)
         return chosen, ""
+
+    def _is_above_target(self, left: Load) -> bool:
+        return any(1000 * lent > self._rules.target_milli * has for lent, has in zip(self._lent, left, strict=True))
 
 
 def _lent_on(ledger: Ledger, worker: Worker) -> Load:

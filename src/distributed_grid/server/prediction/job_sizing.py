@@ -15,15 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from distributed_grid.api import requests
 from distributed_grid.domain.jobs import JobEstimate
-from distributed_grid.domain.resources import MAX_AMOUNT
+from distributed_grid.prediction.job_limits import limits_of
 from distributed_grid.prediction.task_runs import MemoryPrediction
 from distributed_grid.prediction.task_shape import TaskShape, number_of
 from distributed_grid.server.prediction.service import PredictionService
 
-MIN_LIMIT_BYTES = 64 * 1024**2
-"""The smallest limit: below that, a limit costs more reruns than it saves memory."""
-LEAST_GROWTHS = (1.25, 2.0, 4.0)
-"""Of the limit before, for each rerun."""
 MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5
 """How long the sizes of input files are waited for: a network disk may not answer."""
@@ -93,26 +89,6 @@ def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
         confidence_milli=round(1000 * predicted.confidence),
         samples=predicted.samples,
     )
-
-
-def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:
-    """The limits of the first run and its reruns: as predicted, and each so much above the one before at least, so that
-    a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that not every waiting job is
-    different from all others."""
-    limits = [rounded_limit(predicted.memory_bytes)]
-    for at, growth in enumerate(LEAST_GROWTHS):
-        sizes = predicted.next_memory_bytes[at : at + 1]
-        bigger = rounded_limit(max((*sizes, int(limits[-1] * growth))))
-        if bigger > limits[-1]:
-            limits.append(bigger)
-    return tuple(limits)
-
-
-def rounded_limit(size: int) -> int:
-    """The next limit of at least this size, of sixteen between a power of two and the next."""
-    size = min(max(size, MIN_LIMIT_BYTES), MAX_AMOUNT)
-    step = 1 << max(size.bit_length() - 5, 0)
-    return min(-(-size // step) * step, MAX_AMOUNT)
 
 
 def input_paths(argv: Sequence[str], cwd: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.minute_store import MinuteStore
@@ -236,15 +237,14 @@ class ExpectedLoad:
 
     async def sample(self, now_ms: int) -> int:
         """Learn the load of this moment of the grid's time; how many workers are to be kept."""
-        load, own, workers, in_use = await self._grid.read(lambda ledger, now: read_load(ledger))
-        ended = self._pool.observe(now_ms, load, in_use)
+        load = await self._grid.read(lambda ledger, now: read_load(ledger))
+        warm, ended = size_pool(self._pool, load, self._grid.ledger.scaling, now_ms)
         if ended is not None:
             row = _LOAD_ROW.pack(ended.slot, ended.load_sum, ended.samples << 32 | ended.workers_in_use)
             written = [(ended.slot * SLOT_MS, LOAD, row)]
             before_ms = now_ms - KEPT_MS if self._cutoff_ms is None else self._cutoff_ms(KEPT_MS)
             await asyncio.to_thread(self._store.write, written, before_ms=before_ms)
-        rules = self._grid.ledger.scaling
-        return self._pool.size(workers, in_use, own_milli=own, target_milli=rules.target_milli, limit=rules.max_workers)
+        return warm
 
     @property
     def expected_milli(self) -> int | None:
@@ -256,14 +256,37 @@ class ExpectedLoad:
         self._store.close()
 
 
-def read_load(ledger: Ledger) -> tuple[int, int, int, int]:
-    """What is lent and waits, and what nodes have that are no workers, in thousandths of a worker of the preferred
-    type; how many workers there are, and how many of them are in use."""
+class GridLoad(Struct, frozen=True):
+    """The load of a grid at one moment; loads are in thousandths of a worker of the preferred type."""
+
+    load_milli: int
+    """What is lent and what waits."""
+    own_milli: int
+    """What nodes have that are no workers."""
+    workers: int
+    in_use: int
+
+
+def size_pool(pool: WarmPool, load: GridLoad, rules: ScalingRules, now_ms: int) -> tuple[int, LoadSlot | None]:
+    """Learn the load of this moment: how many workers are to be kept, and the slot that it ends, if it does."""
+    ended = pool.observe(now_ms, load.load_milli, load.in_use)
+    warm = pool.size(
+        load.workers,
+        load.in_use,
+        own_milli=load.own_milli,
+        target_milli=rules.target_milli,
+        limit=rules.max_workers,
+    )
+    return warm, ended
+
+
+def read_load(ledger: Ledger) -> GridLoad:
+    """The load of a grid now."""
     serving = [one for one in ledger.workers.values() if one.is_on_its_way or one.state is WorkerState.JOINED]
     in_use = sum(has_work(ledger, worker.node) for worker in serving)
     types = ledger.scaling.types
     if not types:
-        return 0, 0, len(serving), in_use
+        return GridLoad(0, 0, len(serving), in_use)
     unit = types[0].resources
     lent = [sum(parts) for parts in zip(*(_lent_on(ledger, name) for name in ledger.node_claims), strict=True)]
     for shape in read_demand(ledger, [one.resources for one in types]).shapes:
@@ -277,7 +300,7 @@ def read_load(ledger: Ledger) -> tuple[int, int, int, int]:
         WHOLE_GPU * sum(len(one.gpus) for one in own),
     )
     load = max(_parts(lent or [0, 0, 0], unit), default=0)
-    return load, min(_parts(has, unit), default=0), len(serving), in_use
+    return GridLoad(load, min(_parts(has, unit), default=0), len(serving), in_use)
 
 
 def _lent_on(ledger: Ledger, node: str) -> tuple[int, int, int]:

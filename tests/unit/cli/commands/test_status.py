@@ -25,6 +25,9 @@ def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_ret
     shown = offers_table([{**OFFER, "amount": 2.0}, {**OFFER, **paused, "amount": 3.0}]).splitlines()
     assert shown[0].split() == ["NODE", "OFFERS", "UNTIL", "PAUSED"]
     assert "63.4 % used in the last minute (limit 50 %); may return at " in shown[2]
+    settling = paused | {"measured_percent": 12.0}
+    shown = offers_table([{**OFFER, **settling, "amount": 3.0}]).splitlines()
+    assert "12 % used in the last minute (limit 50 %), often more in the last hour; returns at " in shown[1]
     assert "PAUSED" not in offers_table([{**OFFER, "amount": 2.0}])
 
 

@@ -17,11 +17,13 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import GpuUsage, NodeObservation, Usage
 from distributed_grid.domain.states import JobState
+from distributed_grid.domain.statistics import MarkHistory
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.dispatch import decide
 from distributed_grid.scheduling.offers.pause import (
     FIRST_REST_MS,
+    MAX_ABOVE_SHARE,
     MAX_REST_MS,
     MIN_STEP_MS,
     SETTLED_MS,
@@ -114,6 +116,80 @@ def test_a_short_visit_pauses_nothing_and_a_pause_is_over_when_the_mean_is_at_th
         beats(scenario, a_usage(), 1)
     assert 0 <= scenario.now - returns_at < BEAT_MS
     assert asked(scenario, cores=2) is not None
+
+
+def minutes(scenario: Scenario, busy: float, count: int) -> None:
+    beats(scenario, a_usage(cpu_outside=busy), 30 * count)
+
+
+def swings(scenario: Scenario, times: int) -> None:
+    """Four minutes above the mark and six below it, so often; the mean keeps the offer from being withdrawn."""
+    for _ in range(times):
+        minutes(scenario, 0.7, 4)
+        minutes(scenario, 0.1, 6)
+
+
+def cpu_history(scenario: Scenario) -> MarkHistory:
+    recent = scenario.ledger.observations["ash"].recent
+    assert recent is not None
+    return recent.marks[0]
+
+
+def test_use_that_swings_around_the_mark_stays_paused_until_it_was_below_it_for_a_dwell() -> None:
+    scenario = a_machine(dwell_s=1200)
+    swings(scenario, 4)
+    assert "cpu" in paused(scenario)
+    assert asked(scenario, cores=2) is None
+    below_since_ms = cpu_history(scenario).below_since_ms
+    assert below_since_ms is not None
+    while paused(scenario):
+        beats(scenario, a_usage(cpu_outside=0.1), 1)
+    assert 0 <= scenario.now - below_since_ms - 1_200_000 < BEAT_MS
+    assert asked(scenario, cores=2) is not None
+
+
+def test_a_pause_below_the_mark_says_why_and_when_it_ends() -> None:
+    scenario = a_machine(dwell_s=1200)
+    swings(scenario, 4)
+    pause = paused(scenario)["cpu"]
+    assert (pause.mark_milli, pause.measured_milli) == (300, 100)
+    with pytest.raises(
+        Refused, match=r"ash: CPU paused: its owner used more than 30 % of it in \d\d.* % of the last hour"
+    ):
+        scenario.handle(LeaseAsked(a_request(cores=2, wait_s=0)))
+    while paused(scenario):
+        beats(scenario, a_usage(cpu_outside=0.1), 1)
+    assert 0 <= scenario.now - pause.returns_at_ms < BEAT_MS
+
+
+def test_a_pause_ends_before_the_dwell_when_only_a_tenth_of_the_last_hour_was_above_the_mark() -> None:
+    scenario = a_machine(dwell_s=3600)
+    swings(scenario, 3)
+    pause = paused(scenario)["cpu"]
+    while paused(scenario):
+        beats(scenario, a_usage(cpu_outside=0.1), 1)
+    assert cpu_history(scenario).above_share == pytest.approx(MAX_ABOVE_SHARE, rel=0.01)
+    assert abs(scenario.now - pause.returns_at_ms) < 5 * BEAT_MS
+
+
+def test_bursts_of_seconds_with_a_mean_below_the_mark_pause_no_longer_than_their_minute() -> None:
+    scenario = a_machine(dwell_s=1200)
+    for _ in range(30):
+        beats(scenario, a_usage(cpu_outside=0.9), 12)
+        assert "cpu" in paused(scenario), "24 seconds at 90 % are 36 % of a minute"
+        beats(scenario, a_usage(), 48)
+        assert paused(scenario) == {}
+
+
+def test_swings_flip_the_offer_of_a_node_less_often_than_the_mark_does() -> None:
+    scenario = a_machine(dwell_s=1200)
+    flips = 0
+    for _ in range(10):
+        for busy, count in ((0.7, 4), (0.1, 6)):
+            was = "cpu" in paused(scenario)
+            minutes(scenario, busy, count)
+            flips += was != ("cpu" in paused(scenario))
+    assert flips <= 5, "the mark is crossed twenty times"
 
 
 def test_a_pause_ends_no_offer_and_a_long_one_becomes_a_withdrawal() -> None:

@@ -98,6 +98,12 @@ def test_the_others_stay_below_the_target_without_those_that_go(idle: ScalingSce
     assert len(plan.worker_ids) == 1, "3 of 8 cores are below 40 %, 3 of 4 are not"
 
 
+def test_a_warm_pool_is_given_back_down_to_its_size_whatever_the_target_is(idle: ScalingScenario) -> None:
+    idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, target_milli=400)))
+    idle.ask(a_request("again", cores=3))
+    assert len(idle.evaluate(seconds=150, warm=1).worker_ids) == 2
+
+
 def test_the_minimum_stays(idle: ScalingScenario) -> None:
     idle.handle(ScalingRulesSet(replace(idle.ledger.scaling, min_workers=2)))
     assert len(idle.evaluate(seconds=500).worker_ids) == 1

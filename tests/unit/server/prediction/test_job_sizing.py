@@ -10,21 +10,15 @@ from typing import Any
 import pytest
 
 from distributed_grid.domain.jobs import MAX_RERUNS
-from distributed_grid.domain.resources import MAX_AMOUNT
-from distributed_grid.prediction.task_runs import MemoryPrediction
-from distributed_grid.prediction.tiers import Tier
 from distributed_grid.server.prediction.job_sizing import (
     MAX_INPUT_FILES,
-    MIN_LIMIT_BYTES,
     file_bytes,
     input_paths,
-    limits_of,
-    rounded_limit,
 )
 from distributed_grid.server.prediction.service import PredictionService
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
-from tests.unit.server.predictions import MB, a_prediction_service, learn_runs
+from tests.unit.server.predictions import a_prediction_service, learn_runs
 
 TRAIN = ["python3", "train.py"]
 Story = Callable[[InProcessGrid, PredictionService], Awaitable[None]]
@@ -111,24 +105,6 @@ def test_the_same_request_again_is_the_same_job_after_the_grid_has_learned_more(
         assert (ended["state"], ended["sizing"]) == ("ended", first["sizing"])
 
     tell(tmp_path, story)
-
-
-def test_limits_grow_and_are_four_whatever_the_predictor_says() -> None:
-    for following in ((), (200 * MB,), (50 * MB, 100 * MB, 100 * MB), tuple(range(MB, 9 * MB, MB))):
-        limits = limits_of(MemoryPrediction(100 * MB, following, None, Tier.STATISTICS, 0.8, 9))
-        assert len(limits) == 1 + MAX_RERUNS
-        assert list(limits) == sorted(set(limits))
-        assert limits[-1] >= 10 * limits[0]
-    assert limits_of(MemoryPrediction(MAX_AMOUNT, (), None, Tier.ML, 0.8, 9)) == (MAX_AMOUNT,)
-
-
-@pytest.mark.parametrize("size", [1, MIN_LIMIT_BYTES, 100 * MB + 1, 1023 * MB, 1 << 40, MAX_AMOUNT, MAX_AMOUNT + 1])
-def test_a_limit_is_rounded_up_by_a_sixteenth_at_most(size: int) -> None:
-    rounded = rounded_limit(size)
-    assert (
-        min(max(size, MIN_LIMIT_BYTES), MAX_AMOUNT) <= rounded <= min(max(size * 17 // 16, MIN_LIMIT_BYTES), MAX_AMOUNT)
-    )
-    assert rounded_limit(rounded) == rounded
 
 
 def test_files_that_a_command_names_are_its_input(tmp_path: Path) -> None:
