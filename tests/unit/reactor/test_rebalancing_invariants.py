@@ -91,9 +91,10 @@ def _reading(name: str, memory: int | None, cpu: int | None, ahead: Forecast | N
 class Watched(Rounds):
     """Rounds that are held against the rules of lending as they go, and remember who was asked when."""
 
-    def __init__(self, policy: str, mode: str, **numbers: object) -> None:
+    def __init__(self, policy: str, mode: str, unused_after: int = 0) -> None:
         nodes = [apart(a_node(name, cores=8, memory_gb=30)) for name in NODES_HERE]
-        super().__init__(*nodes, rules=rules(policy, mode, **numbers))
+        chosen = rules(policy, mode, unused_after=unused_after) if unused_after else rules(policy, mode)
+        super().__init__(*nodes, rules=chosen)
         self.actions: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
         self.last: dict[str, PressureReading] = {}
         self.rounds_read = 0
