@@ -8,6 +8,7 @@ from typing import Any
 from distributed_grid.cli.command_line import Argument, command
 from distributed_grid.cli.output import format_outcome, format_sizing, format_span, format_time, print_answer, printable
 from distributed_grid.cli.session import CliSession
+from distributed_grid.number_text import plain_number
 
 View = dict[str, Any]
 WIDTH = 14
@@ -184,7 +185,8 @@ def _scores(decision: View) -> Iterator[str]:
     what = _SCORED.get(decision["strategy"], "room")
     for one in compared:
         first = f"{one['criterion']}; " if one["criterion"] else ""
-        yield f"{one['node_id']:{wide}}  {first}{what} {one['room']:g} + priority {one['priority']:g}"
+        room, priority = plain_number(one["room"]), plain_number(one["priority"])
+        yield f"{one['node_id']:{wide}}  {first}{what} {room} + priority {priority}"
 
 
 _SCORED = {

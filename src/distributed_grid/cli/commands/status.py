@@ -22,6 +22,7 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
 MAX_NAME_CHARS = 32
@@ -77,9 +78,9 @@ def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
             node["node_id"],
             _state(node) + (", simulated" if node["simulated"] else ""),
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
-            f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
+            f"{plain_number(node['cpu_lent'])} of {plain_number(node['cpu_cores'])}",
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
-            f"{node['gpus_lent']:g} of {node['gpus']}" if node["gpus"] else "-",
+            f"{plain_number(node['gpus_lent'])} of {node['gpus']}" if node["gpus"] else "-",
         )
         for node in shown
     ]
@@ -147,7 +148,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     rows = [
         (
             offer["node_id"],
-            format_amount(offer["resource_type"], round_amount(offer["amount"])),
+            format_amount(offer["resource_type"], round(offer["amount"], 1) or offer["amount"]),
             format_time(offer["expires_at"]),
             _pause(offer),
         )
@@ -161,13 +162,9 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
 def _pause(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
-    used = f"{offer['measured_percent']:g} % used in the last minute (limit {offer['mark_percent']:g} %)"
+    measured, limit = plain_number(offer["measured_percent"]), plain_number(offer["mark_percent"])
+    used = f"{measured} % used in the last minute (limit {limit} %)"
     return f"{used}; may return at {format_time(offer['returns_at'])}"
-
-
-def round_amount(amount: float) -> float:
-    """An amount to one decimal; less than that to its first digit, so that a little is not shown as nothing."""
-    return round(amount, 1) or float(f"{amount:.1g}")
 
 
 def allocations_table(allocations: list[dict[str, Any]]) -> str:

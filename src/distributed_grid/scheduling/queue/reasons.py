@@ -12,6 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
+from distributed_grid.number_text import plain_number
 from distributed_grid.scheduling.offers.pause import OWNER, rest_reason
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
@@ -91,8 +92,9 @@ def _lasting_constraints(ledger: Ledger, request: Request) -> Constraints:
 def timeout_reason(lease: Lease, why: str, now: int) -> str:
     """Why a waiting request is withdrawn; `why` it could not be served."""
     if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
-        return f"its deadline cannot be met any more, after a wait of {(now - lease.asked_at_ms) / 1000:g} s: {why}"
-    return f"waited {lease.request.wait_ms / 1000:g} s: {why}"
+        waited = plain_number((now - lease.asked_at_ms) / 1000)
+        return f"its deadline cannot be met any more, after a wait of {waited} s: {why}"
+    return f"waited {plain_number(lease.request.wait_ms / 1000)} s: {why}"
 
 
 def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:

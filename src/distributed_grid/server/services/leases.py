@@ -24,6 +24,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, Res
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
+from distributed_grid.number_text import plain_number
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.records import decision_on, find_lease
@@ -35,7 +36,7 @@ ENGINE_SECONDS, CHANGE_SECONDS = 15.0, 1.0
 def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) -> Amounts:
     """The integers that "this much of that" means; refuses what is no amount of anything."""
     if not math.isfinite(amount) or amount <= 0:
-        raise BadInput(f"the amount must be more than zero, not {amount:g}")
+        raise BadInput(f"the amount must be more than zero, not {plain_number(amount)}")
     kind = resource_type.lower()
     if kind == ResourceType.CPU:
         return Amounts(cpu_milli=_milli(amount, "cores"))
@@ -48,7 +49,7 @@ def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) 
         known = ", ".join([*(kind.value for kind in ResourceType), *sorted(names.values())])
         raise BadInput(f"no resource is called {resource_type!r}: there is {known}")
     if amount != int(amount):
-        raise BadInput(f"{names[kind]} can only be asked for in whole numbers, not {amount:g}")
+        raise BadInput(f"{names[kind]} can only be asked for in whole numbers, not {plain_number(amount)}")
     return Amounts(custom=((names[kind], _whole(amount, names[kind])),))
 
 
@@ -76,7 +77,7 @@ def _milli(amount: float, of: str) -> int:
 
 def _whole(number: float, of: str) -> int:
     if number > MAX_AMOUNT:
-        raise BadInput(f"no machine has that much: {of} {number:g}")
+        raise BadInput(f"no machine has that much {of}")
     if round(number) == 0:
         raise BadInput(f"that is too little {of} to lend")
     return round(number)

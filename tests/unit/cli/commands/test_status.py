@@ -13,7 +13,7 @@ OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "stat
 
 
 @pytest.mark.parametrize(
-    ("amount", "shown"), [(12.3456, "12.3 GB"), (0.05, "0.1 GB"), (0.042, "0.04 GB"), (0.001, "0.001 GB")]
+    ("amount", "shown"), [(12.3456, "12.3 GB"), (0.05, "0.1 GB"), (0.042, "0.04 GB"), (0.001, "1.0 MB")]
 )
 def test_a_little_is_not_shown_as_nothing(amount: float, shown: str) -> None:
     assert shown in offers_table([{**OFFER, "amount": amount}])

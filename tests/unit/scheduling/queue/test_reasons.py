@@ -25,6 +25,8 @@ def why(scenario: Scenario, **request) -> tuple[str, ...]:
         (cores(1000), "1 core"),
         (cores(500), "0.5 cores"),
         (cores(0), "0 cores"),
+        (cores(1_000_000_000), "1000000 cores"),
+        (gigabytes(100), "100 bytes"),
         (gigabytes(4 * GB), "4.0 GB"),
         (gigabytes(GB // 2), "0.5 GB"),
         (gigabytes(50 * 1024**2), "50.0 MB"),
