@@ -163,6 +163,13 @@ def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def node_state(node: dict[str, Any]) -> str:
+    """The state of a node for a person."""
+    if node["cooling"]:
+        return "cooling down"
+    return "stopped" if node.get("stopped") else str(node["state"])
+
+
 def format_time(moment: str | None) -> str:
     """A time of today as hours, another day's with its date."""
     if moment is None:

@@ -24,6 +24,7 @@ class NodeRow(TypedDict):
     state: str
     simulated: bool
     cooling: bool
+    stopped: bool
     cpu_cores: float
     memory_gb: float
     gpus: int

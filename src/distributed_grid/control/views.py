@@ -26,7 +26,7 @@ from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, s
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.offers.offer import lendable_now
 from distributed_grid.scheduling.offers.pause import OfferPause, pauses
-from distributed_grid.scheduling.queue.reasons import why_not_lent
+from distributed_grid.scheduling.queue.reasons import is_stopped, why_not_lent
 from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
 from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 
@@ -119,6 +119,7 @@ class Viewer:
             "state": str(node.state),
             "simulated": node.simulated,
             "cooling": node.cooling,
+            "stopped": is_stopped(ledger, node),
             "cpu_cores": node.capacity.cpu_milli / 1000,
             "memory_gb": _gb(node.capacity.memory_bytes),
             "gpus": len(node.capacity.gpus),

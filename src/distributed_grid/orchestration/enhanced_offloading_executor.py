@@ -17,7 +17,6 @@ from distributed_grid.control.view_types import BoostRow, MoveRow
 from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.domain.rebalancing import SharingMode as OffloadingMode
 from distributed_grid.errors import BadInput, Refused, TimedOut
-from distributed_grid.number_text import plain_number
 from distributed_grid.orchestration.offloading_detector import OffloadingRecommendation
 
 __all__ = ["EnhancedOffloadingExecutor", "OffloadingMode", "OffloadingRecommendation"]
@@ -101,7 +100,7 @@ class EnhancedOffloadingExecutor(GridSession):
                         return row
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            raise TimedOut(f"{task_id} is still on its way after {plain_number(timeout_seconds)} s") from None
+            raise TimedOut(f"{task_id} is still on its way after {timeout_seconds:g} s") from None
 
     async def _target(self, recommendation: OffloadingRecommendation) -> str:
         """Where to, by the mode; empty leaves it to the grid."""

@@ -15,6 +15,7 @@ from distributed_grid.cli.output import (
     echo,
     free_and_lent,
     narrowed,
+    node_state,
     print_answer,
     printable,
     table,
@@ -85,7 +86,7 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
         (
             row["node_id"],
             row["address"],
-            "cooling down" if row["cooling"] else row["state"],
+            node_state(row),
             row["link"],
             *free_and_lent(row),
             row["jobs"],

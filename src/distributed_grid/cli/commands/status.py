@@ -14,6 +14,7 @@ from distributed_grid.cli.output import (
     format_time,
     named_in_part,
     narrowed,
+    node_state,
     print_answer,
     printable,
     shorten,
@@ -25,6 +26,8 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
+MAX_NAMED = 5
+"""How many stopped nodes are named."""
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
@@ -44,6 +47,7 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
         f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in nodes if node["rejected"]
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
+    problems += _stopped_line(nodes)
     problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
     running = sum(1 for job in jobs if job["state"] == "running")
     leases = f"{len(found['allocations']):,} lease{'' if len(found['allocations']) == 1 else 's'}"
@@ -89,6 +93,16 @@ def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
     return table(*narrowed(headings, rows, width), empty="no nodes") + more
 
 
+def _stopped_line(nodes: list[dict[str, Any]]) -> list[str]:
+    """The stopped nodes and the command that starts them."""
+    names = [node["node_id"] for node in nodes if node["stopped"]]
+    if not names:
+        return []
+    be = "is" if len(names) == 1 else "are"
+    words = " ".join(names) if len(names) <= MAX_NAMED else "NODE"
+    return [f"{', '.join(named_in_part(names, MAX_NAMED))} {be} stopped; type: grid cluster start {words}"]
+
+
 def _is_well(node: dict[str, Any]) -> bool:
     return _state(node) == "alive" and not node["rejected"]
 
@@ -109,9 +123,7 @@ def _more(left_out: int, advice: str, totals: str = "") -> str:
 
 
 def _state(node: dict[str, Any]) -> str:
-    if node["cooling"]:
-        return "cooling down"
-    return "degraded" if node["degraded"] else str(node["state"])
+    return "degraded" if node["degraded"] and not node["cooling"] else node_state(node)
 
 
 def _jobs(jobs: list[dict[str, Any]], max_rows: int, width: int) -> str:

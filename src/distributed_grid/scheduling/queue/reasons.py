@@ -62,7 +62,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
             if possible == request.gang:
                 return None
         else:
-            refusals.append(f"{node.name}: {_limit(ask, node)}")
+            refusals.append(f"{node.name}: {_limit(ledger, ask, node)}")
     if request.gang > 1:
         refusals.insert(0, f"a gang of {request.gang} needs as many nodes, {possible} could serve a member")
     known = ledger.nodes
@@ -173,11 +173,11 @@ def _candidates(ledger: Ledger, request: Request) -> list[Node]:
     return list(ledger.nodes.values())
 
 
-def _limit(ask: Amounts, node: Node) -> str:
+def _limit(ledger: Ledger, ask: Amounts, node: Node) -> str:
     if not node.caps.can_share:
         return "does not share"
     if node.capacity == Capacity():
-        return "not heard from yet"
+        return stopped_reason(ledger, node) or "not heard from yet"
     most = node.lendable
     return _short_of(ask, most, NodeClaims(), "at most") or "does not fit"
 
@@ -185,7 +185,7 @@ def _limit(ask: Amounts, node: Node) -> str:
 def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     ask = request.ask
     if NodeClaims().claim_for(ask, node.lendable) is None:
-        return _limit(ask, node)
+        return _limit(ledger, ask, node)
     if node.state is not NodeState.ALIVE:
         return _absence(ledger, node, now)
     offer = ledger.offers.get(node.name)
@@ -225,12 +225,24 @@ def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
     return rest_reason(ledger.observations.get(node.name), now) or "no fresh measurement"
 
 
+def is_stopped(ledger: Ledger, node: Node) -> bool:
+    """Whether nothing happens on a node until `grid cluster start`."""
+    return node.is_stopped(lends=bool(ledger.leases_on.get(node.name)))
+
+
+def stopped_reason(ledger: Ledger, node: Node) -> str:
+    """The command that starts a stopped node; empty for any other."""
+    return f"stopped; type: grid cluster start {node.name}" if is_stopped(ledger, node) else ""
+
+
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
     worker = ledger.workers.get(node.name)
     if worker is not None and worker.notice is not None:
         ends_in = -(-max(worker.leaving_at_ms - now, 0) // 1000)
         when = f"its machine ends in {ends_in} s" if worker.leaving_at_ms else "its machine may be taken away"
         return f"{when}: {worker.notice.why}"
+    if stopped := stopped_reason(ledger, node):
+        return stopped
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
     seen = ledger.observations.get(node.name)

@@ -29,7 +29,6 @@ from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetach
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
-from distributed_grid.number_text import plain_number
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.output_copy import dropped_message
@@ -359,7 +358,7 @@ class JobService:
                 async with asyncio.timeout(op.timeout_seconds):
                     job = await self._until_over(job)
             except TimeoutError:
-                raise TimedOut(f"{job.id} is still {job.state} after {plain_number(op.timeout_seconds)} s") from None
+                raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
         return {"job": self._viewer().for_reader(caller.reader).job(job)}
 
     async def _until_over(self, job: Job) -> Job:

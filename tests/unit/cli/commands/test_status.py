@@ -52,6 +52,7 @@ def a_node(number: int, state: str = "alive") -> dict[str, Any]:
     lent = {"cpu_lent": 2.0, "cpu_cores": 16.0, "memory_lent_gb": 10.0, "memory_gb": 125.6, "gpus_lent": 0, "gpus": 2}
     flags = {
         "cooling": False,
+        "stopped": False,
         "degraded": None,
         "clock_jump": None,
         "rejected": None,
@@ -89,3 +90,10 @@ def test_everything_is_shown_where_it_is_asked_for() -> None:
     assert "more" not in text
     assert text.count("sweep-") == 50
     assert text.count("gpu") == 20
+
+
+def test_a_stopped_node_is_shown_as_stopped_with_the_command_that_starts_it() -> None:
+    nodes = [{**a_node(1, "joining"), "stopped": True, "simulated": False}, a_node(2, "joining")]
+    lines = status_text(a_status(nodes, []), MAX_ROWS, 0).splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["gpu1", "stopped"], ["gpu2", "joining,"]]
+    assert "gpu1 is stopped; type: grid cluster start gpu1" in lines
