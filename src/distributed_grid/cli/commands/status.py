@@ -175,7 +175,7 @@ def _pause(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
     measured, limit = plain_number(offer["measured_percent"]), plain_number(offer["mark_percent"])
-    used = f"{measured} % used in the last minute (limit {limit} %)"
+    used = f"{measured} % over the last minute, limit {limit} %"
     return f"{used}; may return at {format_time(offer['returns_at'])}"
 
 

@@ -13,7 +13,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
 from distributed_grid.number_text import plain_number
-from distributed_grid.scheduling.offers.pause import OWNER, rest_reason
+from distributed_grid.scheduling.offers.pause import OWNER_WORDS, rest_reason
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import Constraints
@@ -129,7 +129,8 @@ def reason_key(ledger: Ledger, request: Request) -> object:
 
 def _waits_for_owner(node: Node, reason: str) -> bool:
     """Whether a node of the cluster file keeps something for its owner by the limits of the cluster."""
-    return OWNER in reason and node.thresholds is not None and node.host != "local" and not node.joined
+    by_owner = any(words in reason for words in OWNER_WORDS)
+    return by_owner and node.thresholds is not None and node.host != "local" and not node.joined
 
 
 def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:

@@ -23,7 +23,7 @@ def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_ret
     paused = {"state": "paused", "mark_percent": 50.0, "measured_percent": 63.4, "returns_at": "2026-05-01T13:00:00Z"}
     shown = offers_table([{**OFFER, "amount": 2.0}, {**OFFER, **paused, "amount": 3.0}]).splitlines()
     assert shown[0].split() == ["NODE", "OFFERS", "UNTIL", "PAUSED"]
-    assert "63.4 % used in the last minute (limit 50 %); may return at " in shown[2]
+    assert "63.4 % over the last minute, limit 50 %; may return at " in shown[2]
     assert "PAUSED" not in offers_table([{**OFFER, "amount": 2.0}])
 
 
