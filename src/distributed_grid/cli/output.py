@@ -151,6 +151,14 @@ def format_sizing(sizing: dict[str, Any]) -> str:
     return f"sized by the grid: {format_amount('memory', sizing['memory_gb'])} from {runs} ({how}){again}"
 
 
+def format_unused_borrowing(row: dict[str, Any]) -> str:
+    """A resource that an automatic lease held for a node until it went back unused."""
+    kind, amount = row["resource_type"], row["amount"]
+    size = size_text(round(amount * GIB)) if kind == "memory" else format_amount(kind, amount)
+    unused = format_span(row["unused_seconds"])
+    return f"borrowed {size}, unused for {unused}, given back; asked again when work waits"
+
+
 FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
 
 

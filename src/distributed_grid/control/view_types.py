@@ -15,6 +15,14 @@ from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import ClusterSummary
 
 
+class UnusedBorrowing(TypedDict):
+    """A resource that was borrowed for a node and went back after this time because nothing had used it."""
+
+    resource_type: str
+    amount: float
+    unused_seconds: float
+
+
 class NodeRow(TypedDict):
     """A node as it is now."""
 
@@ -49,6 +57,7 @@ class NodeRow(TypedDict):
     seconds_since_heard: float | None
     rejected: str | None
     degraded: str | None
+    unused_borrowing: list[UnusedBorrowing]
     clock_jump: str | None
 
 
@@ -407,6 +416,7 @@ class Explanation(TypedDict):
     events: list[EventRecord]
     moves: NotRequired[list[MoveRow]]
     move: NotRequired[MoveRow]
+    unused_borrowing: NotRequired[list[UnusedBorrowing]]
 
 
 class LentTotals(TypedDict):
