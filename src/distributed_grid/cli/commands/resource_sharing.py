@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost, use_text
-from distributed_grid.cli.commands.status import OFF, allocations_table, offers_table
+from distributed_grid.cli.commands.status import sharing_parts
 from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
@@ -62,12 +62,7 @@ def status(session: CliSession) -> None:
         "notes": sharing_notes(found, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
-    parts = [
-        head if sharing["enabled"] else OFF,
-        offers_table(found["offers"]),
-        allocations_table(found["allocations"]),
-    ]
-    parts.append(f"{found['waiting']} waiting")
+    parts = [*sharing_parts(shown, head), f"{found['waiting']} waiting"]
     if cooling:
         parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
     parts += [printable(note) for note in shown["notes"]]

@@ -70,8 +70,13 @@ def shared_status(session: CliSession) -> None:
         found = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
     shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    parts = [*([] if enabled else [OFF]), offers_table(found["offers"]), allocations_table(found["allocations"])]
-    print_answer(session, shared, "\n\n".join(parts))
+    print_answer(session, shared, "\n\n".join(sharing_parts(shared)))
+
+
+def sharing_parts(shared: dict[str, Any], head: str = "") -> list[str]:
+    """What is offered and lent, below a line about sharing; where sharing is off nothing is offered."""
+    first = [*([head] if head else []), offers_table(shared["offers"])] if shared["enabled"] else [OFF]
+    return [*first, allocations_table(shared["allocations"])]
 
 
 def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:

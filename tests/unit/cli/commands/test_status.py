@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.cli.commands.status import MAX_ROWS, allocations_table, offers_table, status_text
+from distributed_grid.cli.commands.status import (
+    MAX_ROWS,
+    OFF,
+    allocations_table,
+    offers_table,
+    sharing_parts,
+    status_text,
+)
 
 OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "state": "open"}
 
@@ -25,6 +32,12 @@ def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_ret
     assert shown[0].split() == ["NODE", "OFFERS", "UNTIL", "PAUSED"]
     assert "63.4 % over the last minute, limit 50 %; may return at " in shown[2]
     assert "PAUSED" not in offers_table([{**OFFER, "amount": 2.0}])
+
+
+def test_nothing_is_offered_where_sharing_is_off() -> None:
+    shared = {"enabled": False, "offers": [{**OFFER, "amount": 2.0}], "allocations": []}
+    assert sharing_parts(shared, "sharing is on") == [OFF, "no active allocations"]
+    assert sharing_parts({**shared, "enabled": True})[0].startswith("NODE  OFFERS")
 
 
 def test_two_allocations_never_look_alike() -> None:
