@@ -310,6 +310,7 @@ class JobDetail(TypedDict):
     delivery: NotRequired[DeliveryRow | None]
     reasons: NotRequired[list[str]]
     decision: NotRequired[DecisionRow | None]
+    note: NotRequired[str | None]
 
 
 class RecommendationRow(TypedDict):

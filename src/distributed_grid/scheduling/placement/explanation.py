@@ -125,7 +125,7 @@ def reasoning(choice: Choice) -> tuple[str, ...]:
     """Why there, in short sentences with numbers."""
     best = choice.best
     lines = [_summary_line(choice)]
-    if choice.preferred:
+    if choice.preferred and not choice.carved:
         lines.append(f"{best.node} is preferred by the request")
     if choice.target and choice.strategy is not Strategy.LOCAL_FIRST:
         lines.append(f"it is for {choice.target}")

@@ -27,9 +27,11 @@ from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetached, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
+from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
@@ -37,6 +39,7 @@ from distributed_grid.server.services.job_notices import JobNotice, JobNotices, 
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
 
+MAX_PREFERRED_NAMED = 3
 MAX_CONTENT_BYTES = 10 * 1024**3
 TRIM_SECONDS = 3600.0
 log = logging.getLogger(__name__)
@@ -268,7 +271,24 @@ class JobService:
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer().for_reader(caller.reader)
         decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
-        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
+        note = await self._preference_note(request, answer.lease.node if answer.lease is not None else "")
+        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision, "note": note}
+
+    async def _preference_note(self, request: Request, node: str) -> str | None:
+        """One line where a request is placed on another node than the preferred ones; None where there is nothing to
+        say."""
+        if not node or not request.prefer or node in request.prefer:
+            return None
+
+        def write_note(ledger: Ledger, now: int) -> str:
+            preferred = [ledger.nodes.get(name) for name in request.prefer[:MAX_PREFERRED_NAMED]]
+            reasons = [
+                f"{one.name}: {why_not_there(ledger, request, one, now)}" for one in preferred if one is not None
+            ]
+            why = f" ({'; '.join(reasons)})" if reasons else ""
+            return f"placed on {node} instead of {' or '.join(request.prefer[:MAX_PREFERRED_NAMED])}{why}"
+
+        return await self._grid.read(write_note)
 
     async def list(self, op: requests.ListJobs, caller: Caller) -> View:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
