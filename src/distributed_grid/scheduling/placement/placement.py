@@ -174,7 +174,8 @@ class Placement(Struct, frozen=True):
     """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
 
     `preferred`: it is preferred by the request, and without that another node would be the best. `others` are the nodes
-    of the other members of a gang. `carved` are the automatic leases that give some of it, each with what is left of it.
+    of the other members of a gang. `carved` are the automatic leases that give some of it, each with what is left of
+    it.
     """
 
     node: str

@@ -281,12 +281,11 @@ class JobService:
             return None
 
         def write_note(ledger: Ledger, now: int) -> str:
-            preferred = [ledger.nodes.get(name) for name in request.prefer[:MAX_PREFERRED_NAMED]]
-            reasons = [
-                f"{one.name}: {why_not_there(ledger, request, one, now)}" for one in preferred if one is not None
-            ]
+            names = request.prefer[:MAX_PREFERRED_NAMED]
+            preferred = [ledger.nodes[name] for name in names if name in ledger.nodes]
+            reasons = [f"{one.name}: {why_not_there(ledger, request, one, now)}" for one in preferred]
             why = f" ({'; '.join(reasons)})" if reasons else ""
-            return f"placed on {node} instead of {' or '.join(request.prefer[:MAX_PREFERRED_NAMED])}{why}"
+            return f"placed on {node} instead of {' or '.join(names)}{why}"
 
         return await self._grid.read(write_note)
 
