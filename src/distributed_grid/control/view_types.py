@@ -152,6 +152,7 @@ class AllocationDetail(TypedDict):
     allocation: AllocationRow
     reasons: NotRequired[list[str]]
     decision: NotRequired[DecisionRow | None]
+    already_ended_at: NotRequired[str | None]
 
 
 class BoostRow(TypedDict):
@@ -196,6 +197,7 @@ class BoostDetail(TypedDict):
 
     boost: BoostRow | None
     note: NotRequired[str | None]
+    already_ended_at: NotRequired[str | None]
 
 
 class OutcomeRow(TypedDict):

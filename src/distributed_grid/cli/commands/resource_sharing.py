@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
-from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost, use_text
+from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, release_text, request_boost, use_text
 from distributed_grid.cli.commands.status import sharing_parts
 from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
@@ -72,8 +72,9 @@ def status(session: CliSession) -> None:
 @resource_sharing.command(Argument("allocation_id", metavar="ID"))
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
-    found = session.call("release_lease", allocation_id=allocation_id)["allocation"]
-    print_answer(session, found, printable(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
+    answer = session.call("release_lease", allocation_id=allocation_id)
+    found = answer["allocation"]
+    print_answer(session, found, release_text(f"allocation {found['allocation_id']}", found, answer))
 
 
 @resource_sharing.command(

@@ -226,9 +226,10 @@ class LeaseService:
         return {"allocation": self._viewer().for_reader(caller.reader).lease(await find_lease(self._grid, name))}
 
     async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
-        """Releasing a lease that has ended is harmless."""
+        """Releasing a lease that has ended is harmless; the answer says when it ended."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
+        already_ended_ms = lease.ended_at_ms if lease.is_over else 0
         if not lease.is_over:
             try:
                 answer = await self._grid.handle(LeaseReleased(lease.id, caller.user))
@@ -236,7 +237,9 @@ class LeaseService:
                 lease = answer.lease
             except NotFound:  # it ended by itself a moment ago
                 lease = await find_lease(self._grid, lease.id)
-        return {"allocation": self._viewer().lease(lease)}
+                already_ended_ms = lease.ended_at_ms
+        viewer = self._viewer()
+        return {"allocation": viewer.lease(lease), "already_ended_at": viewer.time(already_ended_ms)}
 
     async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
         lease = await find_lease(self._grid, op.allocation_id)
