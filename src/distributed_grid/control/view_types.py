@@ -298,10 +298,11 @@ class JobRow(OutcomeRow):
 
 
 class JobList(TypedDict):
-    """Jobs; `more`: some that ended before are kept, but not listed."""
+    """Jobs; `more`: some that ended before are kept, but not listed. `total` counts all that are kept, in any state."""
 
     jobs: list[JobRow]
     more: bool
+    total: int
 
 
 class JobDetail(TypedDict):

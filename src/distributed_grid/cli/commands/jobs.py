@@ -68,10 +68,9 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
     lines = [table(*narrowed(headings, rows, terminal_width()), empty="no jobs"), *detached_lines(found)]
     print_answer(session, found, "\n".join(lines))
-    if answer["more"] and all_:
-        note(f"only the newest {MAX_LISTED:,} of the jobs that ended are listed")
-    elif answer["more"] and limit is None:
-        note("jobs that ended earlier are not listed: --limit N lists more of them, --all all")
+    if answer["more"]:
+        rest = "" if all_ else "; --limit N lists more of them, --all all"
+        note(f"the last {len(found):,} of {answer['total']:,} jobs{rest}")
 
 
 @jobs.command(Argument("job_id"))

@@ -291,7 +291,7 @@ class JobService:
 
     async def list(self, op: requests.ListJobs, caller: Caller) -> View:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
-        `more`: some that ended before are kept, but not listed."""
+        `more`: some that ended before are kept, but not listed; `total` counts them, too."""
 
         def living_jobs(ledger: Ledger, now: int) -> list[Job]:
             return [job for job in ledger.jobs.values() if op.user in (None, job.request.user)]
@@ -301,8 +301,10 @@ class JobService:
         rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
         ended = [ended_job(row) for row in rows[:room]]
         shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
-        viewer = self._viewer().for_reader(caller.reader)
-        return {"jobs": [viewer.listed_job(job) for job in shown.values()], "more": len(rows) > room}
+        viewer, more = self._viewer().for_reader(caller.reader), len(rows) > room
+        kept = await self._grid.query(lambda store: store.count_ended("job", user=op.user)) if more else len(rows)
+        listed = [viewer.listed_job(job) for job in shown.values()]
+        return {"jobs": listed, "more": more, "total": len(living) + kept}
 
     async def list_live(self, caller: Caller) -> View:
         """The uids of the caller's jobs that have not ended."""

@@ -88,6 +88,8 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             limit: await setting.jobs.list(requests.ListJobs(limit=limit, all=everything), ADMIN)
             for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
         }
+        assert {one["total"] for one in listed.values()} == {4}
+        assert (await setting.jobs.list(requests.ListJobs(limit=1, user="ann"), ADMIN))["total"] == 3
         assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {
             1: (1, True),
             3: (3, True),
