@@ -34,7 +34,7 @@ USE_RAY = 'for `ray status` and Ray programs, in each new shell: eval "$(grid cl
 USE_FAR_RAY = 'for Ray programs, in each new shell: eval "$(grid cluster env)"; then also: ray status --address {head}'
 """Where Ray's head is another machine: programs may have to use Ray Client, which `ray status` cannot."""
 USE_LATER = 'for Ray programs, once the ports of its head are forwarded, in each new shell: eval "$(grid cluster env)"'
-DASHBOARD_TOKEN = '; the dashboard\'s token: cat "$RAY_AUTH_TOKEN_PATH"'
+ENTER_DASHBOARD = '; the dashboard\'s token: cat "$RAY_AUTH_TOKEN_PATH"'
 Show = Callable[[str, str], None]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 _discard_results = Option("--discard-results", is_flag=True, help="Also remove results that were never fetched.")
@@ -190,7 +190,7 @@ def ray_hint(ray: dict[str, Any] | None) -> str:
         return USE_RAY
     far = USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER
     hint = USE_RAY if ray["head"] == ray["address"] else far
-    return hint + DASHBOARD_TOKEN if ray["authenticated"] and ray["dashboard"] else hint
+    return hint + ENTER_DASHBOARD if ray["authenticated"] and ray["dashboard"] else hint
 
 
 def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
