@@ -212,6 +212,8 @@ class ResourceSharingDemo:
             print(f"{name}: memory at {used[name]:.1f} %, above its mark of {mark:g} %")
         if not pressed or interval > MAX_INTERVAL_SECONDS:
             return
+        async with GridOrchestrator(self.config) as grid:  # what went back unused is borrowed again when work arrives
+            await grid.run_with_shared_resources("true", "memory", 0.1, target_node=pressed[0])
         print(f"waiting for the grid to borrow for {pressed[0]}, at most three intervals of {interval:g} s", flush=True)
         borrowed = await self._automatic(pressed[0], 3 * interval + SPARE_SECONDS)
         if borrowed is None:
