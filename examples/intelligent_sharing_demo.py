@@ -30,7 +30,11 @@ from distributed_grid.orchestration.resource_boost_manager import ResourceBoost,
 from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
 
 DEFAULT = "config/my-cluster-enhanced.yaml"
-LOOKS = 3
+LOOKS = 4
+LOOK_SECONDS = 2.5
+"""A node is measured every two seconds."""
+LOAD_CORES, LOAD_SECONDS = 2, 6
+LOAD = f'echo "$GRID_NODE"; for _ in 1 2; do timeout {LOAD_SECONDS} sh -c "while :; do :; done" & done; wait'
 TASKS = 6
 POLL_SECONDS = 0.5
 SPARE_SECONDS = 10
@@ -80,24 +84,40 @@ class ResourceSharingDemo:
         print(", ".join(f"{name}: {len(rows)}" for name, rows in counts) + f", waiting: {status['waiting']}")
 
     async def _demo_resource_monitoring(self) -> None:
-        """What the nodes do, as it changes, and where it is going."""
+        """What the nodes do before, during and after a load, and where it is going."""
         _heading("Resource monitoring")
-        async with self._started() as grid:
-            for look in range(LOOKS):
-                if look:
-                    await asyncio.sleep(1)
-                snapshots = grid.get_node_resource_snapshots()
-                told = (
-                    f"{node.node_id} CPU {node.cpu_percent:.0f} %, memory {node.memory_percent:.0f} %"
-                    if node.cpu_percent is not None and node.memory_percent is not None
-                    else f"{node.node_id} unknown"
-                    for node in snapshots.values()
-                )
-                print(f"look {look + 1}: " + "; ".join(told))
-            for name in snapshots:
+        async with self._started() as grid, asyncio.TaskGroup() as tasks:
+            self._look(grid, 1)
+            print(f"for {LOAD_SECONDS} seconds a job keeps {_amount('cpu', LOAD_CORES)} busy", flush=True)
+            load = tasks.create_task(self._load())
+            for look in range(2, LOOKS):
+                await asyncio.sleep(LOOK_SECONDS)
+                self._look(grid, look)
+            print(await load)
+            await asyncio.sleep(2 * LOOK_SECONDS)
+            self._look(grid, LOOKS)
+            for name in grid.get_node_resource_snapshots():
                 windows = grid.metrics.get_resource_trend(name, "cpu").windows
                 ways = ", ".join(f"{one.direction} over {one.window_minutes} min" for one in windows)
                 print(f"  CPU of {name}: {ways or 'too little is known yet for a trend'}")
+
+    def _look(self, grid: ResourceSharingOrchestrator, number: int) -> None:
+        told = (
+            f"{node.node_id} CPU {node.cpu_percent:.0f} %, memory {node.memory_percent:.0f} %"
+            if node.cpu_percent is not None and node.memory_percent is not None
+            else f"{node.node_id} unknown"
+            for node in grid.get_node_resource_snapshots().values()
+        )
+        print(f"look {number}: " + "; ".join(told), flush=True)
+
+    async def _load(self) -> str:
+        """Keep cores busy for a while, wherever there is room; a line that says where that was."""
+        async with GridOrchestrator(self.config) as grid:
+            try:
+                result = await grid.run_with_shared_resources(LOAD, "cpu", LOAD_CORES, wait_seconds=0)
+            except Refused as no:
+                return f"no node has room for the job: {no}"
+        return f"the job ran on {result.stdout.strip()}"
 
     async def _demo_resource_requests(self) -> None:
         """Borrow for the head node from the others, look at it, give it back."""

@@ -30,6 +30,7 @@ from distributed_grid.client.placement_arguments import PlacementArguments, plac
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, NotFound, TimedOut, Unreachable
+from distributed_grid.number_text import plain_number
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class GridOrchestrator:
         awaiting task cancels the job.
         """
         if amount is not None and not math.isfinite(amount):
-            raise BadInput(f"the amount must be a number, not {amount:g}")
+            raise BadInput(f"the amount must be a number, not {plain_number(amount)}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         variables = caller_environment(dict(env or {}))
         check_command(argv, variables, env or {})

@@ -158,6 +158,9 @@ class Store(Protocol):
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """What ended and fits all that is given, newest first. A key may have been used several times."""
 
+    def count_ended(self, kind: str, *, user: str | None = None) -> int:
+        """How many rows of a kind have ended and are kept, of one user or of all."""
+
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """What happened, in the order it did; when there is more than `limit`, the first, or the newest."""
 

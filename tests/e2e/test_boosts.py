@@ -217,8 +217,9 @@ def test_any_unique_prefix_will_do_and_twice_is_harmless(cluster: Shell) -> None
             client.call("request_boost", request_id=name, target="gpu-master", resource_type="cpu", amount=0.001)
     ambiguous = cluster("boost", "release", "feed", check=1).stderr
     assert "'feed' fits several: feed-1, feed-2" in ambiguous
-    for _ in range(2):
-        assert cluster("boost", "release", first["boost_id"][:12], check=0).stdout.endswith(": released\n")
+    released = [cluster("boost", "release", first["boost_id"][:12], check=0).stdout for _ in range(2)]
+    assert released[0].endswith(": released\n")
+    assert re.search(r": already released at \d\d:\d\d:\d\d\n$", released[1])
     assert "no boost is called 'zz'" in cluster("boost", "release", "zz", check=1).stderr
 
 

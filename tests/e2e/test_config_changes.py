@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_another_host_is_named_and_needs_the_command_that_is_said(grid: Shell, f
     assert hosts["far"] == "farther.invalid"
 
 
+def test_a_config_that_takes_a_new_control_plane_says_so_in_one_line(grid: Shell, file: NamedFile) -> None:
+    file("jobs", "cancel", file.job)
+    file.path.write_text(OTHER_HOST)
+    started = file(*RUN, check=0)
+    assert started.stderr == f"grid: the control plane is started anew with {file.path}: nodes.far.host differs\n"
+    assert grid.daemon_pid() != file.pid
+    assert file(*RUN, check=0).stderr == ""
+
+
 def test_a_reload_applies_what_it_can_and_names_the_rest(grid: Shell, file: NamedFile) -> None:
     file.path.write_text(OTHER_HOST + "fairness: {patience: 7}\n")
     answer = file("config", "reload", "--json", check=1).stdout
@@ -148,7 +158,8 @@ def test_none_is_this_machine_alone_whatever_files_there_are(grid: Shell, tmp_pa
     assert said == (
         "grid: using ./config/my-cluster-enhanced.yaml: 2 simulated nodes; for this machine alone: --config none\n"
     )
-    assert grid("run-shared", "-c", "none", "-a", "0.1", "true", check=0).stderr == ""
+    anew = grid("run-shared", "-c", "none", "-a", "0.1", "true", check=0).stderr
+    assert re.fullmatch(r"grid: the control plane is started anew with --config none: nodes\.one, .* differ\n", anew)
     info = grid.json("daemon", "status")
     assert info["config"] is None
     assert len(grid.json("status")["nodes"]) == 1

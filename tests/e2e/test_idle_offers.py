@@ -51,7 +51,9 @@ def test_the_owners_work_withdraws_the_offer_and_its_end_brings_it_back(
     wait_until(lambda: not _offers_cpu(owned), seconds=40)
     refused = owned("run-shared", "-w", "0", "true", check=1)
     assert refused.stderr.startswith("grid: No resource offers available: here: ")
-    assert re.search(r"its owner use[sd] .* % of (the CPU|it in the last minute) \(limit 85 %\)", refused.stderr)
+    assert re.search(
+        r"its owner uses .* % of the CPU \(limit 85 %\)|CPU .* % over the last minute, limit 85 %", refused.stderr
+    )
     for process in owners_work:
         process.kill()
     wait_until(lambda: _offers_cpu(owned), seconds=40)

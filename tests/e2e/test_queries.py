@@ -163,5 +163,6 @@ def test_no_list_is_cut_without_a_word(grid: Shell) -> None:
     assert "give --all or --limit" in grid("events", "--all", "-l", "7", check=2).stderr
     listed = grid("jobs", "list", check=0)
     assert len(listed.stdout.splitlines()) == 21
-    assert listed.stderr == "grid: jobs that ended earlier are not listed: --limit N lists more of them, --all all\n"
+    assert listed.stderr == "grid: the last 20 of 55 jobs; --limit N lists more of them, --all all\n"
+    assert grid("jobs", "list", "-l", "7", check=0).stderr.startswith("grid: the last 7 of 55 jobs; ")
     assert grid("jobs", "list", "--all", check=0).stderr == ""

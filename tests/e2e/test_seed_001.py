@@ -117,6 +117,11 @@ def the_debug_commands_show_the_nodes(script: str, clone: UsedClone) -> None:
     assert re.search(r"gpu2 +alive +14 cores, 27\.6 GB, 2 GPUs to lend", shown)
     assert "== Resource monitoring ==" in shown
     assert re.search(r"look 3: gpu-master CPU \d+ %, memory 77 %; gpu1 CPU \d+ %, memory 34 %", shown)
+    looks = [dict(re.findall(r"([\w-]+) CPU (\d+) %", line)) for line in shown.splitlines() if line.startswith("look ")]
+    loaded = re.search(r"^the job ran on ([\w-]+)$", shown, re.MULTILINE)
+    assert loaded is not None, shown
+    before, *during = (int(look[loaded[1]]) for look in looks)
+    assert max(during) > before, "a load that does not move shows nothing"
 
 
 def the_demo_borrows_because_of_pressure_and_places_by_strategy(clone: UsedClone) -> None:

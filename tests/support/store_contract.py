@@ -125,6 +125,9 @@ class StoreContract(ABC):
         assert store.ended("lease", limit=1) == [third]
         assert store.ended("lease", limit=0) == []
         assert [row.key for row in store.ended("job")] == ["J1"]
+        assert (store.count_ended("lease"), store.count_ended("job"), store.count_ended("move")) == (3, 1, 0)
+        assert store.count_ended("lease", user=first.user) == 3
+        assert store.count_ended("lease", user="nobody") == 0
 
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(

@@ -18,13 +18,18 @@ from msgspec import Meta, Struct, field
 from distributed_grid.api.command_limits import command_problem
 from distributed_grid.api.framing import non_finite_number
 from distributed_grid.errors import BadInput
+from distributed_grid.validation_text import describe_patterns
 
 Text = Annotated[str, Meta(max_length=4096)]
-Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Name = Annotated[str, Meta(max_length=128)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=20_000)]
-TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
-Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+_HEX_ID = r"^[0-9a-f]{8,32}$"
+TokenId = Annotated[str, Meta(pattern=_HEX_ID)]
+_HASH, _NO_HASH = r"^[0-9a-f]{64}$", r"^([0-9a-f]{64})?$"
+Hash = Annotated[str, Meta(pattern=_HASH)]
+OptionalHash = Annotated[str, Meta(pattern=_NO_HASH)]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
@@ -241,6 +246,7 @@ class ExtendBoost(Message, frozen=True):
 # ------------------------------------------------------------------ jobs
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_JOB_ID_WORDS = "letters, digits, '.', '_' and '-' (at most 128, the first a letter or digit), such as train-7"
 
 
 class SubmitJob(PlacementOptions, frozen=True):
@@ -258,7 +264,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     wait_seconds: Seconds | None = 300.0  # None: until it starts or is cancelled
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
-    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    workdir: OptionalHash = ""
     given: Names = ()
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
@@ -292,7 +298,7 @@ class RunInBoost(Message, frozen=True, kw_only=True):
     job_id: Name = ""
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
-    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    workdir: OptionalHash = ""
     given: Names = ()
     fetch: Patterns = ()
     fetch_to: Text = ""
@@ -306,7 +312,7 @@ class RunInBoost(Message, frozen=True, kw_only=True):
 
 def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
     if op.job_id and not _JOB_ID.fullmatch(op.job_id):
-        return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
+        return f"the job id {op.job_id!r} may only have {_JOB_ID_WORDS}"
     if op.fetch_to and not op.fetch_to.startswith("/"):
         return f"the directory of fetched files must be an absolute path, not {op.fetch_to!r}"
     if "\0" in op.cwd or "\0" in op.fetch_to:
@@ -399,7 +405,8 @@ class WaitForDelivery(Message, frozen=True):
 
 # ------------------------------------------------------------------ pull workers and their tasks
 
-WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_WORKER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+WorkerId = Annotated[str, Meta(pattern=_WORKER_ID)]
 Fence = Annotated[int, Meta(ge=1, le=2**62)]
 Nested = Annotated[dict[Name, Any], Meta(max_length=64)]
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -460,7 +467,7 @@ class SubmitTask(Message, frozen=True, kw_only=True):
     def problem(self) -> str | None:
         """What the types do not check."""
         if self.task_id and not _JOB_ID.fullmatch(self.task_id):
-            return f"the task id {self.task_id!r} may only have letters, digits, '.', '_' and '-'"
+            return f"the task id {self.task_id!r} may only have {_JOB_ID_WORDS}"
         if not self.argv and self.payload is None:
             return "a task needs a payload or a command"
         return _command_problem(self.argv, self.env, ()) if self.argv else None
@@ -873,17 +880,35 @@ class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True):
     hostname: Name = ""
 
 
+_PYTHON_VERSION = r"^[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3}[a-z0-9+]{0,12})?$"
+_MACHINE = r"^[A-Za-z0-9_]{1,32}$"
+_LIBC_VERSION = r"^([0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?)?$"
+
+
 class FetchAgentPackage(Struct, frozen=True, forbid_unknown_fields=True):
     """The agent's package for a machine like this, for whoever may join; REST only. The token stays unused."""
 
     token: Text
-    python: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3}[a-z0-9+]{0,12})?$")]
-    machine: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}$")]
+    python: Annotated[str, Meta(pattern=_PYTHON_VERSION)]
+    machine: Annotated[str, Meta(pattern=_MACHINE)]
     libc: Literal["glibc", "musl"] = "glibc"
-    libc_version: Annotated[str, Meta(pattern=r"^([0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?)?$")] = ""
+    libc_version: Annotated[str, Meta(pattern=_LIBC_VERSION)] = ""
 
 
 # ------------------------------------------------------------------ parsing
+
+
+PATTERN_WORDS = {
+    ID_PATTERN: "1 to 64 letters, digits, '-' and '_', the first a letter or digit, such as sweep-7",
+    _WORKER_ID: "1 to 64 letters, digits, '.', '-' and '_', the first a letter or digit, such as gpu-box.2",
+    _HEX_ID: "the id of a token: 8 to 32 of the digits 0-9 and a-f, such as 3f9a07c2",
+    _HASH: "a SHA-256 digest: 64 of the digits 0-9 and a-f",
+    _NO_HASH: "nothing, or a SHA-256 digest: 64 of the digits 0-9 and a-f",
+    _PYTHON_VERSION: "a version of Python, such as 3.12.1",
+    _MACHINE: "1 to 32 letters, digits and '_', such as x86_64",
+    _LIBC_VERSION: "nothing, or a version such as 2.35",
+}
+"""The patterns of this module in words, for the message about a value that does not fit."""
 
 
 def _concrete(kind: type[Message]) -> Iterator[type[Message]]:
@@ -921,7 +946,8 @@ def parse(body: bytes) -> Message:
             raise BadInput(f"invalid request: Invalid value {tag[:80]!r} - at `$.op`")
         op = _decoder_of(kind).decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"invalid request: {non_finite_in(body) or error}") from None
+        reason = non_finite_in(body) or describe_patterns(str(error), PATTERN_WORDS)
+        raise BadInput(f"invalid request: {reason}") from None
     return _checked(op)
 
 
@@ -940,7 +966,7 @@ def convert(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         op = msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise BadInput(f"invalid request: {error}") from None
+        raise BadInput(f"invalid request: {describe_patterns(str(error), PATTERN_WORDS)}") from None
     return _checked(op)
 
 

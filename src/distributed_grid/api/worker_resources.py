@@ -16,6 +16,7 @@ from msgspec import Struct
 from distributed_grid.domain.nodes import MAX_GPUS
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Amounts, Capacity, GpuDevice
 from distributed_grid.errors import BadInput
+from distributed_grid.number_text import plain_number
 
 MIB = 1024**2
 GROUPS = ("cpu", "memory", "gpu")
@@ -145,7 +146,7 @@ def _either(flat: Mapping[str, Any], name: str, group: Group, nested: tuple[str,
     if name in flat:
         said.append(_checked(flat[name], name))
     if len(set(said)) > 1:
-        raise BadInput(f"{name} is said twice: {said[0]:g} and {said[-1]:g}")
+        raise BadInput(f"{name} is said twice: {plain_number(said[0])} and {plain_number(said[-1])}")
     return said[0] if said else 0.0
 
 
@@ -182,7 +183,7 @@ def _checked(value: Any, path: str, *, least: float = 0.0, most: float | None = 
     if number < least:
         raise BadInput(f"{path} must be {'more than 0' if least else 'at least 0'}, not {_shown(value)}")
     if most is not None and number > most:
-        raise BadInput(f"{path} must be at most {most:g}, not {_shown(value)}")
+        raise BadInput(f"{path} must be at most {plain_number(most)}, not {_shown(value)}")
     return number
 
 

@@ -17,6 +17,7 @@ from distributed_grid.api.id_prefixes import generated_part
 from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.cli.standard_streams import print_message
 from distributed_grid.errors import BadInput
+from distributed_grid.number_text import GIB, counted, plain_number, size_text
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 MIN_SHOWN_CHARS = 8
@@ -26,6 +27,9 @@ COMMAND_CHARS = 60
 """Length of a command in a table that is not shown on a terminal."""
 MIN_LAST_CHARS = 12
 """So much is left of the last column of a table on a narrow terminal."""
+COUNTED = {"cpu": "core", "gpu": "GPU"}
+MIN_GB = 0.01
+"""Less memory than this is shown in a smaller unit."""
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
 """An id that was drawn at random, perhaps of one run of a job or one copy of a block."""
 
@@ -119,7 +123,7 @@ def printable(value: object) -> str:
     """A value as one safe line: control characters from outside never reach the terminal."""
     if value is None or value == "":
         return "-"
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = plain_number(value) if isinstance(value, float) else str(value)
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -132,10 +136,11 @@ def format_amount(kind: str, value: float) -> str:
     """An amount with its unit; a command of `boost run` asks for nothing of its own."""
     if not value:
         return "-"
-    units = {"cpu": "core" if value == 1 else "cores", "memory": "GB", "gpu": "GPU" if value == 1 else "GPUs"}
     if kind == "memory":
-        value = round(value, 2) or float(f"{value:.1g}")
-    return f"{value:g} {units.get(kind, kind)}"
+        return f"{plain_number(round(value, 2))} GB" if value >= MIN_GB else size_text(round(value * GIB))
+    if kind in COUNTED:
+        return counted(value, COUNTED[kind])
+    return f"{plain_number(value)} {kind}"
 
 
 def format_sizing(sizing: dict[str, Any]) -> str:
@@ -150,16 +155,31 @@ def format_sizing(sizing: dict[str, Any]) -> str:
     return f"sized by the grid: {size} from {runs} ({how}){less}{grows}{again}"
 
 
+def format_unused_borrowing(row: dict[str, Any]) -> str:
+    """A resource that an automatic lease held for a node until it went back unused."""
+    kind, amount = row["resource_type"], row["amount"]
+    size = size_text(round(amount * GIB)) if kind == "memory" else format_amount(kind, amount)
+    unused = format_span(row["unused_seconds"])
+    return f"borrowed {size}, unused for {unused}, given back; asked again when work waits"
+
+
 FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
 
 
 def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a node under `FREE_AND_LENT`."""
     return (
-        f"{node['cpu_free']:g} + {node['cpu_lent']:g}",
+        f"{plain_number(node['cpu_free'])} + {plain_number(node['cpu_lent'])}",
         f"{node['memory_free_gb']:.1f} + {node['memory_lent_gb']:.1f} GB",
-        f"{node['gpus_free']:g} + {node['gpus_lent']:g}" if node["gpus"] else "-",
+        f"{plain_number(node['gpus_free'])} + {plain_number(node['gpus_lent'])}" if node["gpus"] else "-",
     )
+
+
+def node_state(node: dict[str, Any]) -> str:
+    """The state of a node for a person."""
+    if node["cooling"]:
+        return "cooling down"
+    return "stopped" if node.get("stopped") else str(node["state"])
 
 
 def format_time(moment: str | None) -> str:

@@ -130,9 +130,11 @@ class Client:
             try:
                 self._open_socket()
                 self._send(hello(self._config, query_only=self._query_only, any_config=self._any_config))
-                self._conversation.accept_welcome(self._next_part()[1])
-                for note in self._conversation.welcome.get("notes", ()):
-                    self._on_note(str(note))
+                try:
+                    self._conversation.accept_welcome(self._next_part()[1])
+                finally:
+                    for note in self._conversation.welcome.get("notes", ()):
+                        self._on_note(str(note))
                 self._on_welcome(self._conversation.welcome)
                 if self._query_only:  # should it go away, somebody may have stopped it
                     self._may_start, self._reconnect_seconds = False, RECONNECT_SECONDS

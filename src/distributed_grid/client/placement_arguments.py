@@ -12,6 +12,7 @@ from distributed_grid.client.job_payload import caller_node
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
+from distributed_grid.number_text import plain_number
 
 Span = float | timedelta
 """Seconds, or a timedelta."""
@@ -76,7 +77,7 @@ def resource_name(resource_type: ResourceType | str) -> str:
 def finite_amount(amount: float) -> float:
     """An amount that JSON can carry."""
     if not math.isfinite(amount):
-        raise BadInput(f"the amount must be a number, not {amount:g}")
+        raise BadInput(f"the amount must be a number, not {plain_number(amount)}")
     return float(amount)
 
 
@@ -84,7 +85,7 @@ def positive_seconds(span: Span, what: str) -> float:
     """A span of time in seconds; it must be more than nothing."""
     seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
     if not math.isfinite(seconds) or seconds <= 0:
-        raise BadInput(f"{what} must be more than zero seconds, not {seconds:g}")
+        raise BadInput(f"{what} must be more than zero seconds, not {plain_number(seconds)}")
     return seconds
 
 

@@ -17,8 +17,9 @@ from msgspec import Struct, field
 from msgspec.structs import fields, force_setattr, replace
 
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, Unexpanded, ValueKind
-from distributed_grid.config.value_kinds import Seconds
+from distributed_grid.config.value_kinds import NAME_PATTERN, NODE_NAME, Seconds
 from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.validation_text import describe_patterns
 
 Normal = dict[str, Any]
 MIN_INTERVAL_SECONDS = 0.1
@@ -275,7 +276,8 @@ class Section(msgspec.Struct, metaclass=SectionMeta):
                 try:
                     force_setattr(self, name, msgspec.convert(value, _field_types(type(self))[name]))
                 except msgspec.ValidationError as wrong:
-                    raise msgspec.ValidationError(f"{type(self).__name__}.{name}: {wrong}") from None
+                    problem = describe_patterns(str(wrong), {NAME_PATTERN: NODE_NAME.expected})
+                    raise msgspec.ValidationError(f"{type(self).__name__}.{name}: {problem}") from None
 
     def without_acts(self) -> tuple[Self, list[str]]:
         """This section with everything that acts at its default, and the keys for which that made a difference."""

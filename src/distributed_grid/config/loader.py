@@ -16,6 +16,7 @@ from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.providers import PROVIDERS
 from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
 from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode
+from distributed_grid.number_text import plain_number
 
 SUSPECT_SECONDS = 6
 """A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
@@ -183,7 +184,7 @@ def _check_pressure(sharing: dict[str, Any], context: ParseContext) -> None:
     if expiry < age:
         context.warn_at(
             "resource_sharing.offer_expiry_seconds",
-            f"offers end after {expiry:g} s but are computed anew only every {age:g} s",
+            f"offers end after {plain_number(expiry)} s but are computed anew only every {plain_number(age)} s",
         )
 
 
@@ -202,7 +203,9 @@ def _check_scaling(values: dict[str, Any], context: ParseContext) -> None:
         low, high = known(small), known(large)
         if low > high or (low == high and meaning == "below"):
             blamed = small if small in given else large
-            context.report_at(f"scaling.{blamed}", f"{small} {low:g} must be {meaning} {large} {high:g}")
+            context.report_at(
+                f"scaling.{blamed}", f"{small} {plain_number(low)} must be {meaning} {large} {plain_number(high)}"
+            )
     provider = given.get("provider")
     if provider and provider not in (values.get("providers") or {}):
         context.warn_at("scaling.provider", f"there is no {provider} under providers")

@@ -316,7 +316,7 @@ def is_loopback(host: str) -> bool:
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 NODE_NAME = Text(
-    "a name of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
+    "a name such as gpu-1, of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
     re.compile(NAME_PATTERN),
 )
 CUSTOM_NAME = Text(
@@ -324,7 +324,7 @@ CUSTOM_NAME = Text(
     re.compile(r"(?!(?:cpu|gpu|memory)$)[a-z][a-z0-9_.-]{0,62}", re.ASCII | re.IGNORECASE),
     lower=True,
 )
-LOGIN = Text("a login name", re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,63}", re.ASCII))
+LOGIN = Text("a login name such as ana", re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,63}", re.ASCII))
 _JUMP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.@$-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*"
 JUMPS = Text("hosts such as ana@gate:22, or names of nodes, with commas between", re.compile(rf"{_JUMP}(, *{_JUMP})*"))
 WEB_ADDRESS = SecretText("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))

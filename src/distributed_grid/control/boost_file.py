@@ -19,18 +19,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from distributed_grid.api.requests import ID_PATTERN, PATTERN_WORDS
 from distributed_grid.domain.leases import MAX_FENCE
 from distributed_grid.domain.nodes import MAX_GPUS
 from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Claim, GpuShare, Priority
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.state_dir import StateDir
+from distributed_grid.validation_text import describe_patterns
 
 FILE = "resource_boosts.json"
 VERSION = 1
 LOCK_SECONDS = 5.0
 MAX_FILE_BYTES = 64 * 1024 * 1024
-Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z$")]
+_MOMENT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z$"
+Moment = Annotated[str, Meta(pattern=_MOMENT)]
+_PATTERN_WORDS = PATTERN_WORDS | {_MOMENT: "a time such as 2026-05-01T18:00:00Z"}
 Name = Annotated[str, Meta(max_length=256)]
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 
@@ -68,7 +72,7 @@ class StoredClaim(Struct, frozen=True):
 class StoredBoost(Struct, frozen=True, kw_only=True):
     """A boost as it is written down; times are ISO 8601 in UTC, the claim is in the ledger's own units."""
 
-    boost_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    boost_id: Annotated[str, Meta(pattern=ID_PATTERN)]
     source_node: Name
     target_node: Name
     resource_type: Name
@@ -138,7 +142,7 @@ class ResourceBoostPersistence:
         except FileNotFoundError:
             return BoostFileContents()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return BoostFileContents(problem=str(error))
+            return BoostFileContents(problem=describe_patterns(str(error), _PATTERN_WORDS))
         if document.version != VERSION:
             return BoostFileContents(problem=f"version {document.version}, this program knows {VERSION}")
         found: list[StoredBoost] = []
@@ -147,7 +151,7 @@ class ResourceBoostPersistence:
             try:
                 boost = msgspec.json.decode(raw, type=StoredBoost)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                problem = problem or str(error)
+                problem = problem or describe_patterns(str(error), _PATTERN_WORDS)
                 continue
             wrong = boost.problem()
             if wrong is None:

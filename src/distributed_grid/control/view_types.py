@@ -15,6 +15,14 @@ from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import ClusterSummary
 
 
+class UnusedBorrowing(TypedDict):
+    """A resource that was borrowed for a node and went back after this time because nothing had used it."""
+
+    resource_type: str
+    amount: float
+    unused_seconds: float
+
+
 class NodeRow(TypedDict):
     """A node as it is now."""
 
@@ -24,6 +32,7 @@ class NodeRow(TypedDict):
     state: str
     simulated: bool
     cooling: bool
+    stopped: bool
     cpu_cores: float
     memory_gb: float
     gpus: int
@@ -48,6 +57,7 @@ class NodeRow(TypedDict):
     seconds_since_heard: float | None
     rejected: str | None
     degraded: str | None
+    unused_borrowing: list[UnusedBorrowing]
     clock_jump: str | None
 
 
@@ -145,6 +155,7 @@ class AllocationDetail(TypedDict):
     allocation: AllocationRow
     reasons: NotRequired[list[str]]
     decision: NotRequired[DecisionRow | None]
+    already_ended_at: NotRequired[str | None]
 
 
 class BoostRow(TypedDict):
@@ -189,6 +200,7 @@ class BoostDetail(TypedDict):
 
     boost: BoostRow | None
     note: NotRequired[str | None]
+    already_ended_at: NotRequired[str | None]
 
 
 class OutcomeRow(TypedDict):
@@ -296,10 +308,12 @@ class JobRow(OutcomeRow):
 
 
 class JobList(TypedDict):
-    """Jobs; `more`: some that ended before are kept, but not listed; `omitted`: so many are left out for length."""
+    """Jobs; `more`: some that ended before are kept, but not listed. `total` counts all that are kept, in any state;
+    `omitted`: so many that fit are left out for length."""
 
     jobs: list[JobRow]
     more: bool
+    total: int
     omitted: int
 
 
@@ -311,6 +325,7 @@ class JobDetail(TypedDict):
     delivery: NotRequired[DeliveryRow | None]
     reasons: NotRequired[list[str]]
     decision: NotRequired[DecisionRow | None]
+    note: NotRequired[str | None]
 
 
 class RecommendationRow(TypedDict):
@@ -418,6 +433,7 @@ class Explanation(TypedDict):
     events: list[EventRecord]
     moves: NotRequired[list[MoveRow]]
     move: NotRequired[MoveRow]
+    unused_borrowing: NotRequired[list[UnusedBorrowing]]
 
 
 class LentTotals(TypedDict):

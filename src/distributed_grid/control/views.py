@@ -19,14 +19,20 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstim
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer, pressure
-from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, resource_of
+from distributed_grid.domain.rebalancing import (
+    WATCHED_RESOURCES,
+    Advice,
+    claimed_amount,
+    is_automatic,
+    resource_of,
+)
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, shown_command
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.offers.offer import lendable_now
 from distributed_grid.scheduling.offers.pause import OfferPause, pauses
-from distributed_grid.scheduling.queue.reasons import why_not_lent
+from distributed_grid.scheduling.queue.reasons import is_stopped, why_not_lent
 from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
 from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 
@@ -108,6 +114,7 @@ class Viewer:
             "state": str(node.state),
             "simulated": node.simulated,
             "cooling": node.cooling,
+            "stopped": is_stopped(ledger, node),
             "cpu_cores": node.capacity.cpu_milli / 1000,
             "memory_gb": _gb(node.capacity.memory_bytes),
             "gpus": len(node.capacity.gpus),
@@ -122,6 +129,7 @@ class Viewer:
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
             "rejected": seen.rejected if seen is not None and seen.is_rejected and not is_alive else None,
             "degraded": ledger.degraded[node.name].why if node.name in ledger.degraded else None,
+            "unused_borrowing": unused_borrowing(ledger, node.name),
             "clock_jump": jump_text(node.name, seen.clock_jump_ms, seen.clock_waits_ms)
             if seen is not None and seen.clock_jump_ms
             else None,
@@ -412,6 +420,21 @@ def _used(ledger: Ledger, lease: Lease) -> float | None:
         return headline(lease.request.ask)[1]
     used = used_amount(lease)
     return headline(amounts_of(resource_of(lease.request.ask), used))[1] if used else 0.0
+
+
+def unused_borrowing(ledger: Ledger, node: str) -> list[View]:
+    """The resources that were borrowed for a node and went back because nothing had used them."""
+    state = ledger.rebalance_states.get(node)
+    watches = [(kind, state.watch(kind)) for kind in WATCHED_RESOURCES] if state is not None else []
+    return [
+        {
+            "resource_type": str(kind),
+            "amount": headline(amounts_of(kind, watch.unused_amount))[1],
+            "unused_seconds": watch.unused_ms / 1000,
+        }
+        for kind, watch in watches
+        if watch.unused_amount
+    ]
 
 
 def _short_command(command: Command) -> Command:

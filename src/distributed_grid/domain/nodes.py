@@ -16,6 +16,8 @@ Bytes = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_GPUS = 1024
 START_MS = 60_000
 """How long a node may take to start an attempt, unless its config says otherwise."""
+RAY_HOST = "ray"
+"""The host of a node that an attached Ray cluster brought, and that only Ray can reach."""
 PULL_HOST = "pull"
 """The host of a pull worker: a node without an agent, which asks for its tasks."""
 
@@ -106,6 +108,17 @@ class Node(Struct, frozen=True):
     def is_pull(self) -> bool:
         """Whether it has no agent: it gets no orders, and asks for its tasks."""
         return self.host == PULL_HOST
+
+    def is_stopped(self, *, lends: bool) -> bool:
+        """Whether somebody stopped its agent or nobody ever started it, so that it stays as it is until
+        `grid cluster start`; `lends`: something of it is still lent."""
+        started_elsewhere = self.joined or self.engine_node or self.host in (PULL_HOST, RAY_HOST)
+        if started_elsewhere or self.cooling or self.forgotten:
+            return False
+        is_drained = self.state is NodeState.DRAINING and not lends
+        return (
+            is_drained if self.host == "local" else not self.wanted and (is_drained or self.state is NodeState.JOINING)
+        )
 
     @property
     def lendable(self) -> Capacity:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from distributed_grid.errors import BadInput
+from distributed_grid.number_text import counted, size_text
 
 WHOLE_GPU = 1000
 MAX_AMOUNT = 2**50
@@ -138,12 +139,12 @@ GB = 1024**3
 
 
 def cores(milli: int) -> str:
-    return f"{milli / 1000:g} core{'' if milli == 1000 else 's'}"
+    return counted(milli / 1000, "core")
 
 
 def gigabytes(size: int) -> str:
-    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1024**2:.1f} MB"
+    return size_text(size)
 
 
 def gpus(milli: int) -> str:
-    return f"{milli / 1000:g} GPU{'' if milli == 1000 else 's'}"
+    return counted(milli / 1000, "GPU")

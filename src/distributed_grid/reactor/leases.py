@@ -17,6 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
+from distributed_grid.number_text import plain_number
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
 from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, lease_record, preempt_victims
 from distributed_grid.reactor.reduced_sizes import reduce_waiting
@@ -126,7 +127,9 @@ def _check_request(ledger: Ledger, request: Request) -> None:
 def _check_deadline(request: Request, now: int) -> None:
     if request.latest_start_ms and request.latest_start_ms < now:
         left = max(request.deadline_ms - now, 0) / 1000
-        raise Refused(f"it takes {request.expects_ms / 1000:g} s, but its deadline is in {left:g} s")
+        raise Refused(
+            f"it takes {plain_number(request.expects_ms / 1000)} s, but its deadline is in {plain_number(left)} s"
+        )
 
 
 def _check_possible(ledger: Ledger, request: Request) -> None:

@@ -338,7 +338,8 @@ class ClusterService:
 
 
 def _state(config: NodeConfig, node: Node | None) -> str | None:
-    """The state of a node; one of this machine that lends nothing more and has nothing left is stopped."""
+    """The state of a node; one of this machine that lends nothing more is stopped. Of others the documented name stays,
+    and `stopped` says it."""
     if node is None:
         return None
     is_stopped = config.is_local and node.state is NodeState.DRAINING and not node.cooling

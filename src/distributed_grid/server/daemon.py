@@ -124,9 +124,9 @@ FIRST_ROUND_SECONDS = 5.0
 """The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
 RESOURCE_FIELDS = (
     *("cpu_cores", "cpu_free", "cpu_lent", "memory_gb", "memory_free_gb", "memory_lent_gb"),
-    *("gpus", "gpus_free", "gpus_lent", "keeps"),
+    *("gpus", "gpus_free", "gpus_lent", "keeps", "stopped"),
 )
-"""What `grid cluster status` says of a node's resources, as in `grid status`."""
+"""The fields of `grid cluster status` about a node's resources, as in `grid status`."""
 log = logging.getLogger(__name__)
 
 

@@ -67,7 +67,8 @@ def test_what_cluster_env_says_to_type_works_where_the_head_is_another_machine(r
     *exports, last = ray_grid("cluster", "env", check=0).stdout.splitlines()
     assert last.startswith("# ray status needs another address here: ray status --address 127.0.0.2:")
     command = last.partition(": ")[2]
-    assert f'for Ray programs, type: eval "$(grid cluster env)"; then also: {command}; on a node' in hint
+    evaluated = 'for Ray programs, in each new shell: eval "$(grid cluster env)"'
+    assert f"{evaluated}; then also: {command}; the dashboard" in hint
     program = "python -c 'import ray; ray.init(log_to_driver=False); print(len(ray.nodes()))'"
     script = f'eval "$(grid cluster env)"; {command}; {program}'
     done = subprocess.run(

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.api.requests import REQUEST_TYPES, RequestLease, SubmitJob, parse
+from distributed_grid.api.requests import (
+    PATTERN_WORDS,
+    REQUEST_TYPES,
+    FetchAgentPackage,
+    RequestLease,
+    SubmitJob,
+    parse,
+)
 from distributed_grid.errors import BadInput
 
 OPS = [kind.__struct_config__.tag for kind in REQUEST_TYPES]
@@ -71,3 +80,26 @@ def test_a_number_that_is_none_is_named(word: str, shown: str) -> None:
 def test_no_message_does_worse_than_be_refused(op: str, fields: dict[str, object]) -> None:
     with contextlib.suppress(BadInput):
         parse(json.dumps({**fields, "op": op}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"op": "request_lease", "request_id": "a b"}, "such as sweep-7 - at `$.request_id`"),
+        ({"op": "register_pull_worker", "worker_id": "-"}, "such as gpu-box.2 - at `$.worker_id`"),
+        ({"op": "submit_job", "request_id": "r1", "argv": ["true"], "workdir": "x"}, "a SHA-256 digest"),
+        ({"op": "submit_job", "request_id": "r1", "argv": ["true"], "job_id": "a b"}, "such as train-7"),
+        ({"op": "submit_task", "request_id": "r1", "argv": ["true"], "task_id": "-"}, "such as train-7"),
+    ],
+)
+def test_an_id_that_does_not_fit_is_refused_in_words_with_an_example(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        parse(json.dumps(fields).encode())
+    assert words in str(refusal.value)
+    assert "regex" not in str(refusal.value)
+
+
+def test_every_pattern_of_a_request_has_its_words() -> None:
+    patterns = set(re.findall(r"pattern='((?:[^'\\]|\\.)*)'", repr([msgspec.inspect.multi_type_info(REQUEST_TYPES)])))
+    patterns |= set(re.findall(r"pattern='((?:[^'\\]|\\.)*)'", repr(msgspec.inspect.type_info(FetchAgentPackage))))
+    assert patterns == {repr(pattern)[1:-1] for pattern in PATTERN_WORDS}

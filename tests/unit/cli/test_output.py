@@ -98,8 +98,9 @@ def test_a_table_has_columns_as_wide_as_needed_and_no_control_characters() -> No
 def test_values_are_one_printable_word() -> None:
     assert [printable(value) for value in (None, "", 2.0, 2.5, "two\nlines")] == ["-", "-", "2", "2.5", "two\\nlines"]
     assert [format_amount("cpu", 1), format_amount("gpu", 2), format_amount("tpu", 3)] == ["1 core", "2 GPUs", "3 tpu"]
-    shown = [format_amount("memory", value) for value in (4.0429, 0.25, 0.0004, 0)]
-    assert shown == ["4.04 GB", "0.25 GB", "0.0004 GB", "-"]
+    shown = [format_amount("memory", value) for value in (4.0429, 0.25, 0.0004, 100 / 1024**3, 0)]
+    assert shown == ["4.04 GB", "0.25 GB", "0.4 MB", "100 bytes", "-"]
+    assert [format_amount("cpu", 1e6), format_amount("memory", 1e6)] == ["1000000 cores", "1000000 GB"]
 
 
 def test_an_outcome_is_a_few_words() -> None:

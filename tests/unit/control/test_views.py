@@ -16,6 +16,7 @@ from distributed_grid.domain.deliveries import FetchOrder
 from distributed_grid.domain.events import NodeDrained
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import PressureWatch, RebalanceState
 from tests.support.builders import NOW, Scenario, a_ledger, a_node, a_request, a_submission, a_usage, caps, thresholds
 
 
@@ -54,15 +55,41 @@ def test_a_node_that_keeps_something_says_why() -> None:
 
 
 def test_a_node_that_is_not_open_has_nothing_free() -> None:
-    scenario = Scenario(a_node("gpu1", hold_s=60))
+    scenario = Scenario(replace(a_node("gpu1", hold_s=60), wanted=True))
     scenario.handle(NodeDrained("gpu1"))
     row = shown(scenario.ledger)
     assert (row["open"], row["cpu_free"], row["memory_free_gb"]) == (False, 0, 0)
-    assert row["keeps"] == ["draining"]
+    assert (row["state"], row["stopped"], row["keeps"]) == ("draining", False, ["draining"])
     scenario = Scenario(a_node("gpu1", hold_s=60))
     scenario.advance(20, heard=False)
     row = shown(scenario.ledger, now=scenario.now)
     assert (row["open"], row["keeps"]) == (False, ["not heard from for 20 s"])
+
+
+@pytest.mark.parametrize(("wanted", "stopped"), [(False, True), (True, False)])
+def test_a_node_whose_agent_nobody_wants_is_stopped_and_one_that_is_started_is_joining(
+    wanted: bool, stopped: bool
+) -> None:
+    row = shown(Ledger([replace(a_node("gpu1", hold_s=60), wanted=wanted)]))
+    reason = "stopped; type: grid cluster start gpu1" if stopped else "not heard from yet"
+    assert (row["state"], row["stopped"], row["keeps"]) == ("joining", stopped, [reason])
+
+
+def test_a_node_shows_what_was_borrowed_for_it_and_went_back_unused() -> None:
+    watch = PressureWatch(unused_amount=4 * 1024**3, unused_ms=600_000)
+    row = shown(a_ledger(a_node("gpu1"), rows=[RebalanceState("gpu1", memory=watch)]))
+    assert row["unused_borrowing"] == [{"resource_type": "memory", "amount": 4.0, "unused_seconds": 600.0}]
+    assert shown(a_ledger(a_node("gpu1")))["unused_borrowing"] == []
+
+
+def test_a_node_of_this_machine_is_stopped_once_nothing_of_it_is_lent() -> None:
+    scenario = Scenario(a_node("gpu1"))
+    scenario.ask(a_request("r1", cores=1))
+    scenario.handle(NodeDrained("gpu1", reclaims=False))
+    assert shown(scenario.ledger)["stopped"] is False
+    scenario.release("r1")
+    row = shown(scenario.ledger)
+    assert (row["stopped"], row["keeps"]) == (True, ["stopped; type: grid cluster start gpu1"])
 
 
 @pytest.mark.parametrize(("most", "kinds"), [(5, ["cpu", "memory", "gpu", "fpga"]), (2, ["cpu", "memory"]), (0, [])])

@@ -25,6 +25,7 @@ from distributed_grid.adapters.clouds.docker_engine import Container, DockerEngi
 from distributed_grid.config.providers import DockerLocalSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import Conflict, NoCapacity, Refused, Unreachable
+from distributed_grid.number_text import counted
 from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
 WORKER_LABEL = "distributed-grid.worker"
@@ -239,7 +240,7 @@ def _number(labels: Mapping[str, str], name: str) -> int:
 
 
 def _cores(cpu_milli: int) -> str:
-    return f"{cpu_milli / 1000:g} cores"
+    return counted(cpu_milli / 1000, "core")
 
 
 def _gb(memory_bytes: int) -> str:

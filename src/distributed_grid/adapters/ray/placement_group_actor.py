@@ -14,6 +14,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from distributed_grid.number_text import plain_number
+
 PREFIX = "grid-boost-"
 AUTOMATIC_PREFIX = PREFIX + "auto-"
 WORKERS = 4
@@ -120,7 +122,9 @@ class PlacementGroupActor:
         if has is None:
             return "Ray has no such node any more"
         known = {kind: amount for kind, amount in resources.items() if kind in has or kind in ("CPU", "GPU", "memory")}
-        over = [f"{has.get(kind, 0):g} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)]
+        over = [
+            f"{plain_number(has.get(kind, 0))} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)
+        ]
         return f"Ray has only {', '.join(over)} there" if over else known
 
     def _totals(self, node: str) -> Resources | None:
@@ -171,8 +175,14 @@ class PlacementGroupActor:
 
     def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
         free = self._free_per_node().get(node, {})
-        lacks = [f"{free.get(k, 0):g} of {v:g} {k}" for k, v in resources.items() if free.get(k, 0) < v]
-        return f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {seconds:g} s"
+        lacks = [
+            f"{plain_number(free.get(k, 0))} of {plain_number(v)} {k}"
+            for k, v in resources.items()
+            if free.get(k, 0) < v
+        ]
+        return (
+            f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {plain_number(seconds)} s"
+        )
 
     def free(self, names: list[str]) -> None:
         """Have none of these groups any more; those that are gone already are no problem."""

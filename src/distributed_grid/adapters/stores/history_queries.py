@@ -82,6 +82,15 @@ def select_ended(db: sqlite3.Connection, kind: str, filters: EndedFilters, limit
     return [EndedRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
 
 
+def count_ended(db: sqlite3.Connection, kind: str, user: str | None) -> int:
+    """How many ended rows of a kind are kept, counted in an index."""
+    where = WhereClause()
+    where.add("kind = ?", kind)
+    where.add("user = ?", user)
+    index = "ended_by_time" if user is None else "ended_by_user"
+    return int(db.execute(f"SELECT COUNT(*) FROM ended INDEXED BY {index} WHERE {where}", where.values).fetchone()[0])
+
+
 def _index_for(filters: EndedFilters) -> str:
     if filters.get("request_id"):
         return "ended_by_request"

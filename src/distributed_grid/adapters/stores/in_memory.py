@@ -93,6 +93,10 @@ class InMemoryStore:
             found = [row for row in reversed(self._ended) if matches(row)]
         return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
 
+    def count_ended(self, kind: str, *, user: str | None = None) -> int:
+        with self._lock:
+            return sum(row.kind == kind and user in (None, row.user) for row in self._ended)
+
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
         found = self._matching_events(filters)

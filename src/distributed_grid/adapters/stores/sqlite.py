@@ -253,6 +253,10 @@ class SqliteStore:
         with self._reader() as db:
             return history_queries.select_ended(db, kind, filters, limit)
 
+    def count_ended(self, kind: str, *, user: str | None = None) -> int:
+        with self._reader() as db:
+            return history_queries.count_ended(db, kind, user)
+
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
         with self._reader() as db:

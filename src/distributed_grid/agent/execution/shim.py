@@ -230,7 +230,7 @@ class Shim:
             kind, detail = ("reclaimed", MACHINE_ENDS) if self.ends_with_machine else ("cancelled", ASKED_TO_STOP)
             self._begin_stop(kind, detail, now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
-            detail = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
+            detail = f"timed out after {self.spec['timeout_ms'] / 1000:.12g} s"
             self._begin_stop("timed_out", detail, now + self.spec["grace_ms"])
         if self.stop is None:
             term_at, kill_at = self._hold_deadlines()

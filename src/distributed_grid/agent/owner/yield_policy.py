@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.agent.owner.eviction import EvictionReason, PlannedEviction, Reclaim, UsageSample, reclaim
+from distributed_grid.number_text import counted
 from distributed_grid.wire import OwnerRules
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
@@ -248,4 +249,4 @@ def _why(sample: UsageSample) -> str:
 
 
 def _used(sample: UsageSample) -> str:
-    return f"{sample.outside_milli / 1000:.1f} of {sample.machine_milli / 1000:g} cores"
+    return f"{sample.outside_milli / 1000:.1f} of {counted(sample.machine_milli / 1000, 'core')}"

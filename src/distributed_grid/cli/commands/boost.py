@@ -91,6 +91,13 @@ def use_text(boost: dict[str, Any]) -> str:
     return f"{text}; in a Ray program: with boost.use()" if boost["placement_group"] else text
 
 
+def release_text(name: str, lease: dict[str, Any], answer: dict[str, Any]) -> str:
+    """The end of a lease that was released, or how and when it had ended before."""
+    end = str(lease["reason"] or lease["state"])
+    ended_at = answer["already_ended_at"]
+    return printable(f"{name}: {end if ended_at is None else f'already {end} at {format_time(ended_at)}'}")
+
+
 def lent_text(lease: dict[str, Any], source: str) -> str:
     """How much one node lends to another, and until when."""
     amount = format_amount(lease["resource_type"], lease["amount"])
@@ -159,8 +166,9 @@ def extend(session: CliSession, boost_id: str, seconds: float) -> None:
 @boost.command(Argument("boost_id", metavar="ID"))
 def release(session: CliSession, boost_id: str) -> None:
     """Give a boost back before its time is over; a second time is harmless."""
-    found = session.call("release_boost", boost_id=boost_id)["boost"]
-    print_answer(session, found, printable(f"boost {found['boost_id']}: {found['reason'] or found['state']}"))
+    answer = session.call("release_boost", boost_id=boost_id)
+    found = answer["boost"]
+    print_answer(session, found, release_text(f"boost {found['boost_id']}", found, answer))
 
 
 @boost.command(

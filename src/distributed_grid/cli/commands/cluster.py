@@ -15,6 +15,7 @@ from distributed_grid.cli.output import (
     echo,
     free_and_lent,
     narrowed,
+    node_state,
     print_answer,
     printable,
     table,
@@ -29,10 +30,11 @@ INHERITED_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRID_WHEELS"),
 )
 """What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
-USE_RAY = 'for `ray status` and Ray programs, type: eval "$(grid cluster env)"'
-USE_FAR_RAY = 'for Ray programs, type: eval "$(grid cluster env)"; then also: ray status --address {head}'
+USE_RAY = 'for `ray status` and Ray programs, in each new shell: eval "$(grid cluster env)"'
+USE_FAR_RAY = 'for Ray programs, in each new shell: eval "$(grid cluster env)"; then also: ray status --address {head}'
 """Where Ray's head is another machine: programs may have to use Ray Client, which `ray status` cannot."""
-USE_LATER = 'for Ray programs, type: eval "$(grid cluster env)" once the ports of its head are forwarded'
+USE_LATER = 'for Ray programs, once the ports of its head are forwarded, in each new shell: eval "$(grid cluster env)"'
+ENTER_DASHBOARD = '; the dashboard\'s token: cat "$RAY_AUTH_TOKEN_PATH"'
 Show = Callable[[str, str], None]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 _discard_results = Option("--discard-results", is_flag=True, help="Also remove results that were never fetched.")
@@ -58,7 +60,7 @@ def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     code = _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
     if ray and not code and not session.json:
         view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", ()))
-        echo(_ray_hint(view["ray"]))
+        echo(ray_hint(view["ray"]))
     return code
 
 
@@ -85,7 +87,7 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
         (
             row["node_id"],
             row["address"],
-            "cooling down" if row["cooling"] else row["state"],
+            node_state(row),
             row["link"],
             *free_and_lent(row),
             row["jobs"],
@@ -182,11 +184,13 @@ def _ray_token() -> str:
         return ""
 
 
-def _ray_hint(ray: dict[str, Any] | None) -> str:
-    """Command to type on this machine to use the grid's Ray."""
-    if ray is None or ray["head"] == ray["address"]:
+def ray_hint(ray: dict[str, Any] | None) -> str:
+    """Commands to type on this machine to use the grid's Ray and to enter its dashboard."""
+    if ray is None:
         return USE_RAY
-    return USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER
+    far = USE_FAR_RAY.format(head=printable(ray["head"])) if ray["head"] else USE_LATER
+    hint = USE_RAY if ray["head"] == ray["address"] else far
+    return hint + ENTER_DASHBOARD if ray["authenticated"] and ray["dashboard"] else hint
 
 
 def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
@@ -196,7 +200,7 @@ def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
     lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
     lines.append(f"  dashboard  {printable(ray['dashboard'])}")
     lines.append(f"  client     {printable(ray['client'])}")
-    lines.append(f"  {_ray_hint(ray)}; on a node: grid cluster env NODE")
+    lines.append(f"  {ray_hint(ray)}; on a node: grid cluster env NODE")
     return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
 
 

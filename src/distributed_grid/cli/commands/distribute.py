@@ -14,7 +14,15 @@ from typing import Any
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, group
 from distributed_grid.cli.commands.run import cancel_jobs
-from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, named_in_part, print_answer, table
+from distributed_grid.cli.output import (
+    FREE_AND_LENT,
+    echo,
+    free_and_lent,
+    named_in_part,
+    node_state,
+    print_answer,
+    table,
+)
 from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
 from distributed_grid.cli.signals import handled_signals, raise_keyboard_interrupt
@@ -42,7 +50,7 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
-            node["state"],
+            node_state(node),
             "yes" if node["open"] else "no",
             *free_and_lent(node),
             node["leases"],

@@ -6,8 +6,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, command
-from distributed_grid.cli.output import format_outcome, format_sizing, format_span, format_time, print_answer, printable
+from distributed_grid.cli.output import (
+    format_outcome,
+    format_sizing,
+    format_span,
+    format_time,
+    format_unused_borrowing,
+    print_answer,
+    printable,
+)
 from distributed_grid.cli.session import CliSession
+from distributed_grid.number_text import plain_number
 
 View = dict[str, Any]
 WIDTH = 14
@@ -21,10 +30,10 @@ def explain(session: CliSession, id_: str) -> None:
     what automatic offloading does there, and why.
     """
     found = session.query("explain", id=id_)
-    print_answer(session, found, "\n".join(_lines(found)))
+    print_answer(session, found, "\n".join(explanation_lines(found)))
 
 
-def _lines(found: View) -> Iterator[str]:
+def explanation_lines(found: View) -> Iterator[str]:
     if found["kind"] == "move":
         yield from _move_lines(found["move"], found["events"])
         return
@@ -60,8 +69,11 @@ def _lines(found: View) -> Iterator[str]:
 
 
 def _node(found: View) -> Iterator[str]:
-    """What automatic offloading has to say of a node."""
+    """The command that starts a node, the resources it gave back unused, and what automatic offloading did there."""
     seen, events = found["offloading"], found["events"]
+    if found["state"] == "stopped":
+        yield _row("start it", f"grid cluster start {found['id']}")
+    yield from _rows("borrowing", map(format_unused_borrowing, found["unused_borrowing"]))
     if seen["degraded"] is not None:
         yield _row("degraded", f"since {format_time(seen['degraded']['since'])}: {seen['degraded']['why']}")
     if seen["look"] is None:
@@ -184,7 +196,8 @@ def _scores(decision: View) -> Iterator[str]:
     what = _SCORED.get(decision["strategy"], "room")
     for one in compared:
         first = f"{one['criterion']}; " if one["criterion"] else ""
-        yield f"{one['node_id']:{wide}}  {first}{what} {one['room']:g} + priority {one['priority']:g}"
+        room, priority = plain_number(one["room"]), plain_number(one["priority"])
+        yield f"{one['node_id']:{wide}}  {first}{what} {room} + priority {priority}"
 
 
 _SCORED = {

@@ -70,10 +70,9 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
     print_answer(session, found, "\n".join(lines))
     if answer["omitted"]:
         note(f"{answer['omitted']:,} more jobs are not listed; grid status counts them by state")
-    if answer["more"] and all_:
-        note(f"only the newest {MAX_LISTED:,} of the jobs that ended are listed")
-    elif answer["more"] and limit is None:
-        note("jobs that ended earlier are not listed: --limit N lists more of them, --all all")
+    if answer["more"]:
+        rest = "" if all_ else "; --limit N lists more of them, --all all"
+        note(f"the last {len(found):,} of {answer['total']:,} jobs{rest}")
 
 
 @jobs.command(Argument("job_id"))

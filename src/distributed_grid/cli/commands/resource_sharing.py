@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
-from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost, use_text
-from distributed_grid.cli.commands.status import OFF, allocations_table, offers_table
-from distributed_grid.cli.output import echo, named_in_part, print_answer, printable
+from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, release_text, request_boost, use_text
+from distributed_grid.cli.commands.status import sharing_parts
+from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
+from distributed_grid.number_text import plain_number
 
 MAX_NODES = 5
 """How many nodes a note names."""
+USED = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
+CAPACITIES = {"cpu": "cpu_cores", "memory": "memory_gb", "gpu": "gpus"}
+"""Where the row of a node says how much it has."""
 
 
 @group()
@@ -57,12 +62,7 @@ def status(session: CliSession) -> None:
         "notes": sharing_notes(found, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
-    parts = [
-        head if sharing["enabled"] else OFF,
-        offers_table(found["offers"]),
-        allocations_table(found["allocations"], found["omitted"]["allocations"]),
-    ]
-    parts.append(f"{found['waiting']} waiting")
+    parts = [*sharing_parts(shown, found["omitted"]["allocations"], head), f"{found['waiting']} waiting"]
     if cooling:
         parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
     parts += [printable(note) for note in shown["notes"]]
@@ -72,8 +72,9 @@ def status(session: CliSession) -> None:
 @resource_sharing.command(Argument("allocation_id", metavar="ID"))
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
-    found = session.call("release_lease", allocation_id=allocation_id)["allocation"]
-    print_answer(session, found, printable(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
+    answer = session.call("release_lease", allocation_id=allocation_id)
+    found = answer["allocation"]
+    print_answer(session, found, release_text(f"allocation {found['allocation_id']}", found, answer))
 
 
 @resource_sharing.command(
@@ -113,12 +114,7 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
             f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
             "node"
         )
-    hard = [text for node, used in levels.items() if (text := _pressure_text(node, used, sharing["thresholds"]))]
-    if hard:
-        notes.append(
-            f"High resource pressure: {'; '.join(named_in_part(hard, MAX_NODES))}; add nodes, raise the "
-            "…_pressure_high marks, or look for what leaks there"
-        )
+    notes += _pressure_notes(found, levels, sharing["thresholds"])
     if found["waiting"]:
         count = found["waiting"]
         notes.append(
@@ -128,8 +124,43 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
     return notes
 
 
-def _pressure_text(node: str, used: dict[str, float], marks: dict[str, Any]) -> str:
-    """What a node uses beyond its marks, in words; empty where nothing is."""
-    names = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
-    over = [(kind, part) for kind, part in used.items() if part > marks[f"{kind}_pressure_high"]]
-    return f"{node}: {', '.join(f'{names[kind]} at {100 * part:.0f} %' for kind, part in over)}" if over else ""
+def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], marks: dict[str, Any]) -> list[str]:
+    """The nodes above their marks, the boosts that would relieve them, and other advice where none would."""
+    nodes = {node["node_id"]: node for node in found["nodes"]}
+    texts, boosts, is_hopeless = [], [], False
+    for name, used in levels.items():
+        over = {kind: part for kind, part in used.items() if part > marks[f"{kind}_pressure_high"]}
+        if not over or name not in nodes:
+            continue
+        unused = {row["resource_type"]: row for row in nodes[name]["unused_borrowing"]}
+        texts.append(f"{name}: {', '.join(_pressure_text(kind, part, unused) for kind, part in over.items())}")
+        for kind, part in over.items():
+            boost = _boost_command(found["offers"], nodes[name], kind, part - marks[f"{kind}_pressure_high"])
+            boosts += [boost] if boost and kind not in unused else []
+            is_hopeless = is_hopeless or not (boost or kind in unused)
+    if not texts:
+        return []
+    note = f"High resource pressure: {'; '.join(named_in_part(texts, MAX_NODES))}"
+    if boosts:
+        note += f"; others have room: {', '.join(named_in_part(boosts, MAX_NODES))}"
+    if is_hopeless:
+        note += "; add nodes, raise the …_pressure_high marks, or look for what leaks there"
+    return [note]
+
+
+def _pressure_text(kind: str, part: float, unused: dict[str, dict[str, Any]]) -> str:
+    text = f"{USED[kind]} at {100 * part:.0f} %"
+    return f"{text} ({format_unused_borrowing(unused[kind])})" if kind in unused else text
+
+
+def _boost_command(offers: list[dict[str, Any]], node: dict[str, Any], kind: str, excess: float) -> str:
+    """The boost that brings a node below its mark, or takes all the room of one other; empty without room."""
+    amounts = [
+        offer["amount"]
+        for offer in offers
+        if offer["state"] == "open" and offer["resource_type"] == kind and offer["node_id"] != node["node_id"]
+    ]
+    room = max(amounts, default=0.0)
+    room = math.floor(room) if room >= 1 else math.floor(10 * room) / 10
+    wanted = max(math.ceil(excess * node[CAPACITIES[kind]]), 1)
+    return f"grid boost request {node['node_id']} {kind} {plain_number(min(wanted, room))}" if room else ""

@@ -20,6 +20,7 @@ from distributed_grid.cli.output import (
     format_amount,
     format_sizing,
     print_answer,
+    printable,
     write_output,
 )
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
@@ -177,6 +178,8 @@ def run_job(
 def _attend_job(session: CliSession, options: dict[str, Any], accepted: dict[str, Any], hangup: HangupWatch) -> int:
     """Print the id of a detached job; follow another one and wait for its files. The exit code."""
     job = accepted["job"]
+    if accepted.get("note"):
+        echo(printable(f"grid: {accepted['note']}"), err=True)
     if options["detach"]:
         note_detached(session, job)
         print_answer(session, job, job["job_id"])
@@ -269,6 +272,7 @@ def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
         text = f"would wait for {asked}{sized}: " + "; ".join(accepted["reasons"])
     else:
         text = f"would run on {job['node_id']} with {asked}{sized}"
+        text += f"; {printable(accepted['note'])}" if accepted.get("note") else ""
     print_answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
     return 0
 

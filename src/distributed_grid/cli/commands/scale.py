@@ -10,6 +10,7 @@ from distributed_grid.cli.commands.workers import core_hours_text, cost_text, mo
 from distributed_grid.cli.output import confirm, echo, print_answer, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import Refused
+from distributed_grid.number_text import plain_number
 
 
 @group()
@@ -36,7 +37,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         longest = max(found["idle"].values())
         lines.append(f"idle: {len(found['idle'])}, the longest for {longest:.0f} s")
     used = ", ".join(f"{name} {100 * part:.0f} %" for name, part in found["utilization"].items())
-    lines.append(f"utilization over {found['window_seconds']:g} s: {used}")
+    lines.append(f"utilization over {plain_number(found['window_seconds'])} s: {used}")
     demand = found["demand"]
     lines.append(f"waiting for a worker: {demand['requests']} requests, {demand['unmet']} of them unmet")
     lines += [f"  not counted: {count} ({why})" for why, count in demand["not_counted"].items()]
@@ -55,7 +56,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
     """What one provider's workers cost, and what of the day's budgets they have spent."""
     count = f"{one['workers']} worker{'' if one['workers'] == 1 else 's'}"
-    text = f"{one['provider']}: {count}, ${one['per_hour']:g} an hour, ${one['spent_today']:.4f} today"
+    text = f"{one['provider']}: {count}, ${plain_number(one['per_hour'])} an hour, ${one['spent_today']:.4f} today"
     if budget["budget_per_day"]:
         text += f" ({100 * one['spent_today'] / budget['budget_per_day']:.0f} % of the day's budget)"
     cores = budget["core_hours"].get(one["provider"])
@@ -81,7 +82,7 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
             lines.append("what they cost is not known")
         else:
             hour, day = shown["cost_per_hour"], shown["cost_until_midnight"]
-            lines.append(f"they cost ${hour:g} an hour, ${day:.4g} until midnight UTC")
+            lines.append(f"they cost ${plain_number(hour)} an hour, ${day:.4g} until midnight UTC")
     lines.append(f"all workers then: {cost_text(shown['budget'])}")
     return [printable(line) for line in lines]
 

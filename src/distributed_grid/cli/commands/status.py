@@ -15,6 +15,7 @@ from distributed_grid.cli.output import (
     format_time,
     named_in_part,
     narrowed,
+    node_state,
     print_answer,
     printable,
     shorten,
@@ -23,8 +24,11 @@ from distributed_grid.cli.output import (
     unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
+from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
+MAX_NAMED = 5
+"""How many stopped nodes are named."""
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
@@ -44,6 +48,7 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
         f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in nodes if node["rejected"]
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
+    problems += _stopped_line(nodes)
     problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
     states, omitted = found["job_states"], found["omitted"]
     running = states.get("running", 0)
@@ -68,12 +73,14 @@ def shared_status(session: CliSession) -> None:
         found = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
     shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    parts = [
-        *([] if enabled else [OFF]),
-        offers_table(found["offers"]),
-        allocations_table(found["allocations"], found["omitted"]["allocations"]),
-    ]
-    print_answer(session, shared, "\n\n".join(parts))
+    print_answer(session, shared, "\n\n".join(sharing_parts(shared, found["omitted"]["allocations"])))
+
+
+def sharing_parts(shared: dict[str, Any], omitted: int, head: str = "") -> list[str]:
+    """What is offered and lent, below a line about sharing; where sharing is off nothing is offered. So many
+    allocations are left out."""
+    first = [*([head] if head else []), offers_table(shared["offers"])] if shared["enabled"] else [OFF]
+    return [*first, allocations_table(shared["allocations"], omitted)]
 
 
 def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
@@ -84,15 +91,25 @@ def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
             node["node_id"],
             _state(node) + (", simulated" if node["simulated"] else ""),
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
-            f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
+            f"{plain_number(node['cpu_lent'])} of {plain_number(node['cpu_cores'])}",
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
-            f"{node['gpus_lent']:g} of {node['gpus']}" if node["gpus"] else "-",
+            f"{plain_number(node['gpus_lent'])} of {node['gpus']}" if node["gpus"] else "-",
         )
         for node in shown
     ]
     headings = ("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT")
     more = _more(len(nodes) - len(shown), "grid status --all", _counts(map(_state, nodes)))
     return table(*narrowed(headings, rows, width), empty="no nodes") + more
+
+
+def _stopped_line(nodes: list[dict[str, Any]]) -> list[str]:
+    """The stopped nodes and the command that starts them."""
+    names = [node["node_id"] for node in nodes if node["stopped"]]
+    if not names:
+        return []
+    be = "is" if len(names) == 1 else "are"
+    words = " ".join(names) if len(names) <= MAX_NAMED else "NODE"
+    return [f"{', '.join(named_in_part(names, MAX_NAMED))} {be} stopped; type: grid cluster start {words}"]
 
 
 def _is_well(node: dict[str, Any]) -> bool:
@@ -116,9 +133,7 @@ def _more(left_out: int, advice: str, totals: str = "") -> str:
 
 
 def _state(node: dict[str, Any]) -> str:
-    if node["cooling"]:
-        return "cooling down"
-    return "degraded" if node["degraded"] else str(node["state"])
+    return "degraded" if node["degraded"] and not node["cooling"] else node_state(node)
 
 
 def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:
@@ -155,7 +170,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     rows = [
         (
             offer["node_id"],
-            format_amount(offer["resource_type"], round_amount(offer["amount"])),
+            format_amount(offer["resource_type"], round(offer["amount"], 1) or offer["amount"]),
             format_time(offer["expires_at"]),
             _pause(offer),
         )
@@ -169,15 +184,11 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
 def _pause(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
-    used = f"{offer['measured_percent']:g} % used in the last minute (limit {offer['mark_percent']:g} %)"
+    measured, limit = plain_number(offer["measured_percent"]), plain_number(offer["mark_percent"])
+    used = f"{measured} % over the last minute, limit {limit} %"
     if offer["measured_percent"] <= offer["mark_percent"]:
         return f"{used}, often more in the last hour; returns at {format_time(offer['returns_at'])} if it stays below"
     return f"{used}; may return at {format_time(offer['returns_at'])}"
-
-
-def round_amount(amount: float) -> float:
-    """An amount to one decimal; less than that to its first digit, so that a little is not shown as nothing."""
-    return round(amount, 1) or float(f"{amount:.1g}")
 
 
 def allocations_table(allocations: list[dict[str, Any]], omitted: int = 0) -> str:

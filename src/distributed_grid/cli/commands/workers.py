@@ -21,6 +21,7 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import GridError, Refused, TimedOut
+from distributed_grid.number_text import plain_number
 
 POLL_SECONDS = 0.5
 PROVIDER = Option("--provider", default="", metavar="NAME", help="A provider of the config (default: the only one).")
@@ -86,7 +87,11 @@ def plan_text(plan: dict[str, Any]) -> str:
     first, budget = plan["workers"][0], plan["budget"]
     count = len(plan["workers"])
     what = f"{count} {first['worker_type']} worker{'' if count == 1 else 's'} of {first['provider']} ({first['offer']})"
-    price = "at an unknown price" if first["price_per_hour"] is None else f"at ${first['price_per_hour']:g} an hour"
+    price = (
+        "at an unknown price"
+        if first["price_per_hour"] is None
+        else f"at ${plain_number(first['price_per_hour'])} an hour"
+    )
     return printable(f"would start {what} {price}; then all workers cost {cost_text(budget)}")
 
 
@@ -99,16 +104,16 @@ def cost_text(budget: dict[str, Any]) -> str:
 def core_hours_text(one: dict[str, Any]) -> str:
     """What workers of a provider use of its core-hours, and the limit."""
     used, ahead, limit = one["core_hours_today"], one["by_midnight"], one["budget_core_hours"]
-    return f"{used:g} core-hours today ({ahead:g} by midnight UTC) of {limit:g}"
+    return f"{plain_number(used)} core-hours today ({plain_number(ahead)} by midnight UTC) of {plain_number(limit)}"
 
 
 def money_text(budget: dict[str, Any]) -> str:
     """What workers cost in money, and the limits."""
-    hour, day = f"${budget['per_hour']:g} an hour", f"${budget['spent_today']:.4f} today"
+    hour, day = f"${plain_number(budget['per_hour'])} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
-        hour += f" of ${budget['budget_per_hour']:g}"
+        hour += f" of ${plain_number(budget['budget_per_hour'])}"
     if budget["budget_per_day"] is not None:
-        day += f" (${budget['by_midnight']:.2f} by midnight UTC) of ${budget['budget_per_day']:g}"
+        day += f" (${budget['by_midnight']:.2f} by midnight UTC) of ${plain_number(budget['budget_per_day'])}"
     return f"{hour}, {day}"
 
 
@@ -136,7 +141,9 @@ def _wait(session: CliSession, ids: list[str], seconds: float) -> dict[str, Any]
         if all(row["state"] == "joined" for row in ours):
             return {**found, "workers": ours}
         if time.monotonic() > deadline:
-            raise TimedOut(f"the workers have not joined within {seconds:g} s; grid workers list shows them")
+            raise TimedOut(
+                f"the workers have not joined within {plain_number(seconds)} s; grid workers list shows them"
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -162,7 +169,7 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
             one["machine_type"],
             one["zone"],
             one["market"],
-            "not known" if one["price_per_hour"] is None else f"${one['price_per_hour']:g}",
+            "not known" if one["price_per_hour"] is None else f"${plain_number(one['price_per_hour'])}",
             age_text(one["age_seconds"]),
             one["state"],
             why_text(one),
@@ -214,7 +221,9 @@ def terminate(
     deadline = time.monotonic() + wait
     while wait and any(one["state"] != "gone" for one in found["workers"]):
         if time.monotonic() > deadline:
-            raise TimedOut(f"not proven gone within {wait:g} s; they are terminated further, see: grid workers list")
+            raise TimedOut(
+                f"not proven gone within {plain_number(wait)} s; they are terminated further, see: grid workers list"
+            )
         time.sleep(POLL_SECONDS)
         rows = [session.query("get_worker", worker_id=one["worker_id"])["worker"] for one in found["workers"]]
         found = {**found, "workers": rows}

@@ -19,6 +19,7 @@ from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, MoveAnswer, Record
 from distributed_grid.reactor.offloading import job_moves, process_moves
 from distributed_grid.reactor.offloading.move_transitions import end_move, move_record, reserve_room
+from distributed_grid.scheduling.queue.reasons import is_stopped
 
 MAX_CHECKED_PER_STEP = 100
 """Moves that one tick advances, so that it does not take long; the next one follows."""
@@ -80,7 +81,8 @@ def _check_nodes(ledger: Ledger, move: Move) -> None:
         raise Refused(f"it is on {move.target} already; choose another node with -t")
     target = ledger.nodes[move.target]
     if target.state is not NodeState.ALIVE:
-        raise Refused(f"{target.name} is {target.state}; choose another node with -t")
+        state = "stopped" if is_stopped(ledger, target) else target.state
+        raise Refused(f"{target.name} is {state}; choose another node with -t")
     if target.is_pull:
         raise Refused(f"{target.name} is a pull worker, which asks for its work itself; choose another node with -t")
 

@@ -52,7 +52,8 @@ DISK_RESERVE_DIVISOR = 20
 """A disk is full with less than the reserve free, or less than this part of a small one. It has room again with twice
 as much."""
 _MAX_DOUBLINGS = 16
-OWNER = "its owner"
+OWNER, LAST_MINUTE = "its owner", "over the last minute"
+OWNER_WORDS = (OWNER, LAST_MINUTE)
 """Reasons with these words come from the owner's use of a machine."""
 
 
@@ -77,10 +78,10 @@ class OfferPause(Struct, frozen=True):
 
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
-        used, mark = percent(self.measured_milli), percent(self.mark_milli)
+        mark = percent(self.mark_milli)
         if self.measured_milli > self.mark_milli:
-            return f"{what} paused: {OWNER} used {used} of it in the last minute (limit {mark})"
-        return f"{what} paused: {OWNER} used more than {mark} of it in {percent(self.above_milli)} of the last hour"
+            return f"{what} {percent(self.measured_milli)} {LAST_MINUTE}, limit {mark}"
+        return f"{what} above its limit of {mark} in {percent(self.above_milli)} of the last hour"
 
 
 def percent(milli: int) -> str:

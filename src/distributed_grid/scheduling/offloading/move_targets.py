@@ -19,6 +19,7 @@ from distributed_grid.domain.resources import Amounts, ResourceType
 from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.placement.confidence import confidence
 from distributed_grid.scheduling.placement.placement import find_placement, unmet_constraint
+from distributed_grid.scheduling.queue.reasons import stopped_reason
 from distributed_grid.scheduling.rebalancing.loans import asked_amount, describe, surplus, why_no_surplus
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of
 
@@ -90,7 +91,7 @@ class MoveTargets:
         ledger = self._scan.ledger
         node = ledger.nodes[name]
         if node.state is not NodeState.ALIVE:
-            return f"{name}: is {node.state}"
+            return f"{name}: {stopped_reason(ledger, node) or f'is {node.state}'}"
         if machine_of(node) == machine_of(ledger.nodes[self._node]):
             return f"{name}: is on the same machine"
         unmet = unmet_constraint(ledger, request, name)

@@ -31,6 +31,7 @@ from distributed_grid.domain.rebalancing import (
 )
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.domain.states import JobState, LeaseState
+from distributed_grid.number_text import plain_number
 from distributed_grid.scheduling.offloading.job_ways import loss_milli, lost_work_ms, profit_of, way_of
 from distributed_grid.scheduling.offloading.offload_scan import (
     HOUR_MS,
@@ -307,7 +308,7 @@ def _held(lease: Lease, cause: str) -> str:
 
 
 def _seconds(ms: int) -> str:
-    return f"{ms / 1000:g} s"
+    return f"{plain_number(ms / 1000)} s"
 
 
 def why_degraded(scan: OffloadScan, node: str, relief: Relief) -> str:

@@ -12,6 +12,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import GB, WHOLE_GPU
 from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.number_text import counted, plain_number
 from distributed_grid.scheduling.placement.confidence import confidence
 from distributed_grid.scheduling.placement.placement import Placement, strategy_of
 from distributed_grid.scheduling.placement.scores import CLASS_UNIT, priority_weight, room_of
@@ -124,7 +125,7 @@ def reasoning(choice: Choice) -> tuple[str, ...]:
     """Why there, in short sentences with numbers."""
     best = choice.best
     lines = [_summary_line(choice)]
-    if choice.preferred:
+    if choice.preferred and not choice.carved:
         lines.append(f"{best.node} is preferred by the request")
     if choice.target and choice.strategy is not Strategy.LOCAL_FIRST:
         lines.append(f"it is for {choice.target}")
@@ -175,8 +176,9 @@ def _deciding_factors(choice: Choice) -> list[str]:
     if second is None or _class(choice, second) != _class(choice, best) or choice.preferred:
         return [*lines, f"free there: {_room(best)}"]
     if _room_score(choice, second) > _room_score(choice, best):
-        why = f"{second.node} is about as good, and the priority {best.rank / 1000:g} of {best.node} weighs more"
-        return [*lines, f"{why} than {second.rank / 1000:g}", f"free there: {_room(best)}"]
+        first, other = plain_number(best.rank / 1000), plain_number(second.rank / 1000)
+        why = f"{second.node} is about as good, and the priority {first} of {best.node} weighs more than {other}"
+        return [*lines, why, f"free there: {_room(best)}"]
     return [*lines, f"{best.node} {_ROOM.get(choice.strategy, 'has most room')}: {_room(best)} free"]
 
 
@@ -192,7 +194,8 @@ def _why_second(choice: Choice, one: NodeScore) -> str:
     if one.score == best.score:
         return f"as good, but later in order: {_room(one)} free"
     if one.rank < best.rank and _room_score(choice, one) >= _room_score(choice, best):
-        return f"about as good, but its priority {one.rank / 1000:g} weighs less than {best.rank / 1000:g}"
+        own, other = plain_number(one.rank / 1000), plain_number(best.rank / 1000)
+        return f"about as good, but its priority {own} weighs less than {other}"
     return f"{_LESS.get(choice.strategy, 'less room')}: {_room(one)} free"
 
 
@@ -220,10 +223,10 @@ def _class_description(choice: Choice, one: NodeScore) -> str:
         of = f" of group {choice.group}" if choice.group else ""
         return f"has {-number} lease{'' if number == -1 else 's'}{of}"
     if choice.strategy is Strategy.PERFORMANCE_OPTIMIZED:
-        times = "" if number == 1000 else f"{number / 1000:g} times "
+        times = "" if number == 1000 else f"{plain_number(number / 1000)} times "
         return f"has {times}the usual speed to spare"
     if choice.strategy is Strategy.COST_OPTIMIZED:
-        return f"costs {-number / 1000:g} an hour"
+        return f"costs {plain_number(-number / 1000)} an hour"
     return ""
 
 
@@ -238,10 +241,10 @@ _HAVE_A_CLASS = frozenset(
 
 
 def _room(one: NodeScore) -> str:
-    parts = [f"{max(one.cpu_free, 0) / 1000:g} of {one.cpu_lends / 1000:g} cores"]
+    parts = [f"{plain_number(max(one.cpu_free, 0) / 1000)} of {counted(one.cpu_lends / 1000, 'core')}"]
     parts.append(f"{max(one.memory_free, 0) / GB:.1f} of {one.memory_lends / GB:.1f} GB")
     if one.gpu_lends:
-        parts.append(f"{one.gpu_free / 1000:g} of {one.gpu_lends / 1000:g} GPU{'' if one.gpu_lends == 1000 else 's'}")
+        parts.append(f"{plain_number(one.gpu_free / 1000)} of {counted(one.gpu_lends / 1000, 'GPU')}")
     return ", ".join(parts)
 
 
@@ -249,7 +252,7 @@ def _confidence_line(choice: Choice) -> str:
     term = duration(choice.term_ms)
     if choice.stay == 1000:
         return f"nobody takes it back within {term}: the node yields to no owner"
-    return f"its owner will leave it alone for {term} with a probability of {choice.stay / 10:g} %"
+    return f"its owner will leave it alone for {term} with a probability of {plain_number(choice.stay / 10)} %"
 
 
 def duration(ms: int) -> str:

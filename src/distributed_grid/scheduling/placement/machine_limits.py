@@ -16,6 +16,7 @@ from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import gigabytes
+from distributed_grid.number_text import plain_number
 from distributed_grid.scheduling.offers.offer import machine_memory
 
 NodeEnds = Sequence[tuple[int, str]]
@@ -46,7 +47,7 @@ def why_outlived(ledger: Ledger, request: Request, node: str, now: int) -> str |
     if worker is None or not outlived_nodes(request, [(worker.ends_at_ms, node)] if worker.ends_at_ms else (), now):
         return None
     left = max(worker.ends_at_ms - now, 0) // 1000
-    return f"its machine ends in {left} s, and this takes {stated_ms(request) / 1000:g} s"
+    return f"its machine ends in {left} s, and this takes {plain_number(stated_ms(request) / 1000)} s"
 
 
 def longest_lifetime_ms(ledger: Ledger) -> int:

@@ -173,8 +173,9 @@ RUNNERS_UP = 2
 class Placement(Struct, frozen=True):
     """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
 
-    `others` are the nodes of the other members of a gang. `carved` are the automatic leases that give some of it, each
-    with what is left of it.
+    `preferred`: it is preferred by the request, and without that another node would be the best. `others` are the nodes
+    of the other members of a gang. `carved` are the automatic leases that give some of it, each with what is left of
+    it.
     """
 
     node: str
@@ -231,8 +232,11 @@ def _placements_by_score(ledger: Ledger, request: Request, mask: Mask, fits: int
             node = ledger.columns.names[row]
             claim = _claim_on_row(ledger, request, row, strategy)
             if claim is not None:  # the columns do not know GPU memory and custom resources
+                decided = part is preferred and int(np.where(mask, score, _TAKEN).argmax()) != row
+                if part is preferred and not decided:  # it is the best of all: those come next that are second of all
+                    runners_up = next(_rows_by_score(score, mask))[1]
                 names = tuple([(ledger.columns.names[at], score.item(at)) for at in runners_up])
-                yield Placement(node, claim, strategy, fits, score.item(row), names, part is preferred)
+                yield Placement(node, claim, strategy, fits, score.item(row), names, decided)
 
 
 def _claim_on_row(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:

@@ -12,7 +12,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.offers.pause import OWNER, rest_reason
+from distributed_grid.number_text import plain_number
+from distributed_grid.scheduling.offers.pause import OWNER_WORDS, rest_reason
 from distributed_grid.scheduling.placement import machine_limits
 from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import Constraints
@@ -61,7 +62,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
             if possible == request.gang:
                 return None
         else:
-            refusals.append(f"{node.name}: {_limit(ask, node)}")
+            refusals.append(f"{node.name}: {_limit(ledger, ask, node)}")
     if request.gang > 1:
         refusals.insert(0, f"a gang of {request.gang} needs as many nodes, {possible} could serve a member")
     known = ledger.nodes
@@ -91,8 +92,9 @@ def _lasting_constraints(ledger: Ledger, request: Request) -> Constraints:
 def timeout_reason(lease: Lease, why: str, now: int) -> str:
     """Why a waiting request is withdrawn; `why` it could not be served."""
     if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
-        return f"its deadline cannot be met any more, after a wait of {(now - lease.asked_at_ms) / 1000:g} s: {why}"
-    return f"waited {lease.request.wait_ms / 1000:g} s: {why}"
+        waited = plain_number((now - lease.asked_at_ms) / 1000)
+        return f"its deadline cannot be met any more, after a wait of {waited} s: {why}"
+    return f"waited {plain_number(lease.request.wait_ms / 1000)} s: {why}"
 
 
 def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
@@ -127,7 +129,8 @@ def reason_key(ledger: Ledger, request: Request) -> object:
 
 def _waits_for_owner(node: Node, reason: str) -> bool:
     """Whether a node of the cluster file keeps something for its owner by the limits of the cluster."""
-    return OWNER in reason and node.thresholds is not None and node.host != "local" and not node.joined
+    by_owner = any(words in reason for words in OWNER_WORDS)
+    return by_owner and node.thresholds is not None and node.host != "local" and not node.joined
 
 
 def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:
@@ -171,11 +174,11 @@ def _candidates(ledger: Ledger, request: Request) -> list[Node]:
     return list(ledger.nodes.values())
 
 
-def _limit(ask: Amounts, node: Node) -> str:
+def _limit(ledger: Ledger, ask: Amounts, node: Node) -> str:
     if not node.caps.can_share:
         return "does not share"
     if node.capacity == Capacity():
-        return "not heard from yet"
+        return stopped_reason(ledger, node) or "not heard from yet"
     most = node.lendable
     return _short_of(ask, most, NodeClaims(), "at most") or "does not fit"
 
@@ -183,7 +186,7 @@ def _limit(ask: Amounts, node: Node) -> str:
 def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     ask = request.ask
     if NodeClaims().claim_for(ask, node.lendable) is None:
-        return _limit(ask, node)
+        return _limit(ledger, ask, node)
     if node.state is not NodeState.ALIVE:
         return _absence(ledger, node, now)
     offer = ledger.offers.get(node.name)
@@ -223,12 +226,24 @@ def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
     return rest_reason(ledger.observations.get(node.name), now) or "no fresh measurement"
 
 
+def is_stopped(ledger: Ledger, node: Node) -> bool:
+    """Whether nothing happens on a node until `grid cluster start`."""
+    return node.is_stopped(lends=bool(ledger.leases_on.get(node.name)))
+
+
+def stopped_reason(ledger: Ledger, node: Node) -> str:
+    """The command that starts a stopped node; empty for any other."""
+    return f"stopped; type: grid cluster start {node.name}" if is_stopped(ledger, node) else ""
+
+
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
     worker = ledger.workers.get(node.name)
     if worker is not None and worker.notice is not None:
         ends_in = -(-max(worker.leaving_at_ms - now, 0) // 1000)
         when = f"its machine ends in {ends_in} s" if worker.leaving_at_ms else "its machine may be taken away"
         return f"{when}: {worker.notice.why}"
+    if stopped := stopped_reason(ledger, node):
+        return stopped
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
     seen = ledger.observations.get(node.name)

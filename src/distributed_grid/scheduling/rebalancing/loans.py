@@ -17,6 +17,7 @@ from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER, claimed_amount, resource_of
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, ResourceType, cores, gigabytes, gpus
+from distributed_grid.scheduling.queue.reasons import stopped_reason
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
 
 UNITS = {ResourceType.MEMORY: 1024**2, ResourceType.CPU: 100, ResourceType.GPU: 100}
@@ -127,7 +128,7 @@ def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str
     """Why a node cannot spare anything worth asking for, in words."""
     reading = scan.reading(node)
     if reading.score is None:
-        return f"{node}: not heard from"
+        return f"{node}: {stopped_reason(scan.ledger, scan.ledger.nodes[node]) or 'not heard from'}"
     for one in (resource, ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU):
         level, high = reading.level(one), scan.rules.watermarks(one).high
         if level is not None and level > high:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import PastDay, Spending, Worker, WorkerRules
+from distributed_grid.number_text import counted, plain_number
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -138,12 +139,12 @@ class BudgetState(Struct, frozen=True):
     def _core_refusal(self, worker: Worker, after: BudgetState) -> str | None:
         for one in after.cores:
             if one.provider == worker.provider and one.day_ms > one.limit_ms:
-                cores, life = f"{worker.resources.cpu_milli / 1000:g} cores", worker.lifetime_ms / HOUR_MS
-                size = f"{cores} for up to {life:g} h" if life else cores
+                cores, life = counted(worker.resources.cpu_milli / 1000, "core"), worker.lifetime_ms / HOUR_MS
+                size = f"{cores} for up to {plain_number(life)} h" if life else cores
                 return (
-                    f"{_described(worker)} with {size} would make {core_hours(one.day_ms):g} core-hours today "
-                    f"({core_hours(one.used_ms):g} used), and {core_budget_key(one.provider)} is "
-                    f"{one.limit_milli / 1000:g}"
+                    f"{_described(worker)} with {size} would make {plain_number(core_hours(one.day_ms))} core-hours "
+                    f"today ({plain_number(core_hours(one.used_ms))} used), and {core_budget_key(one.provider)} is "
+                    f"{plain_number(one.limit_milli / 1000)}"
                 )
         return None
 

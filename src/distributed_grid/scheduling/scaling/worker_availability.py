@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, gigabytes
 from distributed_grid.domain.workers import OfferClosure, Worker
+from distributed_grid.number_text import counted, plain_number
 
 WORDS = ("zone", "market", "kind")
 """What a scope may name, in the order in which it does."""
@@ -98,7 +99,7 @@ def with_host(ledger: Ledger, worker: Worker) -> Worker:
     cpu_milli, memory_bytes = min(asked.cpu_milli, lends.cpu_milli), min(asked.memory_bytes, lends.memory_bytes)
     less = []
     if cpu_milli < asked.cpu_milli:
-        less.append(f"{cpu_milli / 1000:g} cores instead of {asked.cpu_milli / 1000:g}")
+        less.append(f"{counted(cpu_milli / 1000, 'core')} instead of {plain_number(asked.cpu_milli / 1000)}")
     if memory_bytes < asked.memory_bytes:
         less.append(f"{gigabytes(memory_bytes)} of memory instead of {gigabytes(asked.memory_bytes)}")
     if not less or not cpu_milli or not memory_bytes:

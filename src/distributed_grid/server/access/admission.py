@@ -64,7 +64,7 @@ class Admission:
     async def create_token(self, op: requests.CreateToken) -> dict[str, Any]:
         for name in (op.user, *([op.team] if op.team else [])):
             if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
-                raise BadInput(f"{name!r} is no login name")
+                raise BadInput(f"{name!r} is no login name such as ana: letters, digits and _ . @ $ -, at most 64")
         expires = self._expiry(op.ttl_seconds)
         token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
@@ -123,7 +123,7 @@ class Admission:
         if op.node:
             self._check_name(op.node)
         if op.hostname and not re.fullmatch(NAME_PATTERN, op.hostname):
-            raise BadInput("the host name cannot be a node's name; give another")
+            raise BadInput("the host name cannot be a node's name; give another with --name, such as gpu-1")
         used = await asyncio.to_thread(
             self.tokens.exchange,
             token.id,
@@ -145,7 +145,9 @@ class Admission:
 
     def _check_name(self, name: str) -> None:
         if not re.fullmatch(NAME_PATTERN, name):
-            raise BadInput(f"{name!r} cannot be a node's name: letters, digits, '.', '_' and '-', at most 63")
+            raise BadInput(
+                f"{name!r} cannot be a node's name: letters, digits, '.', '_' and '-', at most 63, such as gpu-1"
+            )
         if name in self._configured:
             raise Refused(f"{name} is a node of the config, and joins from there")
 

@@ -23,7 +23,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
 from distributed_grid.domain.events import EngineNode, NodeDeclared, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Caps, Node
+from distributed_grid.domain.nodes import RAY_HOST, Caps, Node
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import Refused, TimedOut
@@ -33,8 +33,6 @@ from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.ray.engine_reconciler import NAME
 
 END_SECONDS = 150.0
-RAY_HOST = "ray"
-"""The host of a node that only Ray can reach."""
 MAX_NAME_LENGTH, ID_LENGTH = 60, 6
 
 

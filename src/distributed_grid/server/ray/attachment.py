@@ -24,11 +24,11 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import PULL_HOST, Node
+from distributed_grid.domain.nodes import PULL_HOST, RAY_HOST, Node
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
-from distributed_grid.server.ray.attached_nodes import RAY_HOST, AttachedNodeSync
+from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
 from distributed_grid.state_dir import StateDir

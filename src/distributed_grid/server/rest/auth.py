@@ -56,7 +56,7 @@ class AuthenticatedRequest:
         fields = await self.fields()
         key = self._request.headers.get("idempotency-key")
         if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-            raise BadInput("an Idempotency-Key has letters, digits, '-' and '_', at most 64")
+            raise BadInput("an Idempotency-Key has letters, digits, '-' and '_', at most 64, such as sweep-7")
         if key is not None and fields.get("request_id", key) != key:
             raise BadInput("request_id and Idempotency-Key say different things")
         return {"request_id": key or uuid.uuid4().hex, **fields}

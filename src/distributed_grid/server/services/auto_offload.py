@@ -7,11 +7,12 @@ from collections.abc import Callable
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.offload_views import auto_offload_view, offload_node_view
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View, Viewer, unused_borrowing
 from distributed_grid.domain.events import AutoOffloadSet
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
+from distributed_grid.scheduling.queue.reasons import is_stopped
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
 from distributed_grid.server.services.records import event_view
@@ -71,7 +72,7 @@ async def job_offloading(grid: Grid, viewer: Viewer, job: Job) -> View | None:
 
 
 async def explain_node(grid: Grid, viewer: Viewer, node: Node) -> View:
-    """Whether a node is degraded, what was last decided about it, and what left it or came to it by itself."""
+    """Whether a node is degraded, what it gave back unused, and what automatic offloading decided and did there."""
 
     def read(ledger: Ledger, now: int) -> View:
         watch, degraded = ledger.offload_watches.get(node.name), ledger.degraded.get(node.name)
@@ -80,13 +81,17 @@ async def explain_node(grid: Grid, viewer: Viewer, node: Node) -> View:
             "degraded": {"since": viewer.time(degraded.since_ms), "why": degraded.why} if degraded else None,
         }
 
+    def read_node(ledger: Ledger, now: int) -> tuple[list[View], bool]:
+        return unused_borrowing(ledger, node.name), is_stopped(ledger, node)
+
     seen = await grid.read(read)
+    borrowing, stopped = await grid.read(read_node)
     newest = await grid.query(lambda store: store.events(types=NODE_EVENTS, limit=MAX_SEARCHED, newest=True))
     rows = [row for row in newest if row.node == node.name][-MAX_EVENTS:]
     return {
         "kind": "node",
         "id": node.name,
-        "state": "degraded" if seen["degraded"] else str(node.state),
+        "state": "degraded" if seen["degraded"] else "stopped" if stopped else str(node.state),
         "waiting": None,
         "placements": [],
         "machine_end": None,
@@ -94,5 +99,6 @@ async def explain_node(grid: Grid, viewer: Viewer, node: Node) -> View:
         "refusal": None,
         "end": None,
         "offloading": seen,
+        "unused_borrowing": borrowing,
         "events": [event_view(row, viewer) for row in rows],
     }

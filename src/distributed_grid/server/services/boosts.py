@@ -131,10 +131,13 @@ class BoostService:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
 
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
-        """Releasing what is over already is harmless."""
+        """Releasing what is over already is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
-        await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
-        return {"boost": await self._view(await self.find(boost.id))}
+        answer = await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
+        return {
+            "boost": await self._view(await self.find(boost.id)),
+            "already_ended_at": answer["already_ended_at"],
+        }
 
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
         boost = await self.find(op.boost_id)

@@ -260,6 +260,8 @@ class DaemonService:
             )
         if compared.fixed and not advice:
             log.info("handing over to config %s", compared.path)
+            differs = f"{name_keys(compared.fixed)} {'differs' if len(compared.fixed) == 1 else 'differ'}"
+            notes.append(f"the control plane is started anew with {compared.shown_path}: {differs}")
             return True
         if compared.live:
             notes += await self._apply(compared)

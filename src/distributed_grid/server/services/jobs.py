@@ -27,11 +27,13 @@ from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetached, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.ports import EndedRow
 from distributed_grid.reactor import JobAnswer
+from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.output_copy import dropped_message
@@ -40,6 +42,7 @@ from distributed_grid.server.services.job_notices import JobNotice, JobNotices, 
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
 
+MAX_PREFERRED_NAMED = 3
 MAX_CONTENT_BYTES = 10 * 1024**3
 TRIM_SECONDS = 3600.0
 log = logging.getLogger(__name__)
@@ -273,12 +276,28 @@ class JobService:
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer().for_reader(caller.reader)
         decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
-        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
+        note = await self._preference_note(request, answer.lease.node if answer.lease is not None else "")
+        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision, "note": note}
+
+    async def _preference_note(self, request: Request, node: str) -> str | None:
+        """One line where a request is placed on another node than the preferred ones; None where there is nothing to
+        say."""
+        if not node or not request.prefer or node in request.prefer:
+            return None
+
+        def write_note(ledger: Ledger, now: int) -> str:
+            names = request.prefer[:MAX_PREFERRED_NAMED]
+            preferred = [ledger.nodes[name] for name in names if name in ledger.nodes]
+            reasons = [f"{one.name}: {why_not_there(ledger, request, one, now)}" for one in preferred]
+            why = f" ({'; '.join(reasons)})" if reasons else ""
+            return f"placed on {node} instead of {' or '.join(names)}{why}"
+
+        return await self._grid.read(write_note)
 
     async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
-        `more`: some that ended before are kept, but not listed. `omitted`: so many that fit are left out for length,
-        the newest ones."""
+        `more`: some that ended before are kept, but not listed; `total` counts them, too. `omitted`: so many that fit
+        are left out for length, the newest ones."""
         reader = caller.reader
         return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
@@ -292,6 +311,8 @@ class JobService:
                 living = await self._grid.slices.select(living, fits)
             room = op.limit if op.all else max(op.limit - len(living), 0)
             rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room + 1))
+            more = len(rows) > room
+            kept = await self._grid.query(lambda store: store.count_ended("job", user=op.user)) if more else len(rows)
             uids = {job.uid for job in living}
             shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
             shown += living
@@ -299,7 +320,8 @@ class JobService:
                 shown = await self._grid.slices.select(shown, lambda row: op.state == _state(row))
             viewer = self._viewer().for_reader(reader)
             omitted = await writer.rows("jobs", shown, lambda row: viewer.listed_job(_decoded(row)))
-            writer.field("more", len(rows) > room)
+            writer.field("more", more)
+            writer.field("total", len(living) + kept)
             writer.field("omitted", omitted)
             return writer.finish()
 

@@ -24,6 +24,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, Res
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
+from distributed_grid.number_text import plain_number
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.records import decision_on, find_lease
@@ -35,7 +36,7 @@ ENGINE_SECONDS, CHANGE_SECONDS = 15.0, 1.0
 def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) -> Amounts:
     """The integers that "this much of that" means; refuses what is no amount of anything."""
     if not math.isfinite(amount) or amount <= 0:
-        raise BadInput(f"the amount must be more than zero, not {amount:g}")
+        raise BadInput(f"the amount must be more than zero, not {plain_number(amount)}")
     kind = resource_type.lower()
     if kind == ResourceType.CPU:
         return Amounts(cpu_milli=_milli(amount, "cores"))
@@ -48,7 +49,7 @@ def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) 
         known = ", ".join([*(kind.value for kind in ResourceType), *sorted(names.values())])
         raise BadInput(f"no resource is called {resource_type!r}: there is {known}")
     if amount != int(amount):
-        raise BadInput(f"{names[kind]} can only be asked for in whole numbers, not {amount:g}")
+        raise BadInput(f"{names[kind]} can only be asked for in whole numbers, not {plain_number(amount)}")
     return Amounts(custom=((names[kind], _whole(amount, names[kind])),))
 
 
@@ -76,7 +77,7 @@ def _milli(amount: float, of: str) -> int:
 
 def _whole(number: float, of: str) -> int:
     if number > MAX_AMOUNT:
-        raise BadInput(f"no machine has that much: {of} {number:g}")
+        raise BadInput(f"no machine has that much {of}")
     if round(number) == 0:
         raise BadInput(f"that is too little {of} to lend")
     return round(number)
@@ -225,9 +226,10 @@ class LeaseService:
         return {"allocation": self._viewer().for_reader(caller.reader).lease(await find_lease(self._grid, name))}
 
     async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
-        """Releasing a lease that has ended is harmless."""
+        """Releasing a lease that has ended is harmless; the answer says when it ended."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
+        already_ended_ms = lease.ended_at_ms if lease.is_over else 0
         if not lease.is_over:
             try:
                 answer = await self._grid.handle(LeaseReleased(lease.id, caller.user))
@@ -235,7 +237,9 @@ class LeaseService:
                 lease = answer.lease
             except NotFound:  # it ended by itself a moment ago
                 lease = await find_lease(self._grid, lease.id)
-        return {"allocation": self._viewer().lease(lease)}
+                already_ended_ms = lease.ended_at_ms
+        viewer = self._viewer()
+        return {"allocation": viewer.lease(lease), "already_ended_at": viewer.time(already_ended_ms)}
 
     async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
         lease = await find_lease(self._grid, op.allocation_id)

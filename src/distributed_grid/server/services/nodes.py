@@ -18,6 +18,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused, TimedOut
+from distributed_grid.number_text import plain_number
 from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
@@ -207,7 +208,7 @@ async def wait_until_alive(
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         why = f": {said}" if said else ""
-        raise TimedOut(f"its agent was not heard from within {seconds:g} s{why}; still trying") from None
+        raise TimedOut(f"its agent was not heard from within {plain_number(seconds)} s{why}; still trying") from None
 
 
 async def wait_until_drained(
@@ -224,7 +225,9 @@ async def wait_until_drained(
                 said = left
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        raise TimedOut(f"{_leases(left)} of {name} not given back within {seconds:g} s; {meanwhile}") from None
+        raise TimedOut(
+            f"{_leases(left)} of {name} not given back within {plain_number(seconds)} s; {meanwhile}"
+        ) from None
     try:
         async with asyncio.timeout(CHECKPOINT_SECONDS):
             while await grid.read(lambda ledger, now: is_still_needed(ledger, name)):

@@ -11,6 +11,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.number_text import counted, plain_number
 from distributed_grid.ports import WorkerOffer
 from distributed_grid.scheduling.scaling.budget import budget_state
 from distributed_grid.scheduling.scaling.worker_availability import OfferPlace, closed_text, closure_of
@@ -159,9 +160,9 @@ def first_fitting(
 
 def _too_small(has: WorkerResources, needs: WorkerResources) -> str:
     if needs.cpu_milli > has.cpu_milli:
-        return f"it has {has.cpu_milli / 1000:g} cores, not {needs.cpu_milli / 1000:g}"
+        return f"it has {counted(has.cpu_milli / 1000, 'core')}, not {plain_number(needs.cpu_milli / 1000)}"
     if needs.memory_bytes > has.memory_bytes:
         return f"it has {has.memory_bytes / 2**30:.1f} GB, not {needs.memory_bytes / 2**30:.1f}"
     if needs.gpu_count > has.gpu_count:
-        return f"it has {has.gpu_count} GPUs, not {needs.gpu_count}"
+        return f"it has {counted(has.gpu_count, 'GPU')}, not {needs.gpu_count}"
     return ""

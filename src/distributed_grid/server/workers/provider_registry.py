@@ -21,6 +21,7 @@ from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
 from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import BadInput, GridError, TimedOut
+from distributed_grid.number_text import counted, plain_number
 from distributed_grid.ports import CloudProviderBase, WorkerOffer
 from distributed_grid.server.workers.credential_mask import CredentialMask
 
@@ -165,9 +166,11 @@ def offer_lines(config: ClusterConfig, offers: Sequence[WorkerOffer]) -> tuple[l
 
 def _price(offer: WorkerOffer) -> str:
     has = offer.resources
-    price = "price not known" if offer.price_micro is None else f"${offer.price_micro / 1_000_000:g} an hour"
-    gpus = f", {has.gpu_count} GPUs" if has.gpu_count else ""
-    return f"{has.cpu_milli / 1000:g} cores, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
+    price = (
+        "price not known" if offer.price_micro is None else f"${plain_number(offer.price_micro / 1_000_000)} an hour"
+    )
+    gpus = f", {counted(has.gpu_count, 'GPU')}" if has.gpu_count else ""
+    return f"{counted(has.cpu_milli / 1000, 'core')}, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
 
 
 def report_view(report: ProviderReport) -> Mapping[str, Any]:
@@ -197,7 +200,7 @@ def _answered(what: str, call: Callable[[], T], seconds: float) -> T:
     if failed:
         raise failed[0]
     if not outcome:
-        raise TimedOut(f"{what}: no answer within {seconds:g} s")
+        raise TimedOut(f"{what}: no answer within {plain_number(seconds)} s")
     return outcome[0]
 
 

@@ -176,7 +176,7 @@ def test_containers_together_get_no_more_than_the_machine_has(
     most = order_for(provider, WorkerResources(machine.cpu_milli - 500, 64 << 20))
     provider.create(most)
     other = order_for(provider, WorkerResources(1000, 64 << 20))
-    with pytest.raises(NoCapacity, match=r"1 worker containers leave 0\.5 cores and .* asked: 1 cores"):
+    with pytest.raises(NoCapacity, match=r"1 worker containers leave 0\.5 cores and .* asked: 1 core and"):
         provider.create(other)
     assert provider.describe(other.worker_id, GRID_ID) is None
     provider.terminate(most.worker_id, GRID_ID)

@@ -203,7 +203,7 @@ def test_any_constant_owner_ends_up_with_all_it_wants(
     cores: int, owner_part: int, wanted_part: int, leases: bool, noise: list[int]
 ) -> None:
     owner = cores * owner_part
-    machine = Machine(cores, cores * wanted_part, leases, replace(RULES, evict=False))
+    machine = Machine(cores, cores * wanted_part, leases, rules=replace(RULES, evict=False))
     machine.live(20_000, owner, noise)
     machine.live(60_000, owner, noise)
     wanted = min(owner, 1000 * cores)
@@ -216,7 +216,7 @@ def test_any_constant_owner_ends_up_with_all_it_wants(
 def test_a_constant_owner_is_not_answered_with_constant_changes(
     cores: int, owner_part: int, wanted_part: int, leases: bool, noise: list[int]
 ) -> None:
-    machine = Machine(cores, cores * wanted_part, leases, replace(RULES, evict=False))
+    machine = Machine(cores, cores * wanted_part, leases, rules=replace(RULES, evict=False))
     machine.live(30_000, cores * owner_part, noise)
     machine.happened.clear()
     machine.live(60_000, cores * owner_part, noise)
@@ -230,7 +230,7 @@ CURVES = st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 40)), min_size=
 def test_after_any_history_an_absent_owner_means_freedom(
     cores: int, curve: list[tuple[int, int]], throttle: bool, pause: bool
 ) -> None:
-    machine = Machine(cores, 1000 * cores, True, replace(RULES, throttle=throttle, pause=pause, evict=False))
+    machine = Machine(cores, 1000 * cores, True, rules=replace(RULES, throttle=throttle, pause=pause, evict=False))
     for part, samples in curve:
         machine.live(SAMPLE_MS * samples, cores * part)
     machine.live(2 * MAX_DWELL_MS, owner_milli=0)
@@ -243,7 +243,7 @@ def test_after_any_history_an_absent_owner_means_freedom(
 
 @given(MACHINES, CURVES)
 def test_a_wild_owner_waits_longer_and_longer_before_work_comes_back(cores: int, curve: list[tuple[int, int]]) -> None:
-    machine = Machine(cores, 1000 * cores, True, replace(RULES, evict=False))
+    machine = Machine(cores, 1000 * cores, True, rules=replace(RULES, evict=False))
     for part, samples in curve * 4:
         machine.live(SAMPLE_MS * samples, cores * part)
     grips = [(at, action) for at, action in machine.happened if isinstance(action, Throttle)]

@@ -1,8 +1,8 @@
-"""How the announced end of a machine is shown to who runs there."""
+"""How the announced end of a machine and the state of a node are shown."""
 
 from __future__ import annotations
 
-from distributed_grid.cli.commands.explain import machine_end_lines
+from distributed_grid.cli.commands.explain import explanation_lines, machine_end_lines
 from distributed_grid.cli.output import format_time
 
 
@@ -17,3 +17,14 @@ def test_an_announced_end_says_when_it_is_and_when_what_runs_is_stopped() -> Non
 def test_an_end_without_a_time_may_come_at_any() -> None:
     found = {"at": None, "stops_at": None, "reason": "EC2 rebalance recommendation"}
     assert [*machine_end_lines(found)] == ["may be taken away at any time: EC2 rebalance recommendation"]
+
+
+def test_a_node_says_how_it_is_started_and_what_it_gave_back_unused() -> None:
+    unused = {"resource_type": "memory", "amount": 4.0, "unused_seconds": 600.0}
+    node = {"kind": "node", "id": "gpu1", "state": "stopped", "refusal": None, "unused_borrowing": [unused]}
+    lines = [*explanation_lines({**node, "offloading": {"look": None, "degraded": None}, "events": []})]
+    assert lines[0] == "gpu1 is stopped"
+    assert lines[1].split(maxsplit=2)[2] == "grid cluster start gpu1"
+    assert lines[2].strip() == (
+        "borrowing     borrowed 4.0 GB, unused for 10 min, given back; asked again when work waits"
+    )

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.cli.commands.status import MAX_ROWS, allocations_table, offers_table, status_text
+from distributed_grid.cli.commands.status import (
+    MAX_ROWS,
+    OFF,
+    allocations_table,
+    offers_table,
+    sharing_parts,
+    status_text,
+)
 
 OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "state": "open"}
 
 
 @pytest.mark.parametrize(
-    ("amount", "shown"), [(12.3456, "12.3 GB"), (0.05, "0.1 GB"), (0.042, "0.04 GB"), (0.001, "0.001 GB")]
+    ("amount", "shown"), [(12.3456, "12.3 GB"), (0.05, "0.1 GB"), (0.042, "0.04 GB"), (0.001, "1.0 MB")]
 )
 def test_a_little_is_not_shown_as_nothing(amount: float, shown: str) -> None:
     assert shown in offers_table([{**OFFER, "amount": amount}])
@@ -24,11 +31,17 @@ def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_ret
     paused = {"state": "paused", "mark_percent": 50.0, "measured_percent": 63.4, "returns_at": "2026-05-01T13:00:00Z"}
     shown = offers_table([{**OFFER, "amount": 2.0}, {**OFFER, **paused, "amount": 3.0}]).splitlines()
     assert shown[0].split() == ["NODE", "OFFERS", "UNTIL", "PAUSED"]
-    assert "63.4 % used in the last minute (limit 50 %); may return at " in shown[2]
+    assert "63.4 % over the last minute, limit 50 %; may return at " in shown[2]
     settling = paused | {"measured_percent": 12.0}
     shown = offers_table([{**OFFER, **settling, "amount": 3.0}]).splitlines()
-    assert "12 % used in the last minute (limit 50 %), often more in the last hour; returns at " in shown[1]
+    assert "12 % over the last minute, limit 50 %, often more in the last hour; returns at " in shown[1]
     assert "PAUSED" not in offers_table([{**OFFER, "amount": 2.0}])
+
+
+def test_nothing_is_offered_where_sharing_is_off() -> None:
+    shared = {"enabled": False, "offers": [{**OFFER, "amount": 2.0}], "allocations": []}
+    assert sharing_parts(shared, 0, "sharing is on") == [OFF, "no active allocations"]
+    assert sharing_parts({**shared, "enabled": True}, 0)[0].startswith("NODE  OFFERS")
 
 
 def test_two_allocations_never_look_alike() -> None:
@@ -61,6 +74,7 @@ def a_node(number: int, state: str = "alive") -> dict[str, Any]:
     lent = {"cpu_lent": 2.0, "cpu_cores": 16.0, "memory_lent_gb": 10.0, "memory_gb": 125.6, "gpus_lent": 0, "gpus": 2}
     flags = {
         "cooling": False,
+        "stopped": False,
         "degraded": None,
         "clock_jump": None,
         "rejected": None,
@@ -106,3 +120,10 @@ def test_everything_is_shown_where_it_is_asked_for() -> None:
     assert "more" not in text
     assert text.count("sweep-") == 50
     assert text.count("gpu") == 20
+
+
+def test_a_stopped_node_is_shown_as_stopped_with_the_command_that_starts_it() -> None:
+    nodes = [{**a_node(1, "joining"), "stopped": True, "simulated": False}, a_node(2, "joining")]
+    lines = status_text(a_status(nodes, []), MAX_ROWS, 0).splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["gpu1", "stopped"], ["gpu2", "joining,"]]
+    assert "gpu1 is stopped; type: grid cluster start gpu1" in lines

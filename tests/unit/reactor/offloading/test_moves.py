@@ -104,7 +104,7 @@ def test_requests_without_sense_are_refused(new_scenario):
     with pytest.raises(Refused, match="is on gpu1, not on gpu3"):
         scenario.handle(events.MoveRequested(replace(a_job_move("r1"), source="gpu3")))
     scenario.handle(events.NodeDrained("gpu2"))
-    with pytest.raises(Refused, match="gpu2 is draining"):
+    with pytest.raises(Refused, match="gpu2 is stopped"):
         request_move(scenario, "r1")
     scenario.cancel("r1")
     with pytest.raises(Refused, match="being stopped"):

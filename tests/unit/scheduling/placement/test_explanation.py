@@ -95,6 +95,16 @@ def test_a_preferred_node_is_told_to_be_preferred() -> None:
     assert "ash is preferred by the request" in why(choice)
 
 
+def test_a_preference_that_decided_nothing_is_not_told() -> None:
+    best = Scenario(a_node("ash", cores=8), a_node("elm", cores=4), a_node("fir", cores=2))
+    choice = chosen(best, a_request(cores=1, prefer=("ash",)))
+    assert "preferred" not in why(choice)
+    assert [one.node for one in runners_up(choice)] == ["elm", "fir"]
+    only = chosen(Scenario(a_node("ash"), a_node("elm", cores=1)), a_request(cores=2, prefer=("ash",)))
+    assert why(only).startswith("ash is the only node that fits")
+    assert "preferred" not in why(only)
+
+
 @pytest.mark.parametrize(
     ("strategy", "better", "sentence", "second"),
     [

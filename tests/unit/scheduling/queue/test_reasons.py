@@ -25,6 +25,8 @@ def why(scenario: Scenario, **request) -> tuple[str, ...]:
         (cores(1000), "1 core"),
         (cores(500), "0.5 cores"),
         (cores(0), "0 cores"),
+        (cores(1_000_000_000), "1000000 cores"),
+        (gigabytes(100), "100 bytes"),
         (gigabytes(4 * GB), "4.0 GB"),
         (gigabytes(GB // 2), "0.5 GB"),
         (gigabytes(50 * 1024**2), "50.0 MB"),
@@ -134,7 +136,7 @@ def test_a_node_without_a_fresh_measurement_says_so():
 def test_a_busy_owner_is_the_reason():
     scenario = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
     scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
-    paused = "CPU paused: its owner used 85 % of it in the last minute (limit 70 %)"
+    paused = "CPU 85 % over the last minute, limit 70 %"
     assert why(scenario) == (f"gpu1: its owner uses 85 % of the CPU (limit 70 %); {paused}",)
 
 

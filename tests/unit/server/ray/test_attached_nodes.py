@@ -8,7 +8,8 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.server.ray.attached_nodes import RAY_HOST, map_nodes, name_for, new_node
+from distributed_grid.domain.nodes import RAY_HOST
+from distributed_grid.server.ray.attached_nodes import map_nodes, name_for, new_node
 from tests.support.builders import a_node
 
 

@@ -301,3 +301,13 @@ def test_what_was_asked_before_is_answered_with_the_decision_of_then() -> None:
         assert again["decision"]["reasoning"] == first["decision"]["reasoning"]
 
     run_scenario(scenario)
+
+
+def test_a_stopped_node_is_told_as_stopped() -> None:
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
+        await cluster.grid.handle(NodeDrained("ash"))
+        found = await cluster.explain("ash")
+        assert (found["kind"], found["state"], found["unused_borrowing"]) == ("node", "stopped", [])
+
+    run_scenario(scenario)

@@ -88,6 +88,9 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             limit: (await setting.jobs.list(requests.ListJobs(limit=limit, all=everything), ADMIN)).decode()
             for limit, everything in ((1, False), (3, False), (4, False), (2, True), (5, True))
         }
+        assert {one["total"] for one in listed.values()} == {4}
+        of_ann = await setting.jobs.list(requests.ListJobs(limit=1, user="ann"), ADMIN)
+        assert of_ann.decode()["total"] == 3
         assert {limit: (len(one["jobs"]), one["more"]) for limit, one in listed.items()} == {
             1: (1, True),
             3: (3, True),
@@ -99,3 +102,16 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
         assert (await setting.jobs.list_live(Caller("ann")))["uids"] == []
 
     asyncio.run(InProcessGrid().run(scenario))
+
+
+def test_a_job_that_is_not_placed_on_its_preferred_node_says_where_and_why() -> None:
+    async def scenario() -> None:
+        setting = InProcessGrid()
+        await setting.open(a_node("ash", cores=1), a_node("elm", cores=4))
+        taken = await setting.submit("r1", amount=2, resource_type="cpu", prefer=["ash"])
+        assert taken["note"] == "placed on elm instead of ash (ash: 1 core at most, 2 cores asked)"
+        assert (await setting.submit("r2", amount=1, resource_type="cpu", prefer=["ash"]))["note"] is None
+        assert (await setting.submit("r3", amount=1, resource_type="cpu"))["note"] is None
+        await setting.grid.stop()
+
+    asyncio.run(scenario())

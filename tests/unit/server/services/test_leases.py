@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed_grid.api import requests
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.errors import BadInput
+from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.leases import GB, amounts_of
+from tests.support.builders import a_node
+from tests.unit.server.in_process_grid import InProcessGrid
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,20 @@ def test_nothing_but_a_sound_amount_or_a_refusal_comes_out(kind: str, amount: fl
     except BadInput:
         return
     assert max(asked.cpu_milli, asked.gpu_milli, asked.memory_bytes, *dict(asked.custom).values(), 0) > 0
+
+
+def test_a_second_release_says_when_the_lease_ended() -> None:
+    async def scenario() -> None:
+        cluster = InProcessGrid()
+        await cluster.open(a_node("ash"))
+        await cluster.ask("r1")
+        release = requests.ReleaseLease("r1")
+        first = await cluster.leases.release(release, Caller("ann"))
+        released_at = cluster.viewer.time(cluster.clock.now_ms())
+        await cluster.later(60)
+        again = await cluster.leases.release(release, Caller("ann"))
+        assert (first["already_ended_at"], again["already_ended_at"]) == (None, released_at)
+        assert first["allocation"]["reason"] == again["allocation"]["reason"] == "released"
+        await cluster.grid.stop()
+
+    asyncio.run(scenario())
