@@ -18,6 +18,13 @@ def plain_number(value: float) -> str:
     return text.rstrip("0").rstrip(".")
 
 
+def rounded(value: float) -> str:
+    """A number to three digits, and never less than its whole part: `0.0625`, `15.6`, `1536`."""
+    if not value or not math.isfinite(value):
+        return plain_number(value)
+    return plain_number(round(value, max(SHOWN_DIGITS - 1 - math.floor(math.log10(abs(value))), 0)))
+
+
 def counted(value: float, noun: str) -> str:
     """A number and its noun, which has an `s` unless there is exactly one: `1 core`, `0.5 cores`."""
     return f"{plain_number(value)} {noun}{'' if value == 1 else 's'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.number_text import counted, plain_number, size_text
+from distributed_grid.number_text import counted, plain_number, rounded, size_text
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,12 @@ from distributed_grid.number_text import counted, plain_number, size_text
 )
 def test_a_number_has_no_exponent(value, text):
     assert plain_number(value) == text
+
+
+def test_a_rounded_number_keeps_its_whole_part():
+    assert [rounded(value) for value in (0, 1 / 16, 15.63, 125.63, 1536, 1e6)] == [
+        *("0", "0.0625", "15.6", "126", "1536", "1000000")
+    ]
 
 
 def test_one_of_something_is_singular():

@@ -180,10 +180,13 @@ def test_status_says_where_each_node_is_and_what_runs_there(a_cluster: Starter, 
     grid = a_cluster()
     (before,) = grid.json("cluster", "status", "gpu1")
     assert (before["state"], before["wanted"], before["link"]) == ("joining", False, None)
+    assert (before["stopped"], before["keeps"]) == (True, ["stopped; type: grid cluster start gpu1"])
+    assert "stopped" in grid("cluster", "status", "gpu1", check=0).stdout
     grid.results("start", "gpu1")
     (row,) = grid.json("cluster", "status", "gpu1")
     assert row["address"] == f"{lab.user}@{lab.host('gpu1').address}"
     assert (row["state"], row["wanted"], row["link"], row["jobs"]) == ("alive", True, "up", 0)
+    assert row["stopped"] is False
     assert row["version"].startswith("0.")
     assert row["python"].startswith("3.")
     assert "gpu1" in grid("cluster", "status", check=0).stdout

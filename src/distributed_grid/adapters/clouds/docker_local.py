@@ -25,7 +25,7 @@ from distributed_grid.adapters.clouds.docker_engine import Container, DockerEngi
 from distributed_grid.config.providers import DockerLocalSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import Conflict, NoCapacity, Refused, Unreachable
-from distributed_grid.number_text import counted
+from distributed_grid.number_text import counted, rounded
 from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
 WORKER_LABEL = "distributed-grid.worker"
@@ -244,4 +244,4 @@ def _cores(cpu_milli: int) -> str:
 
 
 def _gb(memory_bytes: int) -> str:
-    return f"{memory_bytes / 2**30:.3g} GB"
+    return f"{rounded(memory_bytes / 2**30)} GB"

@@ -35,7 +35,7 @@ from distributed_grid.adapters.clouds.slurm_queue import RunCommand, SlurmJob, S
 from distributed_grid.config.providers import SlurmSettings, SlurmWorkerType, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
-from distributed_grid.number_text import counted, plain_number
+from distributed_grid.number_text import counted, plain_number, rounded
 from distributed_grid.ports import JOIN_VARIABLE, CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
 COMMENT_PREFIX = "distributed-grid"
@@ -137,7 +137,7 @@ class SlurmProvider(CloudProviderBase):
             if offer.unavailable:
                 raise Refused(f"{offer.id}: {offer.unavailable}")
             has = offer.resources
-            size = f"{counted(has.cpu_milli // 1000, 'core')} and {has.memory_bytes / 2**30:.3g} GB"
+            size = f"{counted(has.cpu_milli // 1000, 'core')} and {rounded(has.memory_bytes / 2**30)} GB"
             order = WorkerOrder("worker-check", "grid-check", offer, has)
             files = self._files(order.worker_id, order.grid_id)
             said = self._queue.test(self._options(order, files), "#!/bin/sh\n")
@@ -299,8 +299,8 @@ def _why_unavailable(
     if not any(one.cpus >= cpus and one.memory_bytes >= memory_bytes for one in able):
         largest = max(able, key=lambda one: (one.cpus, one.memory_bytes))
         return (
-            f"no node of {name} has {counted(cpus, 'core')} and {memory_bytes / 2**30:.3g} GB; "
-            f"the largest has {largest.cpus} and {largest.memory_bytes / 2**30:.3g} GB"
+            f"no node of {name} has {counted(cpus, 'core')} and {rounded(memory_bytes / 2**30)} GB; "
+            f"the largest has {largest.cpus} and {rounded(largest.memory_bytes / 2**30)} GB"
         )
     if all(one.limit_seconds is not None and one.limit_seconds < limit_seconds for one in able):
         longest = max(one.limit_seconds or 0.0 for one in able)

@@ -82,7 +82,8 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
             lines.append("what they cost is not known")
         else:
             hour, day = shown["cost_per_hour"], shown["cost_until_midnight"]
-            lines.append(f"they cost ${plain_number(hour)} an hour, ${day:.4g} until midnight UTC")
+            today = plain_number(float(f"{day:.4g}"))
+            lines.append(f"they cost ${plain_number(hour)} an hour, ${today} until midnight UTC")
     lines.append(f"all workers then: {cost_text(shown['budget'])}")
     return [printable(line) for line in lines]
 

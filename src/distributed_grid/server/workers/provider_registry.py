@@ -21,7 +21,7 @@ from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
 from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import BadInput, GridError, TimedOut
-from distributed_grid.number_text import counted, plain_number
+from distributed_grid.number_text import counted, plain_number, rounded
 from distributed_grid.ports import CloudProviderBase, WorkerOffer
 from distributed_grid.server.workers.credential_mask import CredentialMask
 
@@ -170,7 +170,7 @@ def _price(offer: WorkerOffer) -> str:
         "price not known" if offer.price_micro is None else f"${plain_number(offer.price_micro / 1_000_000)} an hour"
     )
     gpus = f", {counted(has.gpu_count, 'GPU')}" if has.gpu_count else ""
-    return f"{counted(has.cpu_milli / 1000, 'core')}, {has.memory_bytes / 2**30:.3g} GB{gpus}, {price}"
+    return f"{counted(has.cpu_milli / 1000, 'core')}, {rounded(has.memory_bytes / 2**30)} GB{gpus}, {price}"
 
 
 def report_view(report: ProviderReport) -> Mapping[str, Any]:
