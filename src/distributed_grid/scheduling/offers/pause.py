@@ -78,10 +78,10 @@ class OfferPause(Struct, frozen=True):
 
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
-        mark = percent(self.mark_milli)
+        used, mark = f"{what} {percent(self.measured_milli)} {LAST_MINUTE}", percent(self.mark_milli)
         if self.measured_milli > self.mark_milli:
-            return f"{what} {percent(self.measured_milli)} {LAST_MINUTE}, limit {mark}"
-        return f"{what} above its limit of {mark} in {percent(self.above_milli)} of the last hour"
+            return f"{used}, limit {mark}"
+        return f"{used}, above its limit of {mark} in {percent(self.above_milli)} of the last hour"
 
 
 def percent(milli: int) -> str:

@@ -152,7 +152,7 @@ def test_a_pause_below_the_mark_says_why_and_when_it_ends() -> None:
     pause = paused(scenario)["cpu"]
     assert (pause.mark_milli, pause.measured_milli) == (300, 100)
     with pytest.raises(
-        Refused, match=r"ash: CPU paused: its owner used more than 30 % of it in \d\d.* % of the last hour"
+        Refused, match=r"ash: CPU .* % over the last minute, above its limit of 30 % in \d\d.* % of the last hour"
     ):
         scenario.handle(LeaseAsked(a_request(cores=2, wait_s=0)))
     while paused(scenario):
