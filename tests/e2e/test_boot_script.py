@@ -27,13 +27,23 @@ Make = Callable[..., BareMachine]
 SYSTEM_PYTHON = "/usr/bin/python3.11"
 
 
+LENDS = """
+name: lends
+resource_sharing:
+  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}
+"""
+"""Nodes that lend beside whatever else runs on this machine."""
+
+
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A control plane that other machines reach by TLS."""
     folder = tmp_path_factory.mktemp("plane")
     (folder / "here").mkdir()
     shell = Shell(folder / "state", folder / "here")
-    shell("daemon", "start", "--listen", "127.0.0.1:0", "--tls", check=0)
+    config = folder / "lends.yaml"
+    config.write_text(LENDS)
+    shell("daemon", "start", "--config", str(config), "--listen", "127.0.0.1:0", "--tls", check=0)
     yield shell
     shell.close()
 

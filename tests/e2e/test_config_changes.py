@@ -25,7 +25,9 @@ nodes:
 - {hostname: far.invalid, name: far}
 name: lab
 """
-NOTHING_LENT = CONFIG.replace("host: local", "host: local, thresholds: {cpu_min_cores: 5000, dwell: 0}")
+NOTHING_LENT = CONFIG.replace(
+    "host: local", "host: local, thresholds: {cpu_min_cores: 5000, cpu_percent_max: 100, dwell: 0}"
+)
 OTHER_HOST = CONFIG.replace("far.invalid", "farther.invalid")
 BROKEN = CONFIG + "nodes: [\n"
 RUN = ("run-shared", "-a", "0.1", "-w", "0", "true")

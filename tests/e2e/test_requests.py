@@ -162,9 +162,15 @@ def test_thresholds_set_on_a_local_node_are_kept(grid: Shell) -> None:
         "nodes:\n- name: here\n  host: local\n  cpu_count: 2\n  trust_declared: true\n  memory_gb: 4000\n"
         "  thresholds:\n    memory_min_gb: 5000\n"
     )
-    done = grid("run-shared", "-c", str(config), "-r", "memory", "-a", "1", "-w", "0", "true", check=1)
-    assert done.stderr.startswith("grid: No resource offers available: here: ")
-    assert "needed to lend any" in done.stderr
+    words = ("run-shared", "-c", str(config), "-r", "memory", "-a", "1", "-w", "0", "true")
+
+    def refusal() -> str:
+        said = grid(*words, check=1).stderr
+        return "" if "not measured yet" in said else said
+
+    refused = wait_until(refusal)
+    assert refused.startswith("grid: No resource offers available: here: ")
+    assert "needed to lend any" in refused
 
 
 def test_every_step_is_in_the_audit_trail(grid: Shell) -> None:

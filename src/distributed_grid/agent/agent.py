@@ -86,7 +86,7 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
 WARM_UP_SECONDS = 0.25
-"""The time to the second heartbeat: rates are known from two readings on."""
+"""How long the use is measured before it is known, and the time to the second heartbeat."""
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
@@ -171,6 +171,8 @@ class Agent:
         self.guard = OwnerGuard(work, boot_ms, report_pause=self._outbox.paused, on_change=self._send_heartbeats)
         self._outgrown = OutgrownLeases(self.host, meter)
         self._attempts = HostedAttempts(self.host, self._workdirs, self._memory)
+        meter.begin()
+        self._measured_from = time.monotonic()
         self._orders = OrderExecutor(self._attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._notices = notices
@@ -190,6 +192,8 @@ class Agent:
         if self._moves_dir.is_dir():
             await self._source_moves().start()
         await self._observe_attempts()
+        if self._attempts.is_remote:  # its first heartbeat knows what the owner uses
+            await asyncio.sleep(max(self._measured_from + WARM_UP_SECONDS - time.monotonic(), 0))
         for node in self.nodes:
             for message in self.greeting(node):
                 self._send_to_control(message)
@@ -363,7 +367,7 @@ class Agent:
     # ------------------------------------------------------------------ time
 
     async def _beat(self) -> None:
-        seconds = WARM_UP_SECONDS  # the first heartbeat knows no rates yet
+        seconds = WARM_UP_SECONDS  # the first heartbeat of this machine's own agent may know no rates yet
         while True:
             await asyncio.sleep(seconds)
             seconds = self._beat_seconds
@@ -483,7 +487,7 @@ class HostedAttempts:
             self._memory.extend_hold(until_boot_ms)
 
     @property
-    def _is_remote(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the control plane is on another machine: then nothing here is the caller's."""
         return self._workdirs is not None and not self._workdirs.is_local
 
@@ -501,7 +505,7 @@ class HostedAttempts:
 
     def _workdir(self, order: StartAttemptOrder) -> str:
         """The tree that its working directory begins with; none where it runs in the caller's own directory."""
-        return order.command.workdir if self._is_remote or not order.command.cwd else ""
+        return order.command.workdir if self.is_remote or not order.command.cwd else ""
 
     async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
         await self._host.launch(self._spec(order, start_by_boot_ms))
@@ -514,7 +518,7 @@ class HostedAttempts:
 
     def _spec(self, order: StartAttemptOrder, start_by_boot_ms: int) -> AttemptSpec:
         command, claim = order.command, order.claim
-        is_remote = self._is_remote
+        is_remote = self.is_remote
         env = dict(command.env)
         return AttemptSpec(
             attempt_id=order.lease_id,

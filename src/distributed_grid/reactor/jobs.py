@@ -321,7 +321,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = after_attempt(replace(job, attempts=(*job.attempts[:-1], over), stop=None), over, event)
     displaced = outcome.ending in DISPLACED
-    is_evicted = outcome.ending is Ending.RECLAIMED and is_taken_back
+    is_evicted = outcome.ending is Ending.RECLAIMED and is_taken_back and attempt.node not in ledger.workers
     seen = ledger.observations.get(attempt.node)
     failed_start = event.outcome.is_failed_start and not attempt.pid
     if seen is not None and failed_start:

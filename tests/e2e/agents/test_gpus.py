@@ -79,7 +79,7 @@ def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid
     grid("jobs", "cancel", job, check=0)
     followed = grid("jobs", "logs", "-f", job, check=0).stderr.splitlines()
     assert followed == [
-        f"grid: {job} was stopped on gpu2 and waits for another start: its owner needs gpu2's GPU 0",
+        f"grid: {job} ended on gpu2 and is run again: its owner needs gpu2's GPU 0",
         f"grid: ---- {job}: attempt 2 on gpu2 ----",
     ]
 

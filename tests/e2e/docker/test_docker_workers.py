@@ -27,6 +27,8 @@ GUIDE = "docs/guide/docker-workers.md"
 CONFIG = """
 name: containers
 workers: {{exit_seconds: 3, call_seconds: 5}}
+resource_sharing:
+  thresholds: {{cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}}
 providers:
   docker_local:
     endpoint_url: {url}

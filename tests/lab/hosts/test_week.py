@@ -158,7 +158,7 @@ def thursday_a_full_disk_on_both_sides(desk: Desk, lab: Lab) -> None:
         disk.fill()
         go.touch()
         problem = wait_until(lambda: desk.query("get_job", job_id="thursday")["delivery"]["problem"], 30)
-        assert "No space left" in problem
+        assert "no room on the disk" in problem
         disk.free()
         assert desk.delivery("thursday")["state"] == "delivered"
         assert (disk.place / "big").stat().st_size == 300_000

@@ -168,6 +168,10 @@ class UsageMeter:
         if node in self._simulated:
             self._simulated[node].ended(cpu_ms)
 
+    def begin(self) -> None:
+        """Take the first reading: rates are known from the second one on."""
+        self.probe.sample(*self._own(()))
+
     def sample_gpus(self, own_pids: Collection[int]) -> None:
         """Measure the GPUs for the next `usages`. A driver may hang: call it from a thread."""
         if self._gpus is not None:

@@ -32,6 +32,7 @@ BACKGROUND_BUSY_MILLI = 50
 COMMAND_CPU_MILLI = 100
 """So much CPU has to be offered where a command starts that asks for no cores."""
 
+ALL_MILLI = 1000
 RESERVE_DIVISOR = 20
 MAX_RESERVE_BYTES = 1 << 30
 NOT_MEASURED = "its owner's use is not measured yet"
@@ -79,9 +80,10 @@ def next_offer(
 
 
 def _keeps_cpu(node: Node, seen: NodeObservation) -> bool:
-    """Whether the owner's rule leaves less CPU than a command needs that asks for none, whatever the caps are."""
+    """Whether the owner's rule leaves less CPU than a command needs that asks for none, whatever the caps are. A limit
+    of all the CPU is no rule."""
     limits, idle, usage = node.thresholds, seen.idleness, seen.usage
-    if limits is None or idle is None or usage is None:
+    if limits is None or idle is None or usage is None or limits.cpu_busy_max_milli >= ALL_MILLI:
         return False
     return _lendable_cpu(node, usage, limits, idle, []) < min(COMMAND_CPU_MILLI, node.capacity.cpu_milli)
 

@@ -71,7 +71,7 @@ def _notice_of(row: EventRow, job_id: str) -> JobNotice | None:
     texts = {
         "paused": f"{job_id} is paused on {record.node}{reason}",
         "resumed": f"{job_id} is resumed on {record.node}",
-        "requeued": f"{job_id} was stopped on {record.node} and waits for another start{reason}",
+        "requeued": f"{job_id} ended on {record.node} and is run again{reason}",
         "started": attempt_line(job_id, attempt, record.node),
     }
     return JobNotice(row.seq, record.type, record.node, record.reason, attempt, texts[record.type])

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptSpec
+from distributed_grid.agent.files.job_dir import RECORD_BYTES
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.component.agent.execution.test_stopping import STUBBORN_FAMILY
 from tests.e2e.crashes.conftest import needs_root
@@ -172,6 +173,7 @@ def test_a_shim_that_retries_its_record_ends_with_its_directory(root: Path, new_
         driver.launch("a.1", "sleep", "1")
         shim = driver.shim_pid("a.1")
         with open(root / ".control/a.1/spec.json", "ab") as journal:
+            journal.write(b"\n" * RECORD_BYTES)  # beyond the blocks that are reserved for it
             journal.write(b"\n" * (PAGE_BYTES - journal.tell() % PAGE_BYTES))  # the next line needs a page of its own
         disk.fill()
         driver.close()
