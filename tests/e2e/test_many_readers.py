@@ -69,8 +69,9 @@ def test_a_long_queue_is_shown_in_part_with_the_number_left_out(grid: Shell) -> 
     assert "more jobs are not listed" in done.stderr
     url = grid.json("daemon", "status")["rest"]
     token = (grid.host_dir / "token").read_text().strip()
-    options = {"headers": {"Authorization": f"Bearer {token}"}, "timeout": 60, "trust_env": False, "verify": grid.trust}
-    answer = httpx.get(f"{url}/v1/jobs?limit=10000", **options)
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(headers=headers, timeout=60, trust_env=False, verify=grid.trust) as client:
+        answer = client.get(f"{url}/v1/jobs?limit=10000")
     assert len(answer.content) < MAX_ANSWER_BYTES + 2**20
     listed = answer.json()
     assert len(listed["jobs"]) + listed["omitted"] == QUEUED + 1

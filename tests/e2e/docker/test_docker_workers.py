@@ -24,6 +24,12 @@ from tests.support.shell import Shell, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 GUIDE = "docs/guide/docker-workers.md"
+LENDS = """
+name: lends
+resource_sharing:
+  thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}
+"""
+"""Nodes that lend beside whatever else runs on this machine."""
 CONFIG = """
 name: containers
 workers: {{exit_seconds: 3, call_seconds: 5}}
@@ -364,7 +370,9 @@ def test_the_boot_script_makes_a_bare_container_a_node(engine: LocalDockerEngine
     stub = "printf '#!/bin/sh\\necho off > /off' > /usr/bin/shutdown; chmod 755 /usr/bin/shutdown"
     prepare = f"rm -r /usr/local/bin/grid /opt/grid; {stub}"
     try:
-        shell("daemon", "start", "--listen", "127.0.0.1:0", "--tls", check=0)
+        config = tmp_path / "lends.yaml"
+        config.write_text(LENDS)
+        shell("daemon", "start", "--config", str(config), "--listen", "127.0.0.1:0", "--tls", check=0)
         token = shell("daemon", "join-token", "create", "--node", "bare", check=0).stdout.strip()
         with engine.client() as client:
             host = client.create_host_config(network_mode="host")

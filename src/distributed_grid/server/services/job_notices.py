@@ -53,7 +53,7 @@ class JobNotices:
         rows = await self._grid.query(question)
         if rows:
             self._seen = rows[-1].seq
-        notices = (_notice_of(row, job.id) for row in rows)
+        notices = (notice_of(row, job.id) for row in rows)
         return [notice for notice in notices if notice is not None]
 
 
@@ -61,7 +61,7 @@ def _is_requeued(job: Job) -> bool:
     return job.state is JobState.QUEUED and bool(job.attempts)
 
 
-def _notice_of(row: EventRow, job_id: str) -> JobNotice | None:
+def notice_of(row: EventRow, job_id: str) -> JobNotice | None:
     """The notice of an audit record; None for the first start, which is no news."""
     record = msgspec.json.decode(row.blob, type=Record)
     attempt = record.data.get("attempt", 0) if record.type == "started" else 0
