@@ -1,4 +1,4 @@
-"""Notices about a job: a line each for a pause, a resumption, an end that is no end of the job, and a further attempt."""
+"""Notices about a job: a line each for a pause, a resumption, an end before another run, and a further attempt."""
 
 from __future__ import annotations
 
