@@ -18,7 +18,7 @@ resource_sharing:
 """
 
 
-def test_a_job_on_a_local_node_is_paused_while_its_owner_works(grid: Shell, tmp_path: Path, own_cgroup: None) -> None:
+def test_a_job_on_a_local_node_is_paused_while_its_owner_works(grid: Shell, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(CONFIG)
     owner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
