@@ -185,14 +185,14 @@ class ResultCollector:
     async def _outputs(
         self, attempt: Attempt, move: Move, began: Manifest, problems: list[str]
     ) -> list[tuple[str, str, int]]:
-        """The files that the original's output went to, each with the digest and size of what belongs there now."""
+        """The files that the original's output went to, each with the digest and size of what belongs there now: what
+        the original had written, then the output of the job. Whoever reads the file has lost nothing."""
         assert move.process is not None
         found = []
         for path, numbers in stream_files(move.process).items():
-            appends = any(move.process.streams[number].appends for number in numbers)
             old = next((one for one in began.entries if one.path == path and one.kind == "file"), None)
             try:
-                digest, size = await self._write_output(attempt, numbers, old if appends else None)
+                digest, size = await self._write_output(attempt, numbers, old)
             except (BadInput, NotFound) as failure:
                 problems.append(f"{path!a}: {failure}")
                 continue

@@ -156,14 +156,15 @@ def test_a_job_that_wrote_nothing_returns_nothing(tmp_path: Path) -> None:
     assert Moved(tmp_path, {"input": b"i"}, NULL, NULL).collect() == ({}, "")
 
 
-def test_output_replaces_the_file_that_the_original_wrote_it_to(tmp_path: Path) -> None:
-    moved = Moved(tmp_path, {"out.log": b"half of"}, to_file("out.log"), to_file("err.log"))
+def test_output_comes_after_what_the_original_had_written(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, {"out.log": b"step 1\n"}, to_file("out.log"), to_file("err.log"))
     moved.wrote(stdout=b"all of it\n", stderr=b"oh\n")
-    assert moved.collect() == ({"out.log": b"all of it\n", "err.log": b"oh\n"}, "")
+    assert moved.collect() == ({"out.log": b"step 1\nall of it\n", "err.log": b"oh\n"}, "")
 
 
-def test_output_is_appended_where_the_original_appended_and_both_may_share_a_file(tmp_path: Path) -> None:
-    log = to_file("log", appends=True)
+@pytest.mark.parametrize("appends", [False, True])
+def test_both_streams_may_share_a_file(tmp_path: Path, appends: bool) -> None:
+    log = to_file("log", appends=appends)
     moved = Moved(tmp_path, {"log": b"before\n"}, log, log)
     moved.wrote(stdout=b"out\n", stderr=b"err\n")
     assert moved.collect() == ({"log": b"before\nout\nerr\n"}, "")
