@@ -50,7 +50,7 @@ def test_a_provider_that_can_be_used_says_what_it_offers(check: Check, tmp_path:
         "3 offers",
         "small-a: 2 cores, 4 GB, $0.1 an hour",
         "small-b: 2 cores, 4 GB, $0.12 an hour",
-        "gpu-a: 4 cores, 16 GB, 1 GPUs, $0.9 an hour",
+        "gpu-a: 4 cores, 16 GB, 1 GPU, $0.9 an hour",
     ]
     assert "scripted: can be used\n  3 offers\n" in shown
     assert not (tmp_path / "cloud.json").exists(), "nothing was called that changes anything"

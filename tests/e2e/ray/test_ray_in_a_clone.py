@@ -367,7 +367,7 @@ def test_what_ray_uses_counts_on_its_own_node_and_on_no_other(clone: RayClone) -
 
 
 def test_the_line_that_start_prints_leads_to_a_ray_with_all_nodes(clone: RayClone) -> None:
-    assert clone.started.splitlines()[-1].endswith('type: eval "$(grid cluster env)"')
+    assert 'in each new shell: eval "$(grid cluster env)"' in clone.started.splitlines()[-1]
 
     def status_of_all() -> str:  # Ray's status is a few seconds old
         status = in_ray(clone, "ray status")

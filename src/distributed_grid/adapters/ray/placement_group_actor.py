@@ -14,8 +14,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from distributed_grid.number_text import plain_number
-
 PREFIX = "grid-boost-"
 AUTOMATIC_PREFIX = PREFIX + "auto-"
 WORKERS = 4
@@ -28,6 +26,11 @@ GRACE = 5.0
 BUNDLE = 1000.0
 log = logging.getLogger(__name__)
 Resources = dict[str, float]
+
+
+def _plain_number(number: float) -> str:
+    """A number without an exponent; this file runs where the package is not."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
 class PlacementGroupActor:
@@ -123,7 +126,7 @@ class PlacementGroupActor:
             return "Ray has no such node any more"
         known = {kind: amount for kind, amount in resources.items() if kind in has or kind in ("CPU", "GPU", "memory")}
         over = [
-            f"{plain_number(has.get(kind, 0))} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)
+            f"{_plain_number(has.get(kind, 0))} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)
         ]
         return f"Ray has only {', '.join(over)} there" if over else known
 
@@ -176,12 +179,12 @@ class PlacementGroupActor:
     def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
         free = self._free_per_node().get(node, {})
         lacks = [
-            f"{plain_number(free.get(k, 0))} of {plain_number(v)} {k}"
+            f"{_plain_number(free.get(k, 0))} of {_plain_number(v)} {k}"
             for k, v in resources.items()
             if free.get(k, 0) < v
         ]
         return (
-            f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {plain_number(seconds)} s"
+            f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {_plain_number(seconds)} s"
         )
 
     def free(self, names: list[str]) -> None:
