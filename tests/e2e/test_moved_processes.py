@@ -146,7 +146,7 @@ def test_a_process_is_moved_finishes_elsewhere_and_its_files_come_back(pair: She
     ended = wait_until(lambda: is_over(pair, moved["move_id"]), seconds=30)
     assert (ended["end"], ended["result"], ended["problem"], ended["kept_files"]) == ("done", "exited 0", None, [])
     assert (work.cwd / "result.txt").read_text() == "forty-two 17"
-    assert (work.cwd / "out.log").read_text() == "begins on right\nfinished on right\n"
+    assert (work.cwd / "out.log").read_text() == "begins on here\nbegins on right\nfinished on right\n"
     assert ended["frozen_seconds"] is not None
     assert work.places == ["here", "right"]
 
