@@ -42,6 +42,14 @@ def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     wait_until(lambda: all(made.is_alive(name) for name in NODES), 60)
     yield made
     made.close()
+    wait_until(lambda: all(is_calm(shared_lab.host(name)) for name in NODES), 60)
+
+
+def is_calm(host: Host) -> bool:
+    """Whether a host uses little of its cores over a second: the next test measures it."""
+    before = host.groups.cpu_seconds()
+    time.sleep(1)
+    return host.groups.cpu_seconds() - before < 0.2
 
 
 def visit(host: Host, seconds: float) -> None:
