@@ -82,7 +82,7 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class JoinedKey:
-    """What a joined node keeps (0600): address and certificate of the control plane, its own name and key.
+    """Files of a joined node (0600): address and certificate of the control plane, its own name and key.
 
     A node that joined with a plain connection, which earlier versions had, has neither fingerprint nor certificate.
     """

@@ -48,7 +48,7 @@ TICK_MS = 1_000
 STEP_MS = 20
 """After so much deciding and rendering a batch is closed, as in `control/grid.py`."""
 READ_MS, THINK_MS = 50, 100
-"""What a read costs, and how soon a reader asks again."""
+"""The cost of a read, and the pause before a reader asks again."""
 RETRY_MS, MAX_RETRY_MS = 500, 2_000
 MAX_SHIPPING_MS = 3_000
 HANGING_MS = 200

@@ -166,7 +166,7 @@ class FenceRecord(msgspec.Struct, frozen=True):
 
 
 class MemoryRecord(msgspec.Struct, frozen=True):
-    """What the lease of an attempt has grown to, and the most that it may hold."""
+    """The grown lease of an attempt, and the most memory that it may hold."""
 
     memory_bytes: Ticks
     most_memory_bytes: Ticks

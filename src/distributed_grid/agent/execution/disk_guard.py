@@ -66,7 +66,7 @@ class Pauses(Protocol):
 
 
 class _Watched:
-    """What is known of the files of one attempt."""
+    """Files of one attempt, as counted so far."""
 
     def __init__(self, root: str, tree: RunningTree, *, is_adopted: bool) -> None:
         self.tree = tree

@@ -27,7 +27,7 @@ STOP_SIGNALS: Final = {  # no number has another meaning for older shims
     "over_disk_limit": signal.SIGRTMIN + 4,
     "over_limit": signal.SIGRTMIN + 5,
 }
-"""What stops an attempt without a file: the signal says why, so that a full disk changes nothing."""
+"""Signals that stop an attempt without a file: each says why, so that a full disk changes nothing."""
 HANDLED_SIGNALS: Final = frozenset(
     (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, *STOP_SIGNALS.values(), KILL_SIGNAL)
 )

@@ -77,7 +77,7 @@ def shared_status(session: CliSession) -> None:
 
 
 def sharing_parts(shared: dict[str, Any], omitted: int, head: str = "") -> list[str]:
-    """What is offered and lent, below a line about sharing; where sharing is off nothing is offered. So many
+    """Offers and allocations below a line about sharing; where sharing is off nothing is offered. So many
     allocations are left out."""
     first = [*([head] if head else []), offers_table(shared["offers"])] if shared["enabled"] else [OFF]
     return [*first, allocations_table(shared["allocations"], omitted)]

@@ -280,7 +280,7 @@ def duration(ms: int) -> str:
 
 
 def disk_reserve(disk_bytes: int) -> int:
-    """What is to stay free on the disk of a node's jobs."""
+    """Bytes that stay free on the disk of a node's jobs."""
     return min(DISK_RESERVE_BYTES, disk_bytes // DISK_RESERVE_DIVISOR)
 
 

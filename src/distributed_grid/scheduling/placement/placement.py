@@ -151,7 +151,7 @@ class Constraints:
 
 
 def _passing_obstacle(ledger: Ledger, request: Request, node: str) -> str | None:
-    """What keeps a job from a node for the sake of its owner, for now."""
+    """The reason that keeps a job from a node for its owner's sake, for now; None without one."""
     if any(name == node for name, _ in request.closed):
         return "it has evicted this job, and does not get it again for a while"
     offer = ledger.offers.get(node)

@@ -35,7 +35,7 @@ from distributed_grid.domain.states import LeaseState, NodeState
 Z_90 = 1.6449
 """Standard deviations on each side of what holds nine of ten."""
 RETRY_UNUSED = 6
-"""What went back unused is asked for again after so many times as long as it was held."""
+"""A loan that went back unused is asked for again after so many times as long as it was unused."""
 _UNKNOWN = PressureReading("")
 
 

@@ -186,7 +186,7 @@ class ResultCollector:
         self, attempt: Attempt, move: Move, began: Manifest, problems: list[str]
     ) -> list[tuple[str, str, int]]:
         """The files that the original's output went to, each with the digest and size of what belongs there now: what
-        the original had written, then the output of the job. Whoever reads the file has lost nothing."""
+        the original had written, then the output of the job. No line of the file is lost."""
         assert move.process is not None
         found = []
         for path, numbers in stream_files(move.process).items():

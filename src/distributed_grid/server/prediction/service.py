@@ -335,7 +335,7 @@ def _bounded(predicted: MemoryPrediction, most_bytes: int) -> MemoryPrediction |
 
 
 def _bound_reason(measured_bytes: int) -> str:
-    """What bounds the learned size of a job, for people."""
+    """The bound of a learned size, as text."""
     if not measured_bytes:
         return "no run of it was measured by the grid itself: a job gets no memory from this"
     most = f"{MAX_OF_MEASURED} x {measured_bytes / MB:,.0f} MB"
