@@ -242,7 +242,7 @@ def _fetch_fields(patterns: Sequence[str], directory: str, *, overwrite: bool) -
     """The fields of a submission about the files that come back."""
     if not patterns:
         return {}
-    from distributed_grid.adapters.workdir.file_return import current_umask  # most programs fetch nothing
+    from distributed_grid.trees.file_return import current_umask  # most programs fetch nothing
 
     return {"fetch": list(patterns), "fetch_to": directory, "overwrite": overwrite, "umask": current_umask()}
 

@@ -271,7 +271,7 @@ class FileChunk(_FromAgent, frozen=True):
 
 
 class FileListing(_FromAgent, frozen=True):
-    """Answer to `ListFiles`, in pages: a manifest (`adapters/workdir/manifest.py`), and what was skipped."""
+    """Answer to `ListFiles`, in pages: a manifest (`trees/manifest.py`), and what was skipped."""
 
     stream: Count
     files: Annotated[bytes, Meta(max_length=MAX_LISTING_BYTES)] = b""

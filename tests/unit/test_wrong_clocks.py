@@ -22,7 +22,6 @@ from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
-from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.files.attempt_files import remove_expired
 from distributed_grid.agent.files.job_dir import CONTROL, EXIT, NOTICE, make_root
 from distributed_grid.agent.files.job_signals import give_notice
@@ -39,6 +38,7 @@ from distributed_grid.scheduling.scaling.budget import budget_state, settle
 from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.server.access.tokens import TokenStore, UserToken, bearer_text, hash_of
 from distributed_grid.server.services.jobs import trim_content_forever
+from distributed_grid.trees.content_store import ContentStore
 
 JUMPS = [sign * size for size in (HOUR_MS, 40 * DAY_MS, 365 * DAY_MS) for sign in (1, -1)]
 NOON_MS = 20_000 * DAY_MS + 12 * HOUR_MS

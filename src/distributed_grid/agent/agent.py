@@ -76,11 +76,11 @@ from distributed_grid.wire import (
 )
 
 if TYPE_CHECKING:
-    from distributed_grid.adapters.workdir.manifest import Manifest
     from distributed_grid.agent.files.attempt_files import HeldDirectory
     from distributed_grid.agent.offloading.move_orders import SourceMoves
     from distributed_grid.agent.offloading.process_inventory import Surroundings
     from distributed_grid.agent.offloading.process_queries import ProcessQueries
+    from distributed_grid.trees.manifest import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0

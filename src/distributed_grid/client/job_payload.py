@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from distributed_grid.adapters.workdir.file_return import ReturnDirectory
-    from distributed_grid.adapters.workdir.manifest import Manifest
+    from distributed_grid.trees.file_return import ReturnDirectory
+    from distributed_grid.trees.manifest import Manifest
 
 INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",
@@ -128,15 +128,15 @@ def check_workdir(workdir: str | None) -> None:
 def check_ship(patterns: Sequence[str]) -> None:
     """Raise BadInput for a pattern of `--ship` that cannot name anything, whether or not it would be used."""
     if patterns:
-        from distributed_grid.adapters.workdir.secret_files import ShipPatterns
+        from distributed_grid.trees.secret_files import ShipPatterns
 
         ShipPatterns(patterns)
 
 
 def _refuse_unasked(directory: str) -> None:
     """Raise BadInput for a directory that is shipped only where it is named, such as a home directory."""
-    from distributed_grid.adapters.workdir.paths import display_path
-    from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
+    from distributed_grid.trees.paths import display_path
+    from distributed_grid.trees.secret_files import never_shipped_unasked
 
     problem = never_shipped_unasked(directory)
     if problem:
@@ -145,11 +145,11 @@ def _refuse_unasked(directory: str) -> None:
 
 def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str], ship: Sequence[str]) -> WorkdirUpload:
     # Imported here because most commands ship nothing.
-    from distributed_grid.adapters.workdir.content_store import ContentStore
-    from distributed_grid.adapters.workdir.manifest import encode
-    from distributed_grid.adapters.workdir.paths import display_path
-    from distributed_grid.adapters.workdir.scan import scan_directory
-    from distributed_grid.adapters.workdir.secret_files import unused_note, withheld_note
+    from distributed_grid.trees.content_store import ContentStore
+    from distributed_grid.trees.manifest import encode
+    from distributed_grid.trees.paths import display_path
+    from distributed_grid.trees.scan import scan_directory
+    from distributed_grid.trees.secret_files import unused_note, withheld_note
 
     store = ContentStore(content_store_dir(state_dir))
     scan = scan_directory(directory, store, own_dirs=(state_dir.root,), ship=ship)
@@ -166,7 +166,7 @@ def content_store_dir(state_dir: StateDir) -> Path:
 
 
 class FileDownload:
-    """Writes the frames of `fetch_files` into a person's directory, by the rule of `adapters/workdir/file_return`."""
+    """Writes the frames of `fetch_files` into a person's directory, by the rule of `trees/file_return`."""
 
     def __init__(
         self,
@@ -180,9 +180,9 @@ class FileDownload:
         # Imported here because most commands fetch nothing.
         from functools import partial
 
-        from distributed_grid.adapters.workdir.fetched_digests import FetchedDigests
-        from distributed_grid.adapters.workdir.file_selection import FilePatterns
-        from distributed_grid.adapters.workdir.paths import translate_os_errors
+        from distributed_grid.trees.fetched_digests import FetchedDigests
+        from distributed_grid.trees.file_selection import FilePatterns
+        from distributed_grid.trees.paths import translate_os_errors
 
         self._target = os.path.abspath(target)
         self._patterns = FilePatterns(patterns)
@@ -229,7 +229,7 @@ class FileDownload:
             self._root = -1
 
     def _open(self, header: dict[str, Any]) -> None:
-        from distributed_grid.adapters.workdir.file_return import ReturnDirectory, current_umask, shipped_policy
+        from distributed_grid.trees.file_return import ReturnDirectory, current_umask, shipped_policy
 
         os.makedirs(self._target, exist_ok=True)
         self._root = os.open(self._target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -273,8 +273,8 @@ def fetched_digests_dir(state_dir: StateDir) -> Path:
 def _shipped_tree(state_dir: StateDir, digest: str) -> Manifest:
     """The tree that a job began with; an empty one where it began with nothing, or where the list is gone: then every
     local file counts as edited."""
-    from distributed_grid.adapters.workdir.content_store import ContentStore
-    from distributed_grid.adapters.workdir.manifest import Manifest, decode
+    from distributed_grid.trees.content_store import ContentStore
+    from distributed_grid.trees.manifest import Manifest, decode
 
     if not digest:
         return Manifest()

@@ -14,18 +14,6 @@ from typing import BinaryIO, Protocol
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir import file_selection
-from distributed_grid.adapters.workdir.manifest import (
-    MAX_ENTRIES,
-    Manifest,
-    ManifestEntry,
-    SkippedFile,
-    decode_listing,
-    decode_tree_page,
-    manifest_of,
-)
-from distributed_grid.adapters.workdir.paths import display_path, to_bytes
-from distributed_grid.adapters.workdir.tree_digests import TreeDigests
 from distributed_grid.agent.files.attempt_files import (
     DIRECTORY_GONE,
     OUTPUT,
@@ -38,6 +26,18 @@ from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, WORK, is_home, 
 from distributed_grid.control.agent_questions import AnswerStreams
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError
+from distributed_grid.trees import file_selection
+from distributed_grid.trees.manifest import (
+    MAX_ENTRIES,
+    Manifest,
+    ManifestEntry,
+    SkippedFile,
+    decode_listing,
+    decode_tree_page,
+    manifest_of,
+)
+from distributed_grid.trees.paths import display_path, to_bytes
+from distributed_grid.trees.tree_digests import TreeDigests
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     STREAM_CREDIT_BYTES,

@@ -18,12 +18,6 @@ from functools import partial
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from distributed_grid.adapters.workdir import manifest
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
-from distributed_grid.adapters.workdir.manifest import Manifest, ManifestEntry, manifest_of
-from distributed_grid.adapters.workdir.paths import display_path
-from distributed_grid.adapters.workdir.scan import format_bytes
-from distributed_grid.adapters.workdir.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
 from distributed_grid.control.agent_files import AttemptFiles, in_checkpoint
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import CheckpointShipped
@@ -34,6 +28,12 @@ from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, ProtocolError, StoreFailed
 from distributed_grid.reactor.effects import ShipCheckpoint, pending_checkpoints
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees import manifest
+from distributed_grid.trees.content_store import ContentMissing, ContentStore
+from distributed_grid.trees.manifest import Manifest, ManifestEntry, manifest_of
+from distributed_grid.trees.paths import display_path
+from distributed_grid.trees.scan import format_bytes
+from distributed_grid.trees.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
 
 AT_ONCE = 4
 POLL_SECONDS = 1.0

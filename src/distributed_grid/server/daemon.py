@@ -32,7 +32,6 @@ from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
-from distributed_grid.adapters.workdir.content_store import ContentStore, ContentStores
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
@@ -117,6 +116,7 @@ from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
+from distributed_grid.trees.content_store import ContentStore, ContentStores
 
 REMOVED_POLL_SECONDS = 2.0
 PREDICTIVE = "predictive"

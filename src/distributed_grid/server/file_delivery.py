@@ -18,7 +18,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.paths import display_path
 from distributed_grid.api.framing import JSON, STDOUT
 from distributed_grid.client.job_payload import FileDownload
 from distributed_grid.control.agent_files import AttemptFiles
@@ -34,6 +33,7 @@ from distributed_grid.server.services.jobs import FileSink, send_files
 from distributed_grid.server.services.records import find_job
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees.paths import display_path
 
 AT_ONCE = 4
 POLL_SECONDS = 0.5

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from distributed_grid import wire
-from distributed_grid.adapters.workdir.content_store import ContentStore, ContentStores
-from distributed_grid.adapters.workdir.manifest import ManifestEntry, encode_listing_pages
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, make_root
 from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
@@ -18,6 +16,8 @@ from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.domain.events import AttemptEnded, JobCancelled, NodeForgotten
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
+from distributed_grid.trees.content_store import ContentStore, ContentStores
+from distributed_grid.trees.manifest import ManifestEntry, encode_listing_pages
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 

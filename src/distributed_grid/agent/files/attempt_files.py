@@ -14,12 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from distributed_grid.adapters.age_clock import sealed, unsealed
-from distributed_grid.adapters.workdir import file_selection, manifest
-from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
-from distributed_grid.adapters.workdir.paths import display_path
-from distributed_grid.adapters.workdir.secret_files import SecretFilter, is_secret, is_withheld
-from distributed_grid.adapters.workdir.tree_digests import ListedTree, TreeDigests
-from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
 from distributed_grid.agent.files.job_dir import (
     AGE,
     CHECKPOINT_DIR,
@@ -37,6 +31,12 @@ from distributed_grid.agent.files.job_dir import (
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import open_regular, write_private
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees import file_selection, manifest
+from distributed_grid.trees.directory_walker import DIRECTORY_FLAGS, open_inside
+from distributed_grid.trees.paths import display_path
+from distributed_grid.trees.secret_files import SecretFilter, is_secret, is_withheld
+from distributed_grid.trees.tree_digests import ListedTree, TreeDigests
+from distributed_grid.trees.tree_listing import TreeListing, list_tree
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     MAX_LISTING_BYTES,

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.file_selection import changed_files, select_files
-from distributed_grid.adapters.workdir.manifest import Manifest, ManifestEntry, decode
-from distributed_grid.adapters.workdir.paths import to_bytes
-from distributed_grid.adapters.workdir.protected_paths import is_unremarkable
 from distributed_grid.agent.files.attempt_files import work_dir
 from distributed_grid.errors import GridError
+from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.trees.file_selection import changed_files, select_files
+from distributed_grid.trees.manifest import Manifest, ManifestEntry, decode
+from distributed_grid.trees.paths import to_bytes
+from distributed_grid.trees.protected_paths import is_unremarkable
 
 EVERYTHING = ("**",)
 MAX_REASON_CHARS = 200

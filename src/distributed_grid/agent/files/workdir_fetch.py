@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from distributed_grid.adapters.workdir import manifest, tree_writer
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore, ContentStores
-from distributed_grid.adapters.workdir.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
 from distributed_grid.errors import GridError, Unreachable
+from distributed_grid.trees import manifest, tree_writer
+from distributed_grid.trees.content_store import ContentMissing, ContentStore, ContentStores
+from distributed_grid.trees.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
 from distributed_grid.wire import STREAM_CREDIT_BYTES, FetchContent, FetchCredit, FetchedChunk
 
 KEEP_BYTES = 4 * 1024**3

@@ -1,12 +1,12 @@
-"""Return of files to the working directory of a moved process, by the rule of `adapters/workdir/file_return`."""
+"""Return of files to the working directory of a moved process, by the rule of `trees/file_return`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from distributed_grid.adapters.workdir.file_return import ReturnReport, return_tree, shipped_policy
-from distributed_grid.adapters.workdir.manifest import Manifest
-from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.trees.file_return import ReturnReport, return_tree, shipped_policy
+from distributed_grid.trees.manifest import Manifest
+from distributed_grid.trees.paths import display_path
 
 MAX_NAMED = 5
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.files.job_dir import is_safe_name
 from distributed_grid.agent.offloading.guard_client import GuardClient
 from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, STILL_PHASES, GuardPhase, GuardRecord
@@ -42,6 +41,7 @@ from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import read_regular, write_private
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees.manifest import Manifest
 from distributed_grid.wire import MAX_MOVES, MAX_SKIPPED, MAX_SKIPPED_CHARS, MoveOrder
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 
-from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
 from distributed_grid.agent.limits.process_tree import read_process
 from distributed_grid.agent.offloading.move_journal import OriginalProcess
 from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.trees.secret_files import never_shipped_unasked
 
 _DELETED = " (deleted)"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from distributed_grid.adapters.probes.open_sockets import OpenSockets, read_open_sockets
 from distributed_grid.adapters.probes.procfs import TICK_MS
-from distributed_grid.adapters.workdir.secret_files import never_shipped_unasked
 from distributed_grid.agent.offloading import proc_entries
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessGone, ProcRow, ReaderIdentity
 from distributed_grid.agent.offloading.work_trees import (
@@ -31,6 +30,7 @@ from distributed_grid.agent.offloading.work_trees import (
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_secrets
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.trees.secret_files import never_shipped_unasked
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500

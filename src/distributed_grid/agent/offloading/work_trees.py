@@ -19,9 +19,9 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from distributed_grid.adapters.workdir.secret_files import is_secret, is_withheld
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcRow
 from distributed_grid.domain.processes import MAX_PATHS
+from distributed_grid.trees.secret_files import is_secret, is_withheld
 
 SHELLS = frozenset({"bash", "sh", "zsh", "fish", "dash", "ksh", "mksh", "tcsh", "csh", "ash", "xonsh", "nu"})
 SESSION_HOSTS = frozenset(

@@ -18,11 +18,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir import manifest as manifests
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
-from distributed_grid.adapters.workdir.directory_walker import leads_outside
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
-from distributed_grid.adapters.workdir.paths import display_path, split_path, to_bytes, to_text
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT
 from distributed_grid.control.agent_files import AttemptFiles, AttemptOutputFile, in_work
 from distributed_grid.domain.jobs import Attempt
@@ -30,6 +25,11 @@ from distributed_grid.domain.moves import Move, MovedProcess
 from distributed_grid.domain.processes import StreamKind
 from distributed_grid.errors import BadInput, NotFound, ProtocolError
 from distributed_grid.server.output_copy import dropped_message
+from distributed_grid.trees import manifest as manifests
+from distributed_grid.trees.content_store import ContentMissing, ContentStore
+from distributed_grid.trees.directory_walker import leads_outside
+from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
+from distributed_grid.trees.paths import display_path, split_path, to_bytes, to_text
 
 CHUNK_BYTES = 4 * 1024 * 1024
 FILES_AT_ONCE = 8

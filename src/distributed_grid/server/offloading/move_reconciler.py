@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
@@ -24,6 +23,7 @@ from distributed_grid.errors import GridError, NotFound, Unreachable
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
 from distributed_grid.server.offloading.move_files import ResultCollector, ShippedTree, ship_tree
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees.content_store import ContentStore
 from distributed_grid.wire import MoveReport
 
 POLL_SECONDS = 1.0

@@ -14,11 +14,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS, ContentMissing, ContentStore
-from distributed_grid.adapters.workdir.file_selection import FilePatterns
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry, decode
-from distributed_grid.adapters.workdir.paths import to_bytes
-from distributed_grid.adapters.workdir.protected_paths import is_unremarkable
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.control.agent_files import AttemptFiles, in_work
@@ -41,6 +36,11 @@ from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.job_notices import JobNotice, JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
+from distributed_grid.trees.content_store import GRACE_SECONDS, ContentMissing, ContentStore
+from distributed_grid.trees.file_selection import FilePatterns
+from distributed_grid.trees.manifest import EXECUTABLE, ManifestEntry, decode
+from distributed_grid.trees.paths import to_bytes
+from distributed_grid.trees.protected_paths import is_unremarkable
 
 MAX_PREFERRED_NAMED = 3
 MAX_CONTENT_BYTES = 10 * 1024**3

@@ -13,8 +13,6 @@ import logging
 import os
 from pathlib import Path
 
-from distributed_grid.adapters.workdir.manifest import ManifestEntry
-from distributed_grid.adapters.workdir.tree_writer import FileReceiver
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
 from distributed_grid.control.agent_files import RemoteFiles, in_work
 from distributed_grid.control.grid import Grid
@@ -28,6 +26,8 @@ from distributed_grid.reactor.effects import is_still_needed, pending_homecoming
 from distributed_grid.server.output_copy import CHUNK_BYTES, Haul, copy_output
 from distributed_grid.server.workers.worker_reconciler import wall_ms
 from distributed_grid.supervision import start_logged
+from distributed_grid.trees.manifest import ManifestEntry
+from distributed_grid.trees.tree_writer import FileReceiver
 
 MAX_HOME_BYTES = 10 * 1024**3
 MAX_ATTEMPTS = 20_000

@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.adapters.workdir.content_store import ContentStore, ContentStores
-from distributed_grid.adapters.workdir.manifest import encode
-from distributed_grid.adapters.workdir.scan import scan_directory
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending
+from distributed_grid.trees.content_store import ContentStore, ContentStores
+from distributed_grid.trees.manifest import encode
+from distributed_grid.trees.scan import scan_directory
 from tests.component.agent.execution.test_checkpoints import a_start
 from tests.component.agent.execution.test_refusals import Control, until
 

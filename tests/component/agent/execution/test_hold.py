@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from distributed_grid import wire
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.adapters.workdir.manifest import Manifest
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.trees.manifest import Manifest
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive
 from tests.component.agent.execution.test_refusals import Control, a_start, until
 from tests.support import odd_files

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir import manifest
-from distributed_grid.adapters.workdir.content_store import ContentStore, ContentStores
-from distributed_grid.adapters.workdir.manifest import ManifestEntry, manifest_of
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
 from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
+from distributed_grid.trees import manifest
+from distributed_grid.trees.content_store import ContentStore, ContentStores
+from distributed_grid.trees.manifest import ManifestEntry, manifest_of
 from distributed_grid.wire import FileChunk, FileListing, ListFiles, ReadFile
 from tests.component.agent.offloading.conftest import MOVE, Original, Source, kill
 from tests.support.small_disks import SmallDisk, small_disk

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.manifest import ManifestEntry, encode, manifest_of
 from distributed_grid.agent.files.result_listing import list_results
+from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.trees.manifest import ManifestEntry, encode, manifest_of
 
 
 def attempt(directory: Path, name: str, **files: bytes) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
 from distributed_grid.agent.offloading.file_return import ReturnedFiles, return_files
+from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
 
 
 class Places:

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.adapters.workdir import manifest
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.manifest import Manifest
-from distributed_grid.adapters.workdir.tree_digests import TreeDigests
-from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.control.agent_files import AttemptFiles, AttemptOutputFile, RemoteFiles
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.moves import Move, MovedProcess, Way
@@ -26,6 +21,11 @@ from distributed_grid.server.offloading.move_files import (
     stored_manifest,
     stream_files,
 )
+from distributed_grid.trees import manifest
+from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.trees.manifest import Manifest
+from distributed_grid.trees.tree_digests import TreeDigests
+from distributed_grid.trees.tree_writer import materialize
 
 CWD = "/srv/ann/work"
 NULL = StandardStream(StreamKind.NULL)

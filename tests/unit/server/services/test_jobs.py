@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.manifest import encode
-from distributed_grid.adapters.workdir.scan import scan_directory
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.jobs import trim_content
+from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.trees.manifest import encode
+from distributed_grid.trees.scan import scan_directory
 from tests.support.builders import a_node, a_request, a_submission
 from tests.unit.server.in_process_grid import InProcessGrid
 

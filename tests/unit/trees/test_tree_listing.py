@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.manifest import Manifest, check
-from distributed_grid.adapters.workdir.tree_listing import TreeListing, list_tree
-from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.errors import BadInput
+from distributed_grid.trees.content_store import ContentStore
+from distributed_grid.trees.manifest import Manifest, check
+from distributed_grid.trees.tree_listing import TreeListing, list_tree
+from distributed_grid.trees.tree_writer import materialize
 
 
 def listed(root: Path, **limits: int) -> TreeListing:

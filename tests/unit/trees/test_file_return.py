@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.file_return import ReturnDirectory, ReturnPolicy, ReturnReport, current_umask
 from distributed_grid.errors import ProtocolError
+from distributed_grid.trees.file_return import ReturnDirectory, ReturnPolicy, ReturnReport, current_umask
 
 
 def digest(text: str) -> str:

@@ -7,7 +7,7 @@ Names are compared without regard to case: some file systems do not have any.
 
 from __future__ import annotations
 
-from distributed_grid.adapters.workdir.secret_files import is_secret
+from distributed_grid.trees.secret_files import is_secret
 
 REPOSITORIES = frozenset({b".git", b".hg", b".svn", b".bzr", b"_darcs", b".fossil", b".jj"})
 NEVER_SHIPPED = frozenset({b"__pycache__", b".venv", b"node_modules", b".distributed_grid"})

@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from distributed_grid.adapters.workdir.paths import translate_os_errors
 from distributed_grid.errors import NotFound, ProtocolError, StoreFailed
 from distributed_grid.posix.private_files import sync_directory, try_lock
+from distributed_grid.trees.paths import translate_os_errors
 
 INCOMING_DIR = "new"
 GRACE_SECONDS = 600

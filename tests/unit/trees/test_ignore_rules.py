@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.ignore_rules import rules_for
-from distributed_grid.adapters.workdir.scan import Survey
-from tests.unit.adapters.workdir.trees import Tree, read_tree, trees, write_tree
+from distributed_grid.trees.ignore_rules import rules_for
+from distributed_grid.trees.scan import Survey
+from tests.unit.trees.tree_files import Tree, read_tree, trees, write_tree
 
 QUIET = {
     "GIT_CONFIG_GLOBAL": "/dev/null",

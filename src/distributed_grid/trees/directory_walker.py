@@ -12,7 +12,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from distributed_grid.adapters.workdir.paths import display_path
+from distributed_grid.trees.paths import display_path
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.content_store import file_digest
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, open_inside, open_root
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, SkippedFile
-from distributed_grid.adapters.workdir.paths import (
+from distributed_grid.errors import BadInput
+from distributed_grid.trees.content_store import file_digest
+from distributed_grid.trees.directory_walker import DirectoryWalker, open_inside, open_root
+from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, SkippedFile
+from distributed_grid.trees.paths import (
     MAX_DEPTH,
     display_path,
     pattern_regex,
@@ -24,7 +25,6 @@ from distributed_grid.adapters.workdir.paths import (
     to_text,
     translate_os_errors,
 )
-from distributed_grid.errors import BadInput
 
 FETCH_LIMIT_FILES = 100_000
 

@@ -17,10 +17,11 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.content_store import ContentStore, HashCache, fingerprint
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, leads_outside, open_regular, open_root
-from distributed_grid.adapters.workdir.ignore_rules import IgnoreMatcher, rules_for
-from distributed_grid.adapters.workdir.manifest import (
+from distributed_grid.errors import BadInput
+from distributed_grid.trees.content_store import ContentStore, HashCache, fingerprint
+from distributed_grid.trees.directory_walker import DirectoryWalker, leads_outside, open_regular, open_root
+from distributed_grid.trees.ignore_rules import IgnoreMatcher, rules_for
+from distributed_grid.trees.manifest import (
     EXECUTABLE,
     LIMIT_BYTES,
     LIMIT_FILES,
@@ -33,7 +34,7 @@ from distributed_grid.adapters.workdir.manifest import (
     encode,
     manifest_of,
 )
-from distributed_grid.adapters.workdir.paths import (
+from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_PATH_BYTES,
     TRANSIENT_ERRNOS,
@@ -41,8 +42,7 @@ from distributed_grid.adapters.workdir.paths import (
     to_text,
     translate_os_errors,
 )
-from distributed_grid.adapters.workdir.secret_files import SecretFilter, SecretZone, ShipPatterns
-from distributed_grid.errors import BadInput
+from distributed_grid.trees.secret_files import SecretFilter, SecretZone, ShipPatterns
 
 OVERSIZE_SURVEY_SECONDS = 0.5
 LARGEST_NAMED = 3

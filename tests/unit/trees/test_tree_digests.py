@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.secret_files import SecretFilter
-from distributed_grid.adapters.workdir.tree_digests import TreeDigests
 from distributed_grid.errors import BadInput
+from distributed_grid.trees.secret_files import SecretFilter
+from distributed_grid.trees.tree_digests import TreeDigests
 
 
 def age(path: Path, seconds: float = 60) -> None:

@@ -24,10 +24,11 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
-from distributed_grid.adapters.workdir.content_store import READ_BYTES, HashingWriter, file_digest
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, open_regular
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, Manifest, ManifestEntry
-from distributed_grid.adapters.workdir.paths import (
+from distributed_grid.errors import ProtocolError
+from distributed_grid.trees.content_store import READ_BYTES, HashingWriter, file_digest
+from distributed_grid.trees.directory_walker import DirectoryWalker, open_regular
+from distributed_grid.trees.manifest import EXECUTABLE, Manifest, ManifestEntry
+from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
     display_path,
@@ -36,9 +37,8 @@ from distributed_grid.adapters.workdir.paths import (
     to_text,
     translate_os_errors,
 )
-from distributed_grid.adapters.workdir.protected_paths import is_protected, is_unremarkable
-from distributed_grid.adapters.workdir.tree_writer import open_unnamed
-from distributed_grid.errors import ProtocolError
+from distributed_grid.trees.protected_paths import is_protected, is_unremarkable
+from distributed_grid.trees.tree_writer import open_unnamed
 
 MAX_BESIDE_NAMES = 99
 PART_PREFIX = b".grid-"

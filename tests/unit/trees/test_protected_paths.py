@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.adapters.workdir.ignore_rules import ALWAYS_IGNORED
-from distributed_grid.adapters.workdir.protected_paths import is_protected, is_unremarkable
+from distributed_grid.trees.ignore_rules import ALWAYS_IGNORED
+from distributed_grid.trees.protected_paths import is_protected, is_unremarkable
 
 
 def names(path: str) -> tuple[bytes, ...]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.directory_walker import open_inside, open_root
-from distributed_grid.adapters.workdir.file_selection import FilePatterns, select_files
 from distributed_grid.errors import BadInput
-from tests.unit.adapters.workdir.trees import write_tree
+from distributed_grid.trees.directory_walker import open_inside, open_root
+from distributed_grid.trees.file_selection import FilePatterns, select_files
+from tests.unit.trees.tree_files import write_tree
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.paths import display_path, escape_pattern, pattern_regex
 from distributed_grid.errors import BadInput
+from distributed_grid.trees.paths import display_path, escape_pattern, pattern_regex
 
 GITIGNORE, GRIDIGNORE = b".gitignore", b".gridignore"
 ALWAYS_IGNORED = b".git\n.hg/\n__pycache__/\n.venv/\nnode_modules/\n.distributed_grid/\n"

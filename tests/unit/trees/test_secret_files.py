@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.secret_files import (
+from distributed_grid.errors import BadInput
+from distributed_grid.trees.secret_files import (
     SECRET_PATTERNS,
     ShipPatterns,
     is_secret,
@@ -18,10 +19,9 @@ from distributed_grid.adapters.workdir.secret_files import (
     never_shipped_unasked,
     withheld_note,
 )
-from distributed_grid.errors import BadInput
-from tests.unit.adapters.workdir.trees import write_tree
+from tests.unit.trees.tree_files import write_tree
 
-GUIDE = Path(__file__).parents[4] / "docs/guide/working-directories.md"
+GUIDE = Path(__file__).parents[3] / "docs/guide/working-directories.md"
 EXAMPLES = {
     ".ssh": ".ssh/config",
     ".gnupg": "home/.gnupg/secring.gpg",

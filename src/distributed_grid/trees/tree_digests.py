@@ -12,18 +12,18 @@ import time
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.content_store import SETTLED_NS, Fingerprint, fingerprint
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, open_root
-from distributed_grid.adapters.workdir.ignore_rules import GridIgnoreMatcher
-from distributed_grid.adapters.workdir.manifest import (
+from distributed_grid.trees.content_store import SETTLED_NS, Fingerprint, fingerprint
+from distributed_grid.trees.directory_walker import DirectoryWalker, open_root
+from distributed_grid.trees.ignore_rules import GridIgnoreMatcher
+from distributed_grid.trees.manifest import (
     LIMIT_BYTES,
     LIMIT_FILES,
     ManifestEntry,
     SkippedFile,
 )
-from distributed_grid.adapters.workdir.paths import to_text, translate_os_errors
-from distributed_grid.adapters.workdir.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
-from distributed_grid.adapters.workdir.secret_files import SecretFilter
+from distributed_grid.trees.paths import to_text, translate_os_errors
+from distributed_grid.trees.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
+from distributed_grid.trees.secret_files import SecretFilter
 
 TREE_HINT = "add what is not needed to .gridignore"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.paths import escape_pattern, pattern_regex
+from distributed_grid.trees.paths import escape_pattern, pattern_regex
 
 
 @pytest.mark.parametrize("pattern", [b"*a" * 40 + b"b", b"**/a/" * 40 + b"b", b"*/" * 20 + b"**/" * 20 + b"b"])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.manifest import (
+from distributed_grid.errors import BadInput, GridError, ProtocolError
+from distributed_grid.trees.manifest import (
     EXECUTABLE,
     MAX_ENCODED_BYTES,
     MAX_ENTRIES,
@@ -19,7 +20,6 @@ from distributed_grid.adapters.workdir.manifest import (
     encode_listing_pages,
     manifest_of,
 )
-from distributed_grid.errors import BadInput, GridError, ProtocolError
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
 from distributed_grid.errors import ProtocolError, StoreFailed
+from distributed_grid.trees.content_store import ContentMissing, ContentStore
 
 
 def digest_of(content: bytes) -> str:
@@ -85,7 +85,7 @@ def test_trimming_takes_what_was_not_used_for_longest(store: ContentStore) -> No
 
 def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(store: ContentStore) -> None:
     script = (
-        "import os, sys\nfrom distributed_grid.adapters.workdir.content_store import ContentStore\n"
+        "import os, sys\nfrom distributed_grid.trees.content_store import ContentStore\n"
         "ContentStore(sys.argv[1]).writer().write(b'half')\nos._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script, store.root], check=False).returncode == 9
@@ -106,7 +106,7 @@ def test_leaving_a_writer_unfinished_leaves_nothing(store: ContentStore) -> None
 
 def test_several_processes_at_once_lose_nothing(store: ContentStore) -> None:
     script = (
-        "import sys\nfrom distributed_grid.adapters.workdir.content_store import ContentStore\n"
+        "import sys\nfrom distributed_grid.trees.content_store import ContentStore\n"
         "for n in range(60):\n"
         "    store = ContentStore(sys.argv[1])\n    store.add(b'%d' % n)\n    store.trim(10**9)\n"
     )

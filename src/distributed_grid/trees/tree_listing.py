@@ -12,10 +12,10 @@ import stat
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, leads_outside
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, PLAIN, ManifestEntry, SkippedFile
-from distributed_grid.adapters.workdir.paths import MAX_DEPTH, MAX_PATH_BYTES, to_bytes, to_text, translate_os_errors
 from distributed_grid.errors import BadInput
+from distributed_grid.trees.directory_walker import DirectoryWalker, leads_outside
+from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, ManifestEntry, SkippedFile
+from distributed_grid.trees.paths import MAX_DEPTH, MAX_PATH_BYTES, to_bytes, to_text, translate_os_errors
 
 MAX_TREE_BYTES = 4 << 30
 MAX_TREE_FILES = 10_000

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, Manifest, ManifestEntry
-from distributed_grid.adapters.workdir.scan import scan_directory
-from distributed_grid.adapters.workdir.tree_writer import FileReceiver, materialize
 from distributed_grid.errors import GridError, ProtocolError, Refused, StoreFailed
-from tests.unit.adapters.workdir.trees import Tree, read_tree, write_tree
+from distributed_grid.trees.content_store import ContentMissing, ContentStore
+from distributed_grid.trees.manifest import EXECUTABLE, Manifest, ManifestEntry
+from distributed_grid.trees.scan import scan_directory
+from distributed_grid.trees.tree_writer import FileReceiver, materialize
+from tests.unit.trees.tree_files import Tree, read_tree, write_tree
 
 TREE: Tree = {"a": b"one", "sub/b": b"two" * 100_000, "sub/deep/empty": b"", "l": "sub/b", "sub/d": None}
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_not_as_announced_is_dropped(tmp_path: Path) -> None:
 
 def test_a_killed_receiver_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom distributed_grid.adapters.workdir.tree_writer import FileReceiver\n"
+        "import os, sys\nfrom distributed_grid.trees.tree_writer import FileReceiver\n"
         "receiver = FileReceiver(sys.argv[1])\nreceiver.begin('a/b', 10, 0o600)\nreceiver.write(b'half')\n"
         f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
     )

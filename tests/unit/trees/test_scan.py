@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from distributed_grid.adapters.workdir.content_store import MAX_TREES, ContentStore
-from distributed_grid.adapters.workdir.ignore_rules import rules_for
-from distributed_grid.adapters.workdir.scan import ScanResult, Survey, scan_directory
-from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.errors import BadInput, GridError
-from tests.unit.adapters.workdir.trees import Tree, read_tree, trees, write_tree
+from distributed_grid.trees.content_store import MAX_TREES, ContentStore
+from distributed_grid.trees.ignore_rules import rules_for
+from distributed_grid.trees.scan import ScanResult, Survey, scan_directory
+from distributed_grid.trees.tree_writer import materialize
+from tests.unit.trees.tree_files import Tree, read_tree, trees, write_tree
 
 OLD_TREES: dict[str, Tree] = {
     "unchanged": {"a": b"one", "b": b"two", "sub/c": b"three"},

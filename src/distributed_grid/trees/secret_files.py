@@ -14,11 +14,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from distributed_grid.adapters.workdir.file_selection import FilePatterns
-from distributed_grid.adapters.workdir.ignore_rules import GridIgnoreMatcher, IgnoreMatcher, IgnoreRules
-from distributed_grid.adapters.workdir.paths import display_path, is_malformed, pattern_regex
 from distributed_grid.errors import BadInput
 from distributed_grid.posix.home_directory import holds_home
+from distributed_grid.trees.file_selection import FilePatterns
+from distributed_grid.trees.ignore_rules import GridIgnoreMatcher, IgnoreMatcher, IgnoreRules
+from distributed_grid.trees.paths import display_path, is_malformed, pattern_regex
 
 SECRET_PATTERNS: tuple[tuple[str, tuple[bytes, ...]], ...] = (
     (
