@@ -1,5 +1,5 @@
 """Small real disks to fill."""
 
-from tests.support.small_disks import mount, small_disk
+from tests.support.disk_fixtures import mount, small_disk
 
 __all__ = ["mount", "small_disk"]

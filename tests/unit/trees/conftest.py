@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.trees.content_store import ContentStore
-from tests.support.small_disks import mount, small_disk
+from tests.support.disk_fixtures import mount, small_disk
 
 __all__ = ["mount", "small_disk", "store"]
 
