@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
 from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.clouds.gce import GceStandIn
@@ -24,7 +24,7 @@ class TestAWSCloudProvider(QuotaContract, TwinContract):
 
     def add_twin(self, cloud: CloudStandIn, order: WorkerOrder) -> None:
         assert isinstance(cloud, Ec2StandIn)
-        cloud.add_foreign({WORKER_TAG: order.worker_id, GRID_TAG: order.grid_id})
+        cloud.add_foreign({DOTTED_TAGS.worker: order.worker_id, DOTTED_TAGS.grid: order.grid_id})
 
 
 class TestGCPCloudProvider(QuotaContract):

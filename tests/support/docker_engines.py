@@ -23,7 +23,7 @@ from typing import Any
 import docker
 import docker.types
 
-from distributed_grid.adapters.clouds.docker_engine import connected
+from distributed_grid.adapters.clouds.docker_local import connected
 from distributed_grid.errors import Unreachable
 from tests.support.project import PROJECT
 from tests.support.shell import wait_until

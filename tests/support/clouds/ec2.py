@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG, AWSCloudProvider
+from distributed_grid.adapters.clouds.aws import AWSCloudProvider
+from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
 from tests.support.clouds.booted_machines import BootedMachines
 from tests.support.clouds.ec2_query import (
     REGION,
@@ -146,7 +147,7 @@ class Ec2StandIn:
     def add_open_request(self, worker_id: str, grid_id: str) -> str:
         """Have a spot request there that has no instance yet; its id."""
         name = f"sir-{len(self._open_requests):08d}"
-        self._open_requests[name] = {"state": "open", WORKER_TAG: worker_id, GRID_TAG: grid_id}
+        self._open_requests[name] = {"state": "open", DOTTED_TAGS.worker: worker_id, DOTTED_TAGS.grid: grid_id}
         return name
 
     def take_away(self, instance: str) -> None:
@@ -218,7 +219,7 @@ class Ec2StandIn:
             one = self._instances.get(form.get("InstanceId.1", ""))
             return "terminate", one.machine.worker_id if one else ""
         if action == "DescribeInstances":
-            worker = filter_values(form).get(f"tag:{WORKER_TAG}", "")
+            worker = filter_values(form).get(f"tag:{DOTTED_TAGS.worker}", "")
             return ("describe", worker) if worker else ("list", "")
         return ("offers", "") if action == "DescribeInstanceTypes" else ("", "")
 
@@ -267,7 +268,9 @@ class Ec2StandIn:
         market = "spot" if form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
         name = item.findtext(f"{XML}instanceId") or ""
         zone = item.findtext(f"{XML}placement/{XML}availabilityZone") or ""
-        machine = Machine(tags.get(WORKER_TAG, ""), tags.get(GRID_TAG, ""), name, self.clock(), None, market, zone)
+        machine = Machine(
+            tags.get(DOTTED_TAGS.worker, ""), tags.get(DOTTED_TAGS.grid, ""), name, self.clock(), None, market, zone
+        )
         made = self._instances[name] = _Instance(machine, answer=body)
         if market == "spot":
             made.request, made.request_state = f"sir-{name[2:]}", "active"
@@ -296,7 +299,7 @@ class Ec2StandIn:
         requests = {name: dict(found) for name, found in self._open_requests.items()}
         for one in self._instances.values():
             if one.request and self._is_visible(one):
-                tags = {WORKER_TAG: one.machine.worker_id, GRID_TAG: one.machine.grid_id}
+                tags = {DOTTED_TAGS.worker: one.machine.worker_id, DOTTED_TAGS.grid: one.machine.grid_id}
                 requests[one.request] = {"state": one.request_state, "instance": one.machine.instance, **tags}
         for name, found in requests.items():
             asked = {key[4:]: value for key, value in wanted.items() if key.startswith("tag:")}

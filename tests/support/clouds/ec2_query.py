@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
-from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG
+from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
 
 REGION = "us-west-2"
 XML = "{http://ec2.amazonaws.com/doc/2016-11-15}"
@@ -67,7 +67,8 @@ def result_answer(action: str, inside: str) -> Answer:
 
 def request_item(name: str, found: Form) -> str:
     tags = "".join(
-        f"<item><key>{escape(key)}</key><value>{escape(found[key])}</value></item>" for key in (WORKER_TAG, GRID_TAG)
+        f"<item><key>{escape(key)}</key><value>{escape(found[key])}</value></item>"
+        for key in (DOTTED_TAGS.worker, DOTTED_TAGS.grid)
     )
     inside = f"<instanceId>{found['instance']}</instanceId>" if "instance" in found else ""
     return (

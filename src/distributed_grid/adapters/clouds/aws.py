@@ -5,15 +5,19 @@
 - The parameters of RunInstances are the same whenever the identical order comes again, also in another process: they
   follow from the order, from the settings and from facts about the image and the subnets that do not change.
 - An instance that shuts itself down is terminated, and its disks go with it.
-- Only what carries both tags, the worker's and the grid's, is ever shown or ended.
+- Only instances with both tags, the worker's and the grid's, are ever shown or ended.
+- The price of an offer is the most that an hour can cost, since budgets count it. EC2's API has no on-demand prices:
+  they are those of the settings. A spot instance never costs more than its maximum price, nor than on-demand.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
+
+from msgspec.structs import replace
 
 from distributed_grid.adapters.clouds.aws_client import (
     DRY_RUN_SUCCEEDED,
@@ -23,11 +27,184 @@ from distributed_grid.adapters.clouds.aws_client import (
     AwsClient,
     AwsCodeError,
 )
-from distributed_grid.adapters.clouds.aws_offers import SPOT, AwsOfferCatalog, spot_limit
 from distributed_grid.adapters.clouds.boot_script import boot_script
+from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS as TAGS
 from distributed_grid.config.providers import AwsSettings, provider_settings
-from distributed_grid.errors import Conflict, GridError, Refused, Unreachable
+from distributed_grid.domain.workers import WorkerResources
+from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
+
+SPOT, ON_DEMAND = "spot", "on-demand"
+MIB = 1 << 20
+QUOTA_SECONDS = 600.0
+"""Time for which a quota is cached: people wait days for another one."""
+_STANDARD = frozenset({"a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"})
+_QUOTAS = {
+    (ON_DEMAND, "standard"): "L-1216C47A",
+    (ON_DEMAND, "g"): "L-DB2E81BA",
+    (ON_DEMAND, "p"): "L-417A185B",
+    (SPOT, "standard"): "L-34B43A08",
+    (SPOT, "g"): "L-3819A6DF",
+    (SPOT, "p"): "L-7212CCBC",
+}
+
+
+class AwsOfferCatalog:
+    """Offers of one region that the settings choose: types by zone and market, with resources, prices and quotas.
+
+    The resources of a type, its zones and the zone of a subnet are facts, read once.
+    """
+
+    def __init__(self, settings: AwsSettings, client: AwsClient, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._client = client
+        self._clock = clock
+        self._resources: dict[str, WorkerResources] = {}
+        self._type_zones: dict[str, tuple[str, ...]] = {}
+        self._subnets: dict[str, str] | None = None
+        self._quotas: dict[str, tuple[float, float | None]] = {}
+
+    def offers(self) -> Sequence[WorkerOffer]:
+        """For each kind of worker its types, in order; of each spot first where that is enabled; of each its zones."""
+        self._read_types()
+        spot_prices = self._spot_prices() if self._settings.spot_instance_enabled else {}
+        offers: dict[str, WorkerOffer] = {}
+        for kind in self._settings.instance_types:
+            for offer in self._offers_of(kind, spot_prices):
+                # Two kinds may have the same type; an id stands for one of them.
+                offer_id = offer.id if offer.id not in offers else f"{offer.id}/{kind}"
+                offers.setdefault(offer_id, replace(offer, id=offer_id))
+        return list(offers.values())
+
+    def subnet_in(self, zone: str) -> str:
+        """The subnet of the settings in a zone, the first one named; empty where the settings name none at all."""
+        subnets = self._zones_of_subnets()
+        if not subnets:
+            return ""
+        for subnet, its_zone in subnets.items():
+            if its_zone == zone:
+                return subnet
+        raise Refused(f"none of providers.aws.subnet_ids is in {zone}")
+
+    def _offers_of(self, kind: str, spot_prices: dict[tuple[str, str], float]) -> Iterator[WorkerOffer]:
+        markets = (SPOT, ON_DEMAND) if self._settings.spot_instance_enabled else (ON_DEMAND,)
+        for instance_type in self._settings.types_of(kind):
+            for market in markets:
+                prices, limits = self._settings.price_per_hour, self._settings.spot_max_price
+                known = [prices.get(instance_type, prices.get(kind))]
+                if market == SPOT:
+                    known.append(limits.get(instance_type, limits.get(kind)))
+                price = min((price for price in known if price is not None), default=None)
+                # Zones: those named, those of the subnets, or all that have the type.
+                subnet_zones = self._settings.zones or dict.fromkeys(self._zones_of_subnets().values())
+                for zone in subnet_zones or self._type_zones[instance_type]:
+                    current = spot_prices.get((instance_type, zone)) if market == SPOT else None
+                    yield WorkerOffer(
+                        id=f"{instance_type}/{zone}/{market}",
+                        worker_type=kind,
+                        resources=self._resources[instance_type],
+                        price_micro=None if price is None else round(price * 1_000_000),
+                        zone=zone,
+                        market=market,
+                        unavailable=self._unavailable(kind, instance_type, zone, market, current),
+                    )
+
+    def _unavailable(self, kind: str, instance_type: str, zone: str, market: str, current: float | None) -> str:
+        """Why an offer cannot be had at all; empty where it may be tried."""
+        if self._settings.image_id is None:
+            return "providers.aws.image_id is not set"
+        if zone not in self._type_zones[instance_type]:
+            return f"{instance_type} is not offered in {zone}"
+        if (subnets := self._zones_of_subnets()) and zone not in subnets.values():
+            return f"none of providers.aws.subnet_ids is in {zone}"
+        limit = spot_limit(self._settings, kind, instance_type)
+        if current is not None and limit is not None and current > limit:
+            return f"the spot price is ${current:g} an hour, and providers.aws.spot_max_price is ${limit:g}"
+        needed = self._resources[instance_type].cpu_milli // 1000
+        quota = self._quota(market, instance_type)
+        if quota is not None and quota < needed:
+            return f"the account's quota of {market} vCPUs for this family is {quota:g}, and it has {needed}"
+        return ""
+
+    def _zones_of_subnets(self) -> dict[str, str]:
+        """The zone of each subnet of the settings, in their order."""
+        if self._subnets is None:
+            named = self._settings.subnet_ids or ((self._settings.subnet_id,) if self._settings.subnet_id else ())
+            zones: dict[str, str] = {}
+            if named:
+                answer = self._client.call("describe_subnets", SubnetIds=list(named))
+                zones = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
+            self._subnets = {subnet: zones[subnet] for subnet in named if subnet in zones}
+        return self._subnets
+
+    def _read_types(self) -> None:
+        wanted = {name for kind in self._settings.instance_types for name in self._settings.types_of(kind)}
+        if not wanted:
+            raise BadInput("providers.aws.instance_types names no type, such as {cpu: c5.xlarge}")
+        if not (missing := sorted(wanted - self._resources.keys())):
+            return
+        types = self._client.call("describe_instance_types", InstanceTypes=missing)["InstanceTypes"]
+        offered = self._client.pages(
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": missing}],
+        )
+        pairs = sorted((offering["InstanceType"], offering["Location"]) for offering in offered)
+        for name in missing:
+            self._type_zones[name] = tuple(zone for its_type, zone in pairs if its_type == name)
+        for row in types:
+            gpus = sum(int(gpu.get("Count", 0)) for gpu in row.get("GpuInfo", {}).get("Gpus", ()))
+            vcpus, mib = int(row["VCpuInfo"]["DefaultVCpus"]), int(row["MemoryInfo"]["SizeInMiB"])
+            self._resources[row["InstanceType"]] = WorkerResources(1000 * vcpus, mib * MIB, gpus)
+        if unknown := wanted - self._resources.keys():
+            raise Refused(f"{self._settings.region} has no instance type {', '.join(sorted(unknown))}")
+
+    def _spot_prices(self) -> dict[tuple[str, str], float]:
+        """The current spot price by type and zone, as far as it is known."""
+        try:
+            answer = self._client.call(
+                "describe_spot_price_history",
+                InstanceTypes=sorted(self._resources),
+                ProductDescriptions=["Linux/UNIX"],
+                StartTime=int(self._clock()),
+            )
+        except GridError:  # only to leave out what would be refused anyway
+            return {}
+        latest: dict[tuple[str, str], tuple[object, float]] = {}
+        for row in answer.get("SpotPriceHistory", ()):
+            key = (row["InstanceType"], row["AvailabilityZone"])
+            if key not in latest or latest[key][0] < row["Timestamp"]:
+                latest[key] = (row["Timestamp"], float(row["SpotPrice"]))
+        return {key: price for key, (_, price) in latest.items()}
+
+    def _quota(self, market: str, instance_type: str) -> float | None:
+        """The vCPUs that the account may have of a family in a market; None: not known."""
+        prefix = re.match(r"[a-z]+", instance_type)
+        family = prefix.group() if prefix else ""
+        if family in _STANDARD:
+            family = "standard"
+        elif family in ("gr", "vt"):
+            family = "g"
+        code = _QUOTAS.get((market, family))
+        if code is None:
+            return None
+        now = self._clock()
+        read_at, quota = self._quotas.get(code, (float("-inf"), None))
+        if not 0 <= now - read_at < QUOTA_SECONDS:  # also where the clock was ahead when it was read
+            try:
+                quota = self._client.quota(code)
+            except GridError:  # nobody answers there: asking for each would only take longer
+                self._quotas = dict.fromkeys(_QUOTAS.values(), (now, None))
+                return None
+            self._quotas[code] = (now, quota)
+        return quota
+
+
+def spot_limit(settings: AwsSettings, kind: str, instance_type: str) -> float | None:
+    """The maximum price of a spot instance, by its type or by its kind; None: up to the on-demand price."""
+    return settings.spot_max_price.get(instance_type, settings.spot_max_price.get(kind))
+
 
 _CLIENT_TOKEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NOT_GONE = ["pending", "running", "shutting-down", "stopping", "stopped"]
@@ -38,13 +215,9 @@ _STATES: Mapping[str, Literal["starting", "running", "stopping", "gone"]] = {
 }
 _LEAST_ALIVE_FIRST = ("gone", "stopping", "starting", "running")
 
-Tags = Mapping[str, str]
-WORKER_TAG = "distributed-grid.worker"
-GRID_TAG = "distributed-grid.grid"
-ORDER_TAG = "distributed-grid.order"
 MAX_USER_DATA_BYTES = 16_384
 SSM_PARAMETER = "resolve:ssm:"
-"""How the id of an image begins that EC2 itself looks up when it runs an instance."""
+"""Prefix of an image id that EC2 itself resolves when it runs an instance."""
 
 
 class AWSCloudProvider(CloudProviderBase):
@@ -72,45 +245,50 @@ class AWSCloudProvider(CloudProviderBase):
                 ClientToken=order.worker_id,
                 **self._launch.of(order),
             )
-        except AwsCodeError as told:
-            return self._look_up(order, told.code)
-        made = self._view(answer["Instances"][0])
-        if made.state in ("starting", "running"):
-            return made
-        return self.describe(order.worker_id, order.grid_id) or made
+        except AwsCodeError as error:  # EC2 knows the token: the instance is looked up by its tags
+            instances = self._find(order.worker_id, order.grid_id)
+            for instance in instances:
+                TAGS.check_order(_tags_of(instance), order, f"an instance for {order.worker_id}")
+            if instances:
+                return max(map(self._view, instances), key=_liveliness)
+            if error.code == INSTANCE_TERMINATED:
+                return WorkerInstance(order.worker_id, order.grid_id, "", "gone")
+            raise Unreachable(f"AWS knows an instance for {order.worker_id} that it does not show yet") from error
+        machine = self._view(answer["Instances"][0])
+        if machine.state in ("starting", "running"):
+            return machine
+        return self.describe(order.worker_id, order.grid_id) or machine
 
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
         """The instances of this grid, and spot requests that have none yet; those that run come last."""
-        filters = [_filter(GRID_TAG, grid_id), {"Name": "tag-key", "Values": [WORKER_TAG]}]
-        found = self._instances([*filters, {"Name": "instance-state-name", "Values": _NOT_GONE}])
-        views = [*(self._view(one) for one in found), *self._open_requests(filters)]
-        ours = [one for one in views if one.worker_id and one.grid_id == grid_id and one.state != "gone"]
+        filters = [_filter(TAGS.grid, grid_id), {"Name": "tag-key", "Values": [TAGS.worker]}]
+        instances = self._instances([*filters, {"Name": "instance-state-name", "Values": _NOT_GONE}])
+        views = [*map(self._view, instances), *self._open_requests(filters)]
+        ours = [view for view in views if view.worker_id and view.grid_id == grid_id and view.state != "gone"]
         return sorted(ours, key=_liveliness)
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The instance; EC2 remembers one for about an hour after its end."""
-        views = [self._view(one) for one in self._find(worker_id, grid_id)]
-        if all(one.state == "gone" for one in views):
+        views = [self._view(instance) for instance in self._find(worker_id, grid_id)]
+        if all(view.state == "gone" for view in views):
             requests = self._open_requests(_filters(worker_id, grid_id))
-            views += [one for one in requests if (one.worker_id, one.grid_id) == (worker_id, grid_id)]
+            views += [view for view in requests if (view.worker_id, view.grid_id) == (worker_id, grid_id)]
         return max(views, key=_liveliness, default=None)
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Cancel its spot request, then terminate the instance; all of them, where several carry its tags."""
-        found = self._find(worker_id, grid_id)
+        alive = [one for one in self._find(worker_id, grid_id) if one["State"]["Name"] != "terminated"]
         failure: GridError | None = None
         try:
-            self._cancel_requests(worker_id, grid_id, found)
+            self._cancel_requests(worker_id, grid_id, alive)
         except GridError as raised:  # the request is tried again; the instance is ended all the same
             failure = raised
-        for one in found:
-            if one["State"]["Name"] != "terminated":
-                self._end("terminate_instances", InstanceIds=[one["InstanceId"]])
+        for instance in alive:
+            self._end("terminate_instances", InstanceIds=[instance["InstanceId"]])
         if failure is not None:
             raise failure
 
     def offers(self) -> Sequence[WorkerOffer]:
-        """What the settings choose, by kind, type, market and zone."""
         return self._catalog.offers()
 
     def check(self) -> Sequence[str]:
@@ -122,34 +300,24 @@ class AWSCloudProvider(CloudProviderBase):
             self._client.call("describe_security_groups", GroupIds=groups)
             lines.append(f"security groups: {', '.join(groups)}")
         offers = self.offers()
-        lines.append(f"offers: {len(offers)}, of which {sum(1 for one in offers if one.unavailable)} cannot be had")
-        firsts = {one.market: one for one in reversed(offers)}
-        return [*lines, *(self._dry_run(one) for one in firsts.values())]
-
-    def _dry_run(self, offer: WorkerOffer) -> str:
-        """Run an instance with DryRun, which only says whether that would be allowed."""
-        parameters = self._launch.of(WorkerOrder("worker-check", "check", offer, offer.resources))
-        try:
-            self._client.call("run_instances", offer=offer, raised_codes=[DRY_RUN_SUCCEEDED], DryRun=True, **parameters)
-        except AwsCodeError:
-            return f"permission: {offer.market} instances may be run (DryRun of {offer.id})"
-        raise Unreachable("AWS run instances: it has answered a DryRun as if it were none")
-
-    def _look_up(self, order: WorkerOrder, code: str) -> WorkerInstance:
-        """The instance that EC2 knows the token of, found by its tags."""
-        found = self._find(order.worker_id, order.grid_id)
-        if any(_tags_of(one).get(ORDER_TAG) != order.digest for one in found):
-            raise Conflict(f"there is an instance for {order.worker_id} that was ordered otherwise")
-        if found:
-            return max((self._view(one) for one in found), key=_liveliness)
-        if code == INSTANCE_TERMINATED:
-            return WorkerInstance(order.worker_id, order.grid_id, "", "gone")
-        raise Unreachable(f"AWS knows an instance for {order.worker_id} that it does not show yet")
+        unavailable = sum(1 for offer in offers if offer.unavailable)
+        lines.append(f"offers: {len(offers)}, of which {unavailable} cannot be had")
+        first_offers = {offer.market: offer for offer in reversed(offers)}
+        for offer in first_offers.values():
+            parameters = self._launch.of(WorkerOrder("worker-check", "check", offer, offer.resources))
+            try:
+                codes = [DRY_RUN_SUCCEEDED]
+                self._client.call("run_instances", offer=offer, raised_codes=codes, DryRun=True, **parameters)
+            except AwsCodeError:
+                lines.append(f"permission: {offer.market} instances may be run (DryRun of {offer.id})")
+            else:
+                raise Unreachable("AWS run instances: it has answered a DryRun as if it were none")
+        return lines
 
     def _find(self, worker_id: str, grid_id: str) -> Sequence[dict[str, Any]]:
         """The instances with both tags; filters take * and ? for any text, so the tags are compared once more."""
-        found = self._instances(_filters(worker_id, grid_id))
-        return [one for one in found if _is_ours(_tags_of(one), worker_id, grid_id)]
+        instances = self._instances(_filters(worker_id, grid_id))
+        return [instance for instance in instances if TAGS.match(_tags_of(instance), worker_id, grid_id)]
 
     def _instances(self, filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         pages = self._client.pages("describe_instances", "Reservations", Filters=filters)
@@ -159,25 +327,37 @@ class AWSCloudProvider(CloudProviderBase):
         """Spot requests that may still become instances."""
         if not self._settings.spot_instance_enabled:
             return []
-        states = {"Name": "state", "Values": ["open"]}
-        found = self._client.pages(
-            "describe_spot_instance_requests", "SpotInstanceRequests", Filters=[*filters, states]
-        )
-        return [self._request_view(one) for one in found if not one.get("InstanceId")]
+        views = []
+        for request in self._spot_requests(filters, "open"):
+            if not request.get("InstanceId"):
+                tags, status = _tags_of(request), request.get("Status", {}).get("Message", "")
+                age = max(0.0, self._clock() - request["CreateTime"].timestamp()) if "CreateTime" in request else 0.0
+                view = WorkerInstance(
+                    worker_id=tags.get(TAGS.worker, ""),
+                    grid_id=tags.get(TAGS.grid, ""),
+                    instance=request["SpotInstanceRequestId"],
+                    state="starting",
+                    age_seconds=age,
+                    detail=status[:300],
+                )
+                views.append(view)
+        return views
 
-    def _cancel_requests(self, worker_id: str, grid_id: str, instances: Sequence[dict[str, Any]]) -> None:
-        alive = [one for one in instances if one["State"]["Name"] != "terminated"]
-        ids = {one["SpotInstanceRequestId"] for one in alive if one.get("SpotInstanceRequestId")}
-        filters = [*_filters(worker_id, grid_id), {"Name": "state", "Values": ["open", "active"]}]
+    def _spot_requests(self, filters: Sequence[dict[str, Any]], *states: str) -> Iterator[dict[str, Any]]:
+        filters = [*filters, {"Name": "state", "Values": list(states)}]
+        return self._client.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters)
+
+    def _cancel_requests(self, worker_id: str, grid_id: str, alive: Sequence[dict[str, Any]]) -> None:
+        ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}
         try:
-            for one in self._client.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters):
-                if _is_ours(_tags_of(one), worker_id, grid_id):
-                    ids.add(one["SpotInstanceRequestId"])
+            for request in self._spot_requests(_filters(worker_id, grid_id), "open", "active"):
+                if TAGS.match(_tags_of(request), worker_id, grid_id):
+                    ids.add(request["SpotInstanceRequestId"])
         except Refused:
             if self._settings.spot_instance_enabled:
                 raise  # without spot instances nobody needs this permission
-        for request in sorted(ids):
-            self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request])
+        for request_id in sorted(ids):
+            self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request_id])
 
     def _end(self, operation: str, **parameters: Any) -> None:
         """End something that may be unknown to EC2: because it is gone, or because it is too new."""
@@ -190,14 +370,14 @@ class AWSCloudProvider(CloudProviderBase):
         tags, state = _tags_of(instance), _STATES.get(instance["State"]["Name"], "stopping")
         reason = instance.get("StateReason", {}).get("Message", "") if state in ("stopping", "gone") else ""
         age = max(0.0, self._clock() - instance["LaunchTime"].timestamp())
-        worker_id, grid_id = tags.get(WORKER_TAG, ""), tags.get(GRID_TAG, "")
-        return WorkerInstance(worker_id, grid_id, instance["InstanceId"], state, age, " ".join(reason.split())[:300])
-
-    def _request_view(self, request: Mapping[str, Any]) -> WorkerInstance:
-        tags, status = _tags_of(request), request.get("Status", {}).get("Message", "")
-        age = max(0.0, self._clock() - request["CreateTime"].timestamp()) if "CreateTime" in request else 0.0
-        worker_id, grid_id = tags.get(WORKER_TAG, ""), tags.get(GRID_TAG, "")
-        return WorkerInstance(worker_id, grid_id, request["SpotInstanceRequestId"], "starting", age, status[:300])
+        return WorkerInstance(
+            worker_id=tags.get(TAGS.worker, ""),
+            grid_id=tags.get(TAGS.grid, ""),
+            instance=instance["InstanceId"],
+            state=state,
+            age_seconds=age,
+            detail=" ".join(reason.split())[:300],
+        )
 
 
 def _liveliness(instance: WorkerInstance) -> int:
@@ -209,19 +389,15 @@ def _filter(tag: str, value: str) -> dict[str, Any]:
 
 
 def _filters(worker_id: str, grid_id: str) -> Sequence[dict[str, Any]]:
-    return [_filter(WORKER_TAG, worker_id), _filter(GRID_TAG, grid_id)]
+    return [_filter(TAGS.worker, worker_id), _filter(TAGS.grid, grid_id)]
 
 
-def _tags_of(resource: Mapping[str, Any]) -> Tags:
+def _tags_of(resource: Mapping[str, Any]) -> Mapping[str, str]:
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
 
 
-def _is_ours(tags: Tags, worker_id: str, grid_id: str) -> bool:
-    return tags.get(WORKER_TAG) == worker_id and tags.get(GRID_TAG) == grid_id
-
-
 class LaunchParameters:
-    """Makes the parameters of RunInstances; of what it has read it keeps the disks of the image."""
+    """Parameters of RunInstances; the disks of the image are read once."""
 
     def __init__(self, settings: AwsSettings, client: AwsClient, catalog: AwsOfferCatalog) -> None:
         self._settings = settings
@@ -236,10 +412,10 @@ class LaunchParameters:
         script = boot_script(order)
         if len(script.encode()) > MAX_USER_DATA_BYTES:
             raise Refused(f"the boot script has more than the {MAX_USER_DATA_BYTES} bytes that EC2 takes")
-        tags = [{"Key": key, "Value": value} for key, value in _tags(order).items()]
+        tags = [{"Key": key, "Value": value} for key, value in {**TAGS.of(order), "Name": order.worker_id}.items()]
         kinds = ["instance", "volume", *(["spot-instances-request"] if offer.market == SPOT else [])]
         instance_type = offer.id.partition("/")[0]
-        found: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "MinCount": 1,
             "MaxCount": 1,
             "ImageId": image,
@@ -256,17 +432,17 @@ class LaunchParameters:
             **self._network(offer),
         }
         if disks := self.disks():
-            found["BlockDeviceMappings"] = disks
+            parameters["BlockDeviceMappings"] = disks
         if settings.key_name:
-            found["KeyName"] = settings.key_name
+            parameters["KeyName"] = settings.key_name
         if settings.instance_profile:
-            found["IamInstanceProfile"] = {"Name": settings.instance_profile}
+            parameters["IamInstanceProfile"] = {"Name": settings.instance_profile}
         if offer.market == SPOT:
             options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
             if (limit := spot_limit(settings, offer.worker_type, instance_type)) is not None:
                 options["MaxPrice"] = f"{limit:.6f}"
-            found["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-        return found
+            parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+        return parameters
 
     def image_id(self) -> str:
         """The image of the settings; Refused where they name none."""
@@ -277,24 +453,22 @@ class LaunchParameters:
     def disks(self) -> Sequence[dict[str, Any]]:
         """The disks of the image, each to be deleted with its instance, whatever the image says."""
         image = self.image_id()
+        if self._disks is None and image.startswith(SSM_PARAMETER):
+            self._disks = []
         if self._disks is None:
-            self._disks = [] if image.startswith(SSM_PARAMETER) else self._read_disks(image)
+            images = self._client.call("describe_images", ImageIds=[image])["Images"]
+            if not images:
+                raise Refused(f"there is no image {image} in {self._settings.region}; see providers.aws.image_id")
+            disks = []
+            for mapping in images[0].get("BlockDeviceMappings", ()):
+                if "Ebs" in mapping:
+                    size = int(mapping["Ebs"].get("VolumeSize", 1))
+                    if mapping["DeviceName"] == images[0].get("RootDeviceName"):
+                        size = max(size, self._settings.disk_gb or 0)
+                    disk = {"DeleteOnTermination": True, "VolumeSize": size}
+                    disks.append({"DeviceName": mapping["DeviceName"], "Ebs": disk})
+            self._disks = disks
         return self._disks
-
-    def _read_disks(self, image: str) -> Sequence[dict[str, Any]]:
-        images = self._client.call("describe_images", ImageIds=[image])["Images"]
-        if not images:
-            raise Refused(f"there is no image {image} in {self._settings.region}; see providers.aws.image_id")
-        disks = []
-        for mapping in images[0].get("BlockDeviceMappings", ()):
-            if "Ebs" not in mapping:
-                continue
-            size = int(mapping["Ebs"].get("VolumeSize", 1))
-            if mapping["DeviceName"] == images[0].get("RootDeviceName"):
-                size = max(size, self._settings.disk_gb or 0)
-            disk = {"DeleteOnTermination": True, "VolumeSize": size}
-            disks.append({"DeviceName": mapping["DeviceName"], "Ebs": disk})
-        return disks
 
     def _network(self, offer: WorkerOffer) -> dict[str, Any]:
         subnet, groups = self._catalog.subnet_in(offer.zone), list(self._settings.security_group_ids)
@@ -309,12 +483,3 @@ class LaunchParameters:
         }
         interface |= ({"SubnetId": subnet} if subnet else {}) | ({"Groups": groups} if groups else {})
         return {**placed, "NetworkInterfaces": [interface]}
-
-
-def _tags(order: WorkerOrder) -> dict[str, str]:
-    return {
-        WORKER_TAG: order.worker_id,
-        GRID_TAG: order.grid_id,
-        ORDER_TAG: order.digest,
-        "Name": order.worker_id,
-    }

@@ -1,11 +1,11 @@
 """Connection to AWS: calls of EC2 and of Service Quotas, each made once and with a time limit, and their errors.
 
-boto3 never repeats a call by itself: an order is made again identically by whoever keeps its record. The credentials
-are those of the settings, or what the SDK finds; they are kept by the SDK alone.
+boto3 never repeats a call by itself: the control plane repeats an order identically. The credentials are those of the
+settings, or those the SDK finds; the SDK alone keeps them.
 
-What an error code means is said in plain words and without secrets. Codes come before HTTP statuses: EC2 answers a lack
-of capacity with status 500 and throttling with 503, and neither had an effect. What is not known and not answered in
-the 400s may have had one: `Unreachable`.
+Messages are in plain words and without secrets. Codes come before HTTP statuses: EC2 answers a lack of capacity with
+status 500 and throttling with 503, and neither had an effect. An unknown code with a status outside the 400s may have
+had one: `Unreachable`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _KEY_ID = re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{8,}\b")
 
 
 class AwsCodeError(Exception):
-    """AWS has answered with an error code that the caller asks to be told of."""
+    """An error code of AWS that the caller handles itself."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -114,13 +114,6 @@ def _service_models() -> Any:
     from botocore.loaders import create_loader
 
     return create_loader()
-
-
-def _silence_sdk() -> None:
-    """Keep the SDK from logging its requests: at debug level they have keys, session tokens and user-data in them."""
-    for name in ("boto3", "botocore"):
-        logger = logging.getLogger(name)
-        logger.setLevel(max(logger.level, logging.INFO))
 
 
 class AwsClient:
@@ -140,7 +133,7 @@ class AwsClient:
             answer: dict[str, Any] = getattr(self._client("ec2"), operation)(**parameters)
         except GridError:
             raise
-        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
+        except Exception as failure:  # any error of the SDK becomes one of the port
             if (code := error_code(failure)) in raised_codes:
                 raise AwsCodeError(code) from None
             raise grid_error(failure, operation.replace("_", " "), offer) from None
@@ -158,82 +151,96 @@ class AwsClient:
         raise Unreachable(f"AWS {operation.replace('_', ' ')}: more than {MAX_PAGES * PAGE_SIZE} things, or no end")
 
     def quota(self, code: str) -> float | None:
-        """A limit of the account for EC2; None where AWS does not tell it, which is no zero."""
+        """A limit of the account for EC2; None (not zero) where AWS does not answer with one."""
         try:
             client = self._client("service-quotas")
             return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
         except GridError:
             raise
-        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
+        except Exception as failure:  # any error of the SDK becomes one of the port
             if error_code(failure):  # another service with another permission: nothing depends on it
                 return None
             raise grid_error(failure, "quotas") from None
 
     def credentials_source(self) -> str:
-        """Where the credentials come from; raises where there are none."""
+        """Name of the place that the credentials come from; raises where there are none."""
         try:
             self._client("ec2")
-            found = self._session.get_credentials()
-            if found is None:
+            credentials = self._session.get_credentials()
+            if credentials is None:
                 from botocore.exceptions import NoCredentialsError
 
                 raise NoCredentialsError
-            found.get_frozen_credentials()
+            credentials.get_frozen_credentials()
         except GridError:
             raise
-        except Exception as failure:  # whatever the SDK raises: it is one of ours from here on
+        except Exception as failure:  # any error of the SDK becomes one of the port
             raise grid_error(failure, "credentials") from None
-        return _SOURCES.get(found.method, str(found.method))
+        return _SOURCES.get(credentials.method, str(credentials.method))
 
     def _client(self, service: str) -> Any:
         with self._lock:  # making a session or a client is not safe in threads, using one is
-            found = self._clients.get(service)
-            if found is None:
-                found = self._clients[service] = self._make(service)
-            return found
-
-    def _make(self, service: str) -> Any:
-        try:
-            import boto3
-            import botocore.session
-            from botocore.config import Config
-        except ImportError:
-            raise BadInput("aws needs the package boto3: pip install 'distributed-grid[aws]'") from None
-        if self._session is None:
-            _silence_sdk()
-            core = botocore.session.Session()
-            core.register_component("data_loader", _service_models())
-            self._session = boto3.Session(botocore_session=core, **self._credentials())
-        config = Config(
-            region_name=self._settings.region,
-            connect_timeout=CONNECT_SECONDS,
-            read_timeout=READ_SECONDS,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-        )
-        return self._session.client(service, config=config, endpoint_url=self._settings.endpoint_url)
-
-    def _credentials(self) -> dict[str, str]:
-        given = {
-            "aws_access_key_id": self._settings.access_key_id,
-            "aws_secret_access_key": self._settings.secret_access_key,
-            "aws_session_token": self._settings.session_token,
-        }
-        return {name: secret.reveal() for name, secret in given.items() if secret is not None}
+            if service in self._clients:
+                return self._clients[service]
+            try:
+                import boto3
+                import botocore.session
+                from botocore.config import Config
+            except ImportError:
+                raise BadInput("aws needs the package boto3: pip install 'distributed-grid[aws]'") from None
+            if self._session is None:
+                for name in ("boto3", "botocore"):  # at DEBUG they log requests: keys, session tokens, user-data
+                    logger = logging.getLogger(name)
+                    logger.setLevel(max(logger.level, logging.INFO))
+                core = botocore.session.Session()
+                core.register_component("data_loader", _service_models())
+                secrets = {
+                    "aws_access_key_id": self._settings.access_key_id,
+                    "aws_secret_access_key": self._settings.secret_access_key,
+                    "aws_session_token": self._settings.session_token,
+                }
+                self._session = boto3.Session(
+                    botocore_session=core,
+                    **{name: secret.reveal() for name, secret in secrets.items() if secret is not None},
+                )
+            config = Config(
+                region_name=self._settings.region,
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"total_max_attempts": 1, "mode": "standard"},
+            )
+            client = self._session.client(service, config=config, endpoint_url=self._settings.endpoint_url)
+            self._clients[service] = client
+            return client
 
 
 def error_code(failure: BaseException) -> str:
-    """The code of AWS's answer, without the side it blames; empty where there was no answer."""
+    """The code of AWS's answer without its prefix `Client.` or `Server.`; empty where there was no answer."""
     response = getattr(failure, "response", None)
     code = str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
     return code.removeprefix("Client.").removeprefix("Server.")
 
 
 def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None) -> GridError:
-    """The error of the port for one of boto3; `offer` is what was ordered, for the scope of a lack of capacity."""
+    """The error of the port for one of boto3; `offer` gives the scope of a lack of capacity."""
     import botocore.exceptions as sdk
 
     if isinstance(failure, sdk.ClientError):
-        return _answered(failure, doing, offer)
+        code = error_code(failure)
+        status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
+        said = f"AWS {doing}: {_words(failure)} ({code})"
+        if (scope := _scope(code, offer)) is not None:
+            return NoCapacity(said, scope)
+        if code in _THROTTLED or code.startswith("Throttl"):
+            return Throttled(said)
+        if code in _CREDENTIALS:  # what AWS says then may repeat parts of the request
+            return Refused(f"AWS {doing}: {_CREDENTIALS[code]} ({code})")
+        if code in _FAILED or status >= 500 or not 400 <= status < 500:
+            return Unreachable(said)
+        if code in _NOT_ALLOWED:
+            return Refused(f"AWS {doing}: not allowed: {_words(failure)} ({code})")
+        key = _SETTINGS.get(code.partition(".")[0])
+        return Refused(f"{said}; see providers.aws.{key}" if key else said)
     if isinstance(failure, sdk.NoCredentialsError | sdk.PartialCredentialsError):
         return Refused("no AWS credentials: set providers.aws.credentials, AWS_ACCESS_KEY_ID, a profile or a role")
     if isinstance(failure, sdk.ParamValidationError):  # its text repeats the parameters, which must not be shown
@@ -243,26 +250,8 @@ def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None)
     return Unreachable(f"AWS {doing}: no answer ({type(failure).__name__})")
 
 
-def _answered(failure: Any, doing: str, offer: WorkerOffer | None) -> GridError:
-    code = error_code(failure)
-    status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
-    said = f"AWS {doing}: {_words(failure)} ({code})"
-    if (scope := _scope(code, offer)) is not None:
-        return NoCapacity(said, scope)
-    if code in _THROTTLED or code.startswith("Throttl"):
-        return Throttled(said)
-    if code in _CREDENTIALS:  # what AWS says then may repeat parts of the request
-        return Refused(f"AWS {doing}: {_CREDENTIALS[code]} ({code})")
-    if code in _FAILED or status >= 500 or not 400 <= status < 500:
-        return Unreachable(said)
-    if code in _NOT_ALLOWED:
-        return Refused(f"AWS {doing}: not allowed: {_words(failure)} ({code})")
-    key = _SETTINGS.get(code.partition(".")[0])
-    return Refused(f"{said}; see providers.aws.{key}" if key else said)
-
-
 def _scope(code: str, offer: WorkerOffer | None) -> str | None:
-    """What cannot be had now; empty: the one offer. None where the code is about something else."""
+    """Scope of a lack of capacity; empty: the one offer. None where the code is about something else."""
     if code in _OFFER_IS_FULL:
         return ""
     if offer is None:
@@ -277,7 +266,7 @@ def _scope(code: str, offer: WorkerOffer | None) -> str | None:
 
 
 def _words(failure: Any) -> str:
-    """What AWS said, in one line, without what only AWS can read and without keys."""
+    """AWS's message in one line, without keys and without the part that only AWS can decode."""
     text = str(failure.response.get("Error", {}).get("Message", ""))
     text = _KEY_ID.sub("***", _ENCODED.sub("", text))
     return " ".join(text.split())[:MAX_WORDS].rstrip(". ") or "refused"

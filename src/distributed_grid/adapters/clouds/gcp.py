@@ -1,11 +1,11 @@
 """Workers on virtual machines of Google's Compute Engine.
 
-- The name of a machine is the id of its worker. Whose it is, and by which order it was made, is in its labels, which
-  are part of the call that creates it; nothing without both labels of a grid is shown as its worker or deleted.
+- The name of a machine is the id of its worker. Its labels (grid, worker, order) are part of the call that creates it;
+  nothing without both labels of a grid is shown as its worker or deleted.
 - The key of a creation is derived from the worker's id: Google ignores a second request with it, also when the machine
   of the first one is gone.
 - Google deletes every machine by itself `max_run_hours` after it began to run (docs/adr/0038).
-- A machine has no identity of its own at Google unless `service_account` gives it one: whoever runs on it could use it.
+- A machine has no identity of its own at Google unless `service_account` gives it one: every job on it could use it.
 """
 
 from __future__ import annotations
@@ -14,46 +14,47 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distributed_grid.adapters.clouds.gcp_api import ApiAnswer, ComputeApi, Deadline
-from distributed_grid.adapters.clouds.gcp_errors import ApiFailure, call_error, one_line, operation_error
-from distributed_grid.adapters.clouds.gcp_instances import (
-    GRID_LABEL,
+from distributed_grid.adapters.clouds.gcp_api import (
+    ApiAnswer,
+    ApiFailure,
+    ComputeApi,
+    Deadline,
+    call_error,
+    one_line,
+    operation_error,
+)
+from distributed_grid.adapters.clouds.gcp_machines import (
     LABEL_VALUE,
     NAME,
-    ORDER_LABEL,
-    WORKER_LABEL,
+    SPOT,
+    STANDARD,
     image_path,
     instance_body,
     is_ours,
-    label,
+    labels_of,
+    limits_of,
+    make_offer,
     needed_permissions,
+    ordered_machine,
+    region_of,
     request_id,
+    resources_of,
+    shapes_of,
     timestamp,
     unreachable_scopes,
     worker_instance,
     zone_of,
 )
-from distributed_grid.adapters.clouds.gcp_offers import (
-    SPOT,
-    STANDARD,
-    MachineShape,
-    limits_of,
-    make_offer,
-    ordered_machine,
-    region_of,
-    resources_of,
-    shapes_of,
-)
+from distributed_grid.adapters.clouds.machine_tags import DASHED_TAGS as LABELS
 from distributed_grid.config.providers import GcpSettings, provider_settings
-from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.errors import BadInput, Conflict, GridError, Refused, Unreachable
+from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer, WorkerOrder
 
 CALL_SECONDS = 50.0
-"""How long one method may take; less than `workers.call_seconds`."""
+"""Time limit of one method; less than `workers.call_seconds`."""
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.25, 2.0
 SETTLED_SECONDS = 120.0
-"""A machine that is not there so long after Google had made it, by Google's clock, was deleted since."""
+"""A machine that is missing this long after Google made it, by Google's clock, was deleted since."""
 MAX_RUN_SECONDS = 120 * 24 * 3600
 MAX_HINTS = 10_000
 MIN_SECRET_LENGTH = 8
@@ -66,14 +67,16 @@ class GCPCloudProvider(CloudProviderBase):
     notice_source = "gcp"
 
     def __init__(self, settings: GcpSettings | Mapping[str, Any], *, timeout_seconds: float = CALL_SECONDS) -> None:
-        self._settings = _checked(settings)
+        self._settings = provider_settings(self.name, GcpSettings, settings)
+        if not self._settings.zone_names:
+            raise BadInput("providers.gcp: the key 'zone' (or 'zones') is missing")
+        if self._settings.max_run_seconds > MAX_RUN_SECONDS:
+            raise BadInput(f"providers.gcp.max_run_hours: Google takes at most {MAX_RUN_SECONDS // 3600}")
         self._timeout_seconds = timeout_seconds
         self._api = ComputeApi(self._settings)
         self._lock = threading.Lock()
-        self._zones: dict[str, str] = {}
-        """Where machines were seen last: looked there first, nothing is concluded from it."""
-        self._machine_types: dict[tuple[str, str], Mapping[str, Any]] = {}
-        """Descriptions of machine types, which do not change."""
+        self._zones: dict[str, str] = {}  # zones in which machines were seen last: only a hint where to look first
+        self._machine_types: dict[tuple[str, str], Mapping[str, Any]] = {}  # by type and zone; they do not change
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         """Insert the machine and wait until Google has made it; one that is there is compared with the order."""
@@ -81,28 +84,36 @@ class GCPCloudProvider(CloudProviderBase):
         try:
             return self._create(order, why, deadline)
         except GridError as failure:
-            failure.args = (_without_secrets(str(failure), order), *failure.args[1:])
+            text = str(failure)  # Google may quote the boot script
+            for value in order.environ.values():
+                if len(value) >= MIN_SECRET_LENGTH:
+                    text = text.replace(value, "***")
+            failure.args = (text, *failure.args[1:])
             raise
 
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
         """The machines of this grid in all zones of the project, also in those that the config names no more."""
         if not LABEL_VALUE.fullmatch(grid_id):
             return []
-        found = self._labelled({GRID_LABEL: grid_id}, "list", self._deadline())
-        return [worker_instance(one, at) for one, at in found if is_ours(one, label(one, WORKER_LABEL), grid_id)]
+        machines = self._labelled({LABELS.grid: grid_id}, "list", self._deadline())
+        return [
+            worker_instance(machine, at)
+            for machine, at in machines
+            if is_ours(machine, labels_of(machine).get(LABELS.worker, ""), grid_id)
+        ]
 
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
         """The machine; None once it is deleted. One that was only stopped is `stopping`: its disk is still paid for."""
-        found = self._find(worker_id, grid_id, f"describe {worker_id}", self._deadline())
-        return None if found is None else worker_instance(*found)
+        seen = self._find(worker_id, grid_id, f"describe {worker_id}", self._deadline())
+        return None if seen is None else worker_instance(*seen)
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Have the machine deleted, with its disk. No key goes with it: Google would repeat a failure."""
         why, deadline = f"terminate {worker_id}", self._deadline()
-        found = self._find(worker_id, grid_id, why, deadline)
-        if found is None:
+        seen = self._find(worker_id, grid_id, why, deadline)
+        if seen is None:
             return
-        path = f"/zones/{zone_of(found[0])}/instances/{found[0]['name']}"
+        path = f"/zones/{zone_of(seen[0])}/instances/{seen[0]['name']}"
         try:
             self._api.call("DELETE", path, deadline, why=why)
         except ApiFailure as failure:
@@ -116,19 +127,24 @@ class GCPCloudProvider(CloudProviderBase):
             raise BadInput("providers.gcp.machine_types names no machine type, such as {cpu: e2-standard-4}")
         markets = [SPOT, STANDARD] if settings.preemptible_enabled else [STANDARD]
         limits = {region: self._limits(region, why, deadline) for region in dict.fromkeys(map(region_of, self._where))}
-        found: list[WorkerOffer] = []
+        offers: list[WorkerOffer] = []
         for kind, shapes in shapes_of(settings).items():
             for market in markets:
-                for written in shapes:
+                for wanted in shapes:
                     for zone in self._where:
-                        resources = self._resources(written.shape, zone, why, deadline)
-                        if resources is not None:
-                            place = (kind, market, zone)
-                            found.append(make_offer(settings, written, place, resources, limits[region_of(zone)]))
-        if not found:
-            types = ", ".join(one.written for shapes in shapes_of(settings).values() for one in shapes)
+                        key = (wanted.shape.machine_type, zone)
+                        if key not in self._machine_types:
+                            answer = self._get(f"/zones/{zone}/machineTypes/{key[0]}", why, deadline)
+                            if answer is None:
+                                continue  # the zone does not have this type
+                            self._machine_types[key] = answer.body
+                        resources = resources_of(self._machine_types[key], wanted.shape)
+                        place = (kind, market, zone)
+                        offers.append(make_offer(settings, wanted, place, resources, limits[region_of(zone)]))
+        if not offers:
+            types = ", ".join(wanted.written for shapes in shapes_of(settings).values() for wanted in shapes)
             raise BadInput(f"no machine type of providers.gcp.machine_types ({types}) is in {', '.join(self._where)}")
-        return found
+        return offers
 
     def check(self) -> Sequence[str]:
         """Credentials, permissions, image and machine types, each by a call that changes nothing."""
@@ -140,19 +156,19 @@ class GCPCloudProvider(CloudProviderBase):
         except ApiFailure as failure:
             lines.append(f"which permissions there are cannot be asked: {failure.message}")
         else:
-            if missing := [one for one in needed if one not in granted]:
+            if missing := [permission for permission in needed if permission not in granted]:
                 raise Refused(f"project {settings.project}: the credentials lack the permissions {', '.join(missing)}")
             lines.append(f"project {settings.project}: all {len(needed)} permissions that are needed")
-        image = image_path(settings.image)
-        if not self._has_image(image, why, deadline):
+        image = image_path(settings.image)  # an image or a family of images, maybe of another project
+        other = image.removeprefix("projects/") if image.startswith("projects/") else ""
+        project, _, rest = other.partition("/")
+        if self._get(f"/{rest or image}", why, deadline, project=project) is None:
             raise Refused(f"providers.gcp.image: there is no image {image}, or the credentials may not read it")
         lines.append(f"image {image}")
         offers = self.offers()
-        cannot = [f"{one.id}: {one.unavailable}" for one in offers if one.unavailable]
-        lines.append(f"{len(offers) - len(cannot)} offers in {', '.join(self._where)}")
-        return [*lines, *cannot]
-
-    # ------------------------------------------------------------------ creating
+        unavailable = [f"{offer.id}: {offer.unavailable}" for offer in offers if offer.unavailable]
+        lines.append(f"{len(offers) - len(unavailable)} offers in {', '.join(self._where)}")
+        return [*lines, *unavailable]
 
     def _create(self, order: WorkerOrder, why: str, deadline: Deadline) -> WorkerInstance:
         _, _, zone = ordered_machine(order.offer)
@@ -166,65 +182,55 @@ class GCPCloudProvider(CloudProviderBase):
         except ApiFailure as failure:
             if failure.status != 409:
                 raise call_error(failure, why, order.offer, is_one_region=self._is_one_region) from None
-        failed = self._finished(operation, zone, why, deadline) if operation else None
-        found = self._get(f"{path}/{order.worker_id}", why, deadline)
-        if found is None:
+        failed = self._wait_for(operation, zone, why, deadline) if operation else None
+        answer = self._get(f"{path}/{order.worker_id}", why, deadline)
+        if answer is None:
             if failed is not None:
                 raise operation_error(failed, why, order.offer, is_one_region=self._is_one_region)
-            return self._unseen(order, zone, why, deadline, operation)
-        if not is_ours(found.body, order.worker_id, order.grid_id):
-            raise Conflict(f"there is a machine {order.worker_id} in {zone} that is not this grid's")
-        if label(found.body, ORDER_LABEL) != order.digest:
-            raise Conflict(f"there is a machine {order.worker_id} in {zone} that was ordered otherwise")
+            known = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline) if operation else None
+            if known is None:
+                raise Unreachable(f"{why}: Google says that it is there, and does not show it")
+            # Google has made the machine and does not show it: not yet, or, if that was long ago, no more.
+            instance = str(known.body.get("targetId") or order.worker_id)
+            since = known.at - timestamp(known.body.get("endTime"), known.at)
+            self._remember(order.worker_id, zone)
+            if since > SETTLED_SECONDS:
+                return WorkerInstance(order.worker_id, order.grid_id, instance, "gone", since)
+            return WorkerInstance(order.worker_id, order.grid_id, instance, "starting", max(0.0, since))
+        LABELS.check_order(labels_of(answer.body), order, f"a machine {order.worker_id} in {zone}")
         self._remember(order.worker_id, zone)
-        return worker_instance(found.body, found.at)
+        return worker_instance(answer.body, answer.at)
 
-    def _finished(self, operation: Mapping[str, Any], zone: str, why: str, deadline: Deadline) -> ApiFailure | None:
-        """Wait until an operation has ended; why it failed, None where it did not."""
+    def _wait_for(self, operation: Mapping[str, Any], zone: str, why: str, deadline: Deadline) -> ApiFailure | None:
+        """Wait until an operation has ended; its failure, None where it succeeded."""
         pause = FIRST_POLL_SECONDS
         while operation.get("status") != "DONE":
             deadline.pause(pause, f"{why}: Google is still at it")
             pause = min(2 * pause, MAX_POLL_SECONDS)
-            found = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline)
-            if found is None:
+            answer = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline)
+            if answer is None:
                 raise Unreachable(f"{why}: Google does not know its operation {operation.get('name')}")
-            operation = found.body
+            operation = answer.body
         return ApiFailure.of_operation(operation)
-
-    def _unseen(
-        self, order: WorkerOrder, zone: str, why: str, deadline: Deadline, operation: Mapping[str, Any]
-    ) -> WorkerInstance:
-        """A machine that Google has made and does not show: not yet, or, if that was long ago, no more."""
-        known = self._get(f"/zones/{zone}/operations/{operation.get('name')}", why, deadline) if operation else None
-        if known is None:
-            raise Unreachable(f"{why}: Google says that it is there, and does not show it")
-        instance = str(known.body.get("targetId") or order.worker_id)
-        since = known.at - timestamp(known.body.get("endTime"), known.at)
-        self._remember(order.worker_id, zone)
-        if since > SETTLED_SECONDS:
-            return WorkerInstance(order.worker_id, order.grid_id, instance, "gone", since)
-        return WorkerInstance(order.worker_id, order.grid_id, instance, "starting", max(0.0, since))
-
-    # ------------------------------------------------------------------ finding
 
     def _find(
         self, worker_id: str, grid_id: str, why: str, deadline: Deadline
     ) -> tuple[Mapping[str, Any], float] | None:
-        """A machine of this grid, and when it was seen: by its name where it was seen last and in the zones of the
-        config, by its labels in all others. Nothing is concluded while a zone cannot be asked."""
+        """A machine of this grid and the time of Google's answer: found by name where it was seen last and in the zones
+        of the config, by labels in all others. While a zone does not answer, `Unreachable`."""
         if not NAME.fullmatch(worker_id) or not LABEL_VALUE.fullmatch(grid_id):
             return None
         with self._lock:
             hint = self._zones.get(worker_id)
         for zone in dict.fromkeys([*([hint] if hint else []), *self._where]):
-            found = self._get(f"/zones/{zone}/instances/{worker_id}", why, deadline)
-            if found is not None and is_ours(found.body, worker_id, grid_id):
+            answer = self._get(f"/zones/{zone}/instances/{worker_id}", why, deadline)
+            if answer is not None and is_ours(answer.body, worker_id, grid_id):
                 self._remember(worker_id, zone)
-                return found.body, found.at
-        for one, at in self._labelled({WORKER_LABEL: worker_id, GRID_LABEL: grid_id}, why, deadline):
-            if is_ours(one, worker_id, grid_id):
-                self._remember(worker_id, zone_of(one))
-                return one, at
+                return answer.body, answer.at
+        for machine, at in self._labelled({LABELS.worker: worker_id, LABELS.grid: grid_id}, why, deadline):
+            if is_ours(machine, worker_id, grid_id):
+                self._remember(worker_id, zone_of(machine))
+                return machine, at
         with self._lock:
             self._zones.pop(worker_id, None)
         return None
@@ -232,19 +238,19 @@ class GCPCloudProvider(CloudProviderBase):
     def _labelled(
         self, labels: Mapping[str, str], why: str, deadline: Deadline
     ) -> Iterator[tuple[Mapping[str, Any], float]]:
-        """The machines with these labels in all zones. A list that lacks a zone would say that machines are gone which
-        are not: it is refused."""
-        words = " AND ".join(f'(labels.{name} = "{value}")' for name, value in labels.items())
-        query = {"filter": words, "maxResults": "500", "returnPartialSuccess": "true"}
+        """The machines with these labels in all zones. A list that lacks a zone is refused: its machines would seem
+        gone."""
+        terms = " AND ".join(f'(labels.{name} = "{value}")' for name, value in labels.items())
+        query = {"filter": terms, "maxResults": "500", "returnPartialSuccess": "true"}
         try:
             for page in self._api.pages("/aggregated/instances", deadline, why=why, query=query):
                 scopes = page.body.get("items") or {}
                 if missing := [*(page.body.get("unreachables") or ()), *unreachable_scopes(scopes)]:
                     raise Unreachable(f"{why}: Google's list lacks {one_line(', '.join(map(str, missing)))}")
                 for scope in scopes.values():
-                    for one in scope.get("instances") or ():
-                        if all(label(one, name) == value for name, value in labels.items()):
-                            yield one, page.at
+                    for machine in scope.get("instances") or ():
+                        if labels.items() <= labels_of(machine).items():
+                            yield machine, page.at
         except ApiFailure as failure:
             raise call_error(failure, why) from None
 
@@ -254,13 +260,11 @@ class GCPCloudProvider(CloudProviderBase):
                 self._zones.clear()
             self._zones[worker_id] = zone
 
-    def _get(self, path: str, why: str, deadline: Deadline) -> ApiAnswer | None:
+    def _get(self, path: str, why: str, deadline: Deadline, *, project: str = "") -> ApiAnswer | None:
         try:
-            return self._api.get(path, deadline, why=why)
+            return self._api.get(path, deadline, why=why, project=project)
         except ApiFailure as failure:
             raise call_error(failure, why) from None
-
-    # ------------------------------------------------------------------ offering
 
     @property
     def _where(self) -> tuple[str, ...]:
@@ -273,51 +277,13 @@ class GCPCloudProvider(CloudProviderBase):
     def _deadline(self) -> Deadline:
         return Deadline(self._timeout_seconds)
 
-    def _resources(self, shape: MachineShape, zone: str, why: str, deadline: Deadline) -> WorkerResources | None:
-        """What a machine has; None where the zone does not have its type."""
-        key = (shape.machine_type, zone)
-        known = self._machine_types.get(key)
-        if known is None:
-            found = self._get(f"/zones/{zone}/machineTypes/{shape.machine_type}", why, deadline)
-            if found is None:
-                return None
-            known = self._machine_types[key] = found.body
-        return resources_of(known, shape)
-
     def _limits(self, region: str, why: str, deadline: Deadline) -> Mapping[str, float]:
-        """The limits of a region and of the project; what may not be read is not known, and is no limit."""
-        found: dict[str, float] = {}
+        """The limits of a region and of the project, as far as they may be read: an unknown one is no limit."""
+        limits: dict[str, float] = {}
         for path in ("", f"/regions/{region}"):
             try:
                 answer = self._get(path, why, deadline)
             except Refused:
                 continue
-            found |= limits_of((answer.body if answer is not None else {}).get("quotas") or ())
-        return found
-
-    def _has_image(self, path: str, why: str, deadline: Deadline) -> bool:
-        """Whether there is such an image, or such a family of them; it may be another project's."""
-        other = path.removeprefix("projects/") if path.startswith("projects/") else ""
-        project, _, rest = other.partition("/")
-        try:
-            return self._api.get(f"/{rest or path}", deadline, why=why, project=project) is not None
-        except ApiFailure as failure:
-            raise call_error(failure, why) from None
-
-
-def _checked(settings: GcpSettings | Mapping[str, Any]) -> GcpSettings:
-    """The settings, read as those of a config where they are a mapping."""
-    found = provider_settings(GCPCloudProvider.name, GcpSettings, settings)
-    if not found.zone_names:
-        raise BadInput("providers.gcp: the key 'zone' (or 'zones') is missing")
-    if found.max_run_seconds > MAX_RUN_SECONDS:
-        raise BadInput(f"providers.gcp.max_run_hours: Google takes at most {MAX_RUN_SECONDS // 3600}")
-    return found
-
-
-def _without_secrets(text: str, order: WorkerOrder) -> str:
-    """A message without anything that is only for the agent, whatever it was that Google quoted."""
-    for value in order.environ.values():
-        if len(value) >= MIN_SECRET_LENGTH:
-            text = text.replace(value, "***")
-    return text
+            limits |= limits_of((answer.body if answer is not None else {}).get("quotas") or ())
+        return limits

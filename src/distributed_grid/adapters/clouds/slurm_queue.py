@@ -1,13 +1,14 @@
-"""Queue of a Slurm cluster: the few commands that worker jobs need, with what they print as values.
+"""Queue of a Slurm cluster: the few commands that worker jobs need, with their output as values.
 
-A command that the controller does not answer raises `Unreachable`: nobody knows what was done. Only an error that the
+A command that the controller does not answer raises `Unreachable`: it may have had an effect. Only an error that the
 controller has sent itself proves that nothing was submitted. The commands run with an environment of their own, because
-variables such as SBATCH_PARTITION or SQUEUE_FORMAT would change what they do, and because Slurm stores that of `sbatch`
-with the job. Texts are asked for in formats that are the same in all releases; JSON is not.
+variables such as SBATCH_PARTITION or SQUEUE_FORMAT would change them, and because Slurm stores that of `sbatch` with
+the job. Output is in text formats that are the same in all releases; JSON is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -22,7 +23,7 @@ from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, Th
 
 TIMEOUT_SECONDS = 15.0
 MAX_WORDS = 300
-"""How much is kept of what a command said."""
+"""Length to which messages of commands are cut."""
 JOB_FORMAT = "%i|%T|%M|%L|%V|%P|%r|%k"
 NODE_FORMAT = "%P|%a|%l|%c|%m|%T"
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", re.ASCII)
@@ -43,7 +44,7 @@ _OVER = frozenset((*_ENDED, "PREEMPTED", "REVOKED"))
 
 
 class CommandResult(Struct, frozen=True):
-    """How a command has ended, and what it printed."""
+    """Exit code and output of a command."""
 
     exit_code: int
     output: str = ""
@@ -51,7 +52,7 @@ class CommandResult(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What it said was wrong, in one line."""
+        """Its error message in one line."""
         text = " ".join((self.errors.strip() or self.output.strip() or f"exit code {self.exit_code}").split())
         return text[-MAX_WORDS:]
 
@@ -61,8 +62,8 @@ RunCommand = Callable[[Sequence[str], str, Sequence[int]], CommandResult]
 not end in time."""
 
 
-class SlurmJob(Struct, frozen=True):
-    """A job in the queue, as `squeue` describes it; times are in seconds, `left_seconds` None where it has no limit."""
+class SlurmJob(Struct, frozen=True, kw_only=True):
+    """A job in the queue, as `squeue` describes it; `left_seconds` is None where it has no limit."""
 
     id: str
     state: str
@@ -73,7 +74,7 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def phase(self) -> Literal["starting", "running", "stopping", "gone"]:
-        """What that is for the machine: COMPLETING is on its way out, and what is over has ended for good."""
+        """The state of the machine: COMPLETING is `stopping`, an ended job is `gone` for good."""
         if self.state in _OVER:
             return "gone"
         if self.waits or self.state == "CONFIGURING":
@@ -82,11 +83,11 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """Whether it has no nodes yet."""
+        """True while it has no nodes yet."""
         return self.state in _WAITING
 
 
-class SlurmNodes(Struct, frozen=True):
+class SlurmNodes(Struct, frozen=True, kw_only=True):
     """Nodes of one partition that are alike, as `sinfo` describes them."""
 
     partition: str
@@ -99,7 +100,7 @@ class SlurmNodes(Struct, frozen=True):
 
     @property
     def can_work(self) -> bool:
-        """Whether jobs run on them, or will when others have ended."""
+        """True if jobs run on them, or will when others have ended."""
         return not self.state.rstrip("*~#!%$@^-+").startswith(("down", "drain", "fail", "inval", "unk", "maint"))
 
 
@@ -116,22 +117,33 @@ class SlurmQueue:
         return self._ask(["sbatch", "--version"]).output.strip()
 
     def jobs(self) -> list[SlurmJob]:
-        """Every job of this user that the controller knows, those that are over included for some minutes."""
+        """Every job of this user that the controller knows, ended ones included for some minutes."""
         command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={JOB_FORMAT}"]
-        found = []
+        jobs = []
         for line in self._ask(command).output.splitlines():
             parts = line.strip().split("|", 7)
             if len(parts) != 8:
                 raise Unreachable(f"squeue printed something else than was asked for: {line[:MAX_WORDS]!r}")
-            job, state, used, left, submitted, _, reason, comment = parts
-            age = max(self._age(submitted), read_seconds(used) or 0.0)
-            found.append(SlurmJob(job, state, reason[:MAX_WORDS], age, read_seconds(left), comment))
-        return found
+            job_id, state, used, left, submitted, _, reason, comment = parts
+            age_seconds = read_seconds(used) or 0.0
+            with contextlib.suppress(ValueError):
+                submitted_at = datetime.fromisoformat(submitted).replace(tzinfo=UTC).timestamp()
+                age_seconds = max(age_seconds, self._clock() - submitted_at)
+            job = SlurmJob(
+                id=job_id,
+                state=state,
+                reason=reason[:MAX_WORDS],
+                age_seconds=max(age_seconds, 0.0),
+                left_seconds=read_seconds(left),
+                comment=comment,
+            )
+            jobs.append(job)
+        return jobs
 
     def submit(self, options: Sequence[str], script: str, keep_open: Sequence[int] = ()) -> str:
-        """Submit a batch script; the id of the job. Unreachable where it is not known whether that was done.
+        """Submit a batch script; the id of the job. Unreachable where it may or may not have been submitted.
 
-        The descriptors stay open for as long as `sbatch` runs, whatever happens to this process.
+        The descriptors stay open while `sbatch` runs, whatever happens to this process.
         """
         done = self._run(["sbatch", "--parsable", *options], script, keep_open)
         if done.exit_code == 0:
@@ -142,14 +154,14 @@ class SlurmQueue:
         raise submit_failure(done)
 
     def test(self, options: Sequence[str], script: str) -> str:
-        """What Slurm says about a script if it were submitted; raises what it has against that."""
+        """Slurm's forecast for a script, without submitting it; raises the error of a submission."""
         done = self._run(["sbatch", "--test-only", *options], script, ())
         if done.exit_code:
             raise submit_failure(done)
         return done.words.removeprefix("sbatch: ")
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Have jobs of this user ended; those that are over, or never were, are not an error."""
+        """Cancel jobs of this user; ended and unknown ones are not an error."""
         done = self._run(["scancel", f"--user={os.getuid()}", *jobs], "", ())
         problems = [line for line in done.errors.splitlines() if line.strip() and not _NO_SUCH_JOB.search(line)]
         if done.exit_code and (problems or not done.errors.strip()):
@@ -159,26 +171,19 @@ class SlurmQueue:
         """The nodes of some partitions (with commas between), or of the default one; empty where there are none."""
         chosen = [f"--partition={partition}"] if partition else []
         command = ["sinfo", "--noheader", "--exact", *chosen, f"--format={NODE_FORMAT}"]
-        found = [_read_nodes(line) for line in self._ask(command).output.splitlines() if line.strip()]
-        return found if partition else [one for one in found if one.is_default]
+        rows = [_read_nodes(line) for line in self._ask(command).output.splitlines() if line.strip()]
+        return rows if partition else [row for row in rows if row.is_default]
 
     def _ask(self, command: Sequence[str]) -> CommandResult:
-        """A question: without an answer it is Unreachable."""
+        """Output of a command that only reads; Unreachable where it fails."""
         done = self._run(command, "", ())
         if done.exit_code:
             raise Unreachable(f"{command[0]} failed: {done.words}")
         return done
 
-    def _age(self, submitted: str) -> float:
-        try:
-            at = datetime.fromisoformat(submitted).replace(tzinfo=UTC).timestamp()
-        except ValueError:
-            return 0.0
-        return max(0.0, self._clock() - at)
-
 
 def submit_failure(done: CommandResult) -> GridError:
-    """What it means that `sbatch` failed: what the controller refuses was not submitted, of all else nobody knows."""
+    """The error of a failed `sbatch`: a refusal by the controller proves that nothing was submitted."""
     text = f"sbatch failed: {done.words}"
     if _NOT_ANSWERED.search(done.errors):
         return Unreachable(text)
@@ -204,13 +209,13 @@ def _read_nodes(line: str) -> SlurmNodes:
         raise Unreachable(f"sinfo printed something else than was asked for: {line[:MAX_WORDS]!r}")
     partition, available, limit, cpus, memory_mb, state = parts
     return SlurmNodes(
-        partition.rstrip("*"),
-        partition.endswith("*"),
-        available == "up",
-        read_seconds(limit),
-        _number(cpus),
-        _number(memory_mb) << 20,
-        state,
+        partition=partition.rstrip("*"),
+        is_default=partition.endswith("*"),
+        is_up=available == "up",
+        limit_seconds=read_seconds(limit),
+        cpus=_number(cpus),
+        memory_bytes=_number(memory_mb) << 20,
+        state=state,
     )
 
 
@@ -220,8 +225,7 @@ def _number(text: str) -> int:
 
 
 def environment(config_file: str | None) -> dict[str, str]:
-    """What a command of Slurm, and with it a job, has in its environment: nothing secret, and nothing that changes what
-    it does, but which cluster is meant."""
+    """Environment of Slurm's commands, and so of jobs: nothing secret, and no option but the choice of the cluster."""
     user = pwd.getpwuid(os.getuid())
     kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     path = os.environ.get("PATH") or os.defpath
@@ -254,6 +258,6 @@ def run_command(
         except subprocess.TimeoutExpired:
             process.kill()
             _, errors = process.communicate()
-            said = " ".join(errors.decode(errors="replace").split())[-MAX_WORDS:]
-            raise Unreachable(f"no answer of {command[0]} within {TIMEOUT_SECONDS:g} s: {said}".rstrip(": ")) from None
+            text = " ".join(errors.decode(errors="replace").split())[-MAX_WORDS:]
+            raise Unreachable(f"no answer of {command[0]} within {TIMEOUT_SECONDS:g} s: {text}".rstrip(": ")) from None
     return CommandResult(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))

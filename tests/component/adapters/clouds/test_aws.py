@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.aws import GRID_TAG, WORKER_TAG, AWSCloudProvider
+from distributed_grid.adapters.clouds.aws import AWSCloudProvider
+from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerOffer, WorkerOrder
@@ -318,7 +319,7 @@ def test_a_spot_request_without_an_instance_is_shown_and_cancelled(cloud: Ec2Sta
 
 def test_several_instances_with_the_tags_of_one_worker_are_all_shown_and_all_ended(cloud: Ec2StandIn) -> None:
     for _ in range(2):
-        cloud.add_foreign({WORKER_TAG: "worker-1", GRID_TAG: GRID})
+        cloud.add_foreign({DOTTED_TAGS.worker: "worker-1", DOTTED_TAGS.grid: GRID})
     provider = cloud.provider()
     assert len(provider.list(GRID)) == 2
     provider.terminate("worker-1", GRID)
@@ -327,11 +328,11 @@ def test_several_instances_with_the_tags_of_one_worker_are_all_shown_and_all_end
 
 def test_what_lacks_a_tag_or_has_another_is_neither_shown_nor_ended(cloud: Ec2StandIn) -> None:
     for tags in (
-        {WORKER_TAG: "worker-1"},
-        {GRID_TAG: GRID},
-        {WORKER_TAG: "worker-1", GRID_TAG: "grid-11"},
-        {WORKER_TAG: "worker-10", GRID_TAG: GRID},
-        {WORKER_TAG: "Worker-1", GRID_TAG: GRID},
+        {DOTTED_TAGS.worker: "worker-1"},
+        {DOTTED_TAGS.grid: GRID},
+        {DOTTED_TAGS.worker: "worker-1", DOTTED_TAGS.grid: "grid-11"},
+        {DOTTED_TAGS.worker: "worker-10", DOTTED_TAGS.grid: GRID},
+        {DOTTED_TAGS.worker: "Worker-1", DOTTED_TAGS.grid: GRID},
     ):
         cloud.add_foreign(tags)
     provider = cloud.provider()

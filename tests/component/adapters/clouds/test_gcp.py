@@ -16,7 +16,8 @@ from google.auth.credentials import AnonymousCredentials
 from msgspec.structs import replace
 
 from distributed_grid.adapters.clouds.gcp import MAX_RUN_SECONDS, GCPCloudProvider
-from distributed_grid.adapters.clouds.gcp_instances import GRID_LABEL, PERMISSIONS, WORKER_LABEL, needed_permissions
+from distributed_grid.adapters.clouds.gcp_machines import PERMISSIONS, needed_permissions
+from distributed_grid.adapters.clouds.machine_tags import DASHED_TAGS
 from distributed_grid.config.providers import GcpSettings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, GridError, NoCapacity, Refused, Throttled, Unreachable
@@ -96,7 +97,7 @@ def test_the_library_of_google_reads_what_the_stand_in_answers(cloud: Cloud, goo
     options: Any = {"client_options": {"api_endpoint": cloud.url}, "credentials": AnonymousCredentials()}
     machines = google_compute.InstancesClient(**options)
     one = machines.get(project=PROJECT_ID, zone=ZONES[0], instance=order.worker_id)
-    assert (str(one.id), one.status, one.labels[WORKER_LABEL]) == (made.instance, "RUNNING", order.worker_id)
+    assert (str(one.id), one.status, one.labels[DASHED_TAGS.worker]) == (made.instance, "RUNNING", order.worker_id)
     listed = [one.name for _, scope in machines.aggregated_list(project=PROJECT_ID) for one in scope.instances]
     assert listed == [order.worker_id]
     types = google_compute.MachineTypesClient(**options)
@@ -198,7 +199,7 @@ def test_a_machine_that_google_does_not_show_yet_is_starting(cloud: Cloud) -> No
 
 def test_a_name_that_somebody_else_uses_is_a_conflict_and_is_not_touched(cloud: Cloud) -> None:
     order, provider = cloud.order(), cloud.provider()
-    cloud.add({"name": order.worker_id, "labels": {WORKER_LABEL: order.worker_id}})
+    cloud.add({"name": order.worker_id, "labels": {DASHED_TAGS.worker: order.worker_id}})
     with pytest.raises(Conflict, match="not this grid's"):
         provider.create(order)
     provider.terminate(order.worker_id, GRID_ID)
@@ -351,8 +352,8 @@ def test_a_list_has_all_its_pages_and_nothing_of_others(cloud: Cloud) -> None:
     for order in orders:
         cloud.provider().create(order)
     cloud.add_foreign()
-    cloud.add({"name": "half-ours", "labels": {GRID_LABEL: GRID_ID}})
-    cloud.add({"name": "other", "labels": {GRID_LABEL: "grid-2", WORKER_LABEL: "other"}})
+    cloud.add({"name": "half-ours", "labels": {DASHED_TAGS.grid: GRID_ID}})
+    cloud.add({"name": "other", "labels": {DASHED_TAGS.grid: "grid-2", DASHED_TAGS.worker: "other"}})
     assert {one.worker_id for one in cloud.provider().list(GRID_ID)} == {order.worker_id for order in orders}
     for name in ("half-ours", "other"):
         cloud.provider().terminate(name, GRID_ID)

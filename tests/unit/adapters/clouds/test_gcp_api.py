@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.clouds.gcp_errors import ApiFailure, call_error, one_line, operation_error
+from distributed_grid.adapters.clouds.gcp_api import ApiFailure, call_error, one_line, operation_error
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerOffer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.clouds.slurm_pilot import LEFTOVER_SECONDS, Leftovers, PilotFiles
+from distributed_grid.adapters.clouds.slurm import LEFTOVER_SECONDS, Leftovers, PilotFiles
 from distributed_grid.errors import GridError
 
 

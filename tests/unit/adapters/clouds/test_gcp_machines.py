@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.clouds.gcp_offers import (
+from distributed_grid.adapters.clouds.gcp_machines import (
     MachineShape,
     WantedShape,
     limits_of,
