@@ -100,7 +100,7 @@ def provider_lines(reports: list[dict[str, Any]]) -> list[str]:
 @config.command(Argument("path", required=False))
 def show(session: CliSession, path: str | None) -> None:
     """Show a cluster file (default: the one in use) in its one normal form."""
-    from distributed_grid.config.yaml_parser import render
+    from distributed_grid.config.yaml_document import render
 
     if path is None and session.config is None:
         shown = session.query("get_config")["config"]
