@@ -36,7 +36,7 @@ COMMANDS = {
     "resource-sharing": ("resource_sharing", "resource_sharing", "Offers and allocations; give an owner a node back."),
     "cluster": ("cluster", "cluster", "Install, start, stop and show the agents of other machines."),
     "workers": ("workers", "workers", "Start, list and end the machines of a provider."),
-    "scale": ("scale", "scale", "Start and give back workers as the queue calls for."),
+    "scale": ("workers", "scale", "Start and give back workers as the queue calls for."),
     "predict": ("predict", "predict", "What work needs, learned from earlier runs."),
     "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),
     "daemon": ("daemon", "daemon", "Start, stop and show the control plane."),
