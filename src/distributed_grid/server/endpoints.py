@@ -97,7 +97,7 @@ def _route_maker(method: str) -> RouteMaker:
 get, post, delete = map(_route_maker, ("GET", "POST", "DELETE"))
 
 
-class Endpoint(Struct, frozen=True, kw_only=True):
+class ServiceEndpoint(Struct, frozen=True, kw_only=True):
     """A service method as it has declared itself."""
 
     request: type[requests.Message]
@@ -151,7 +151,7 @@ def endpoint(
             declared.must_admit(caller)
             return function(self, op, caller, *rest)
 
-        declared = Endpoint(
+        declared = ServiceEndpoint(
             request=request,
             role=role,
             kind=kind,
@@ -166,19 +166,19 @@ def endpoint(
     return declare
 
 
-def endpoints_of(*services: type) -> Iterator[Endpoint]:
+def endpoints_of(*services: type) -> Iterator[ServiceEndpoint]:
     """The endpoints that these classes declare; no object of them is needed."""
     for service in services:
         for member in vars(service).values():
             declared = getattr(member, "__endpoint__", None)
-            if isinstance(declared, Endpoint):
+            if isinstance(declared, ServiceEndpoint):
                 yield declared
 
 
 class BoundEndpoint(Struct, frozen=True):
     """An endpoint of a service object; `call` takes the request, the caller and what its kind takes besides."""
 
-    endpoint: Endpoint
+    endpoint: ServiceEndpoint
     call: Callable[..., Any]
 
 
