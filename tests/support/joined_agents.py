@@ -13,6 +13,8 @@ LENDING = """
 resource_sharing: {thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}}
 """
 """A config under which a busy machine lends, too."""
+NO_CPU = ("-r", "memory", "-a", "0.05")
+"""Options of a job that waits for no core: a machine whose cores are all used has none to lend."""
 HIDE = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
 
 
