@@ -44,7 +44,7 @@ from distributed_grid.config.value_kinds import (
 from distributed_grid.config.yaml_document import YamlNode
 from distributed_grid.domain import workers
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.prediction.tiers import (
+from distributed_grid.prediction.task_runs import (
     DEFAULT_MIN_SAMPLES_FOR_ML,
     DEFAULT_MIN_SAMPLES_FOR_STATS,
     DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD,

@@ -17,7 +17,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES
 from distributed_grid.domain.resources import Amounts, ResourceType
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.placement.confidence import confidence
+from distributed_grid.scheduling.placement.explanation import confidence
 from distributed_grid.scheduling.placement.placement import find_placement, unmet_constraint
 from distributed_grid.scheduling.queue.reasons import stopped_reason
 from distributed_grid.scheduling.rebalancing.loans import asked_amount, describe, surplus, why_no_surplus

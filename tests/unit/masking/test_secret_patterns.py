@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.masking.secret_names import holds_secret, is_random, is_reference, is_secret_name, normal_name
+from distributed_grid.masking.secret_patterns import (
+    PROGRAM_SECRETS,
+    holds_secret,
+    is_random,
+    is_reference,
+    is_secret_name,
+    mask_tokens,
+    normal_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +86,36 @@ def test_the_parts_of_a_name_are_separated_in_one_way() -> None:
     assert {normal_name(name) for name in ("--db-password", "dbPassword", "DB_PASSWORD", "db.password")} == {
         "db_password"
     }
+
+
+BODY = "xK9" + "vQ2mT7pLs4WzR8bN1"
+
+
+def test_a_token_is_masked_and_the_text_around_it_is_kept() -> None:
+    assert mask_tokens(f"a ghp_{BODY}, b") == "a ***, b"
+    assert mask_tokens(f"x=hvs.{BODY}&y") == "x=***&y"
+
+
+def test_all_three_parts_of_a_json_web_token_are_masked() -> None:
+    assert mask_tokens(f"eyJ{BODY}.eyJ{BODY}.{BODY} x") == "*** x"
+
+
+def test_words_that_begin_like_a_token_are_kept() -> None:
+    for text in ("sk-learn-contrib-preprocessing", "pypi-publish-to-the-index", "hf_model", "s.method", "task-runner"):
+        assert mask_tokens(text) == text
+
+
+def test_a_private_key_is_masked_to_its_end() -> None:
+    key = f"-----BEGIN EC PRIVATE KEY-----\n{BODY}\n-----END EC PRIVATE KEY-----"
+    assert mask_tokens(f"a {key} b {key} c") == "a *** b *** c"
+    assert mask_tokens(f"a -----BEGIN PRIVATE KEY-----\n{BODY}") == "a ***"
+
+
+def test_programs_where_p_is_a_port_or_a_path_are_not_listed() -> None:
+    assert not {"psql", "pg_dump", "ssh", "scp", "nmap", "tar", "mkdir", "cp", "ps", "patch"} & PROGRAM_SECRETS.keys()
+
+
+def test_glued_options_have_one_dash() -> None:
+    for name, secrets in PROGRAM_SECRETS.items():
+        assert all(option.startswith("-") for option in secrets.options | secrets.glued), name
+        assert not any(option.startswith("--") for option in secrets.glued), name
