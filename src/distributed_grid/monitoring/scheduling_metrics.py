@@ -19,7 +19,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import ASKED, AUTOMATIC_PREFIX, GIVEN_BACK, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
-from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
+from distributed_grid.scheduling.pressure.scan import automatic_leases
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MAX_JOBS = 1_000

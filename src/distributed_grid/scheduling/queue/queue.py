@@ -40,6 +40,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.scheduling.placement.machine_limits import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
+from distributed_grid.scheduling.pressure.loans import carve_placement
 from distributed_grid.scheduling.queue.backfill import (
     NEVER,
     LowPriorityCapacity,
@@ -59,7 +60,6 @@ from distributed_grid.scheduling.queue.order import (
     contending_groups,
     walk_in_order,
 )
-from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
 MAX_RESERVATIONS = 16
 """Reservations at one moment."""

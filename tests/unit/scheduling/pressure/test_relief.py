@@ -9,13 +9,8 @@ from distributed_grid.domain.events import PressureRead
 from distributed_grid.domain.moves import DegradedNode, OffloadRules, Way
 from distributed_grid.domain.rebalancing import PressureReading, PressureWatch, RebalanceState
 from distributed_grid.domain.resources import Priority
-from distributed_grid.scheduling.offloading.offload_scan import (
-    OffloadScan,
-    nodes_to_relieve,
-    scan_offload,
-    track_offload,
-)
-from distributed_grid.scheduling.offloading.relief import (
+from distributed_grid.scheduling.pressure.plan import nodes_to_relieve, track_offload
+from distributed_grid.scheduling.pressure.relief import (
     Relief,
     ReliefOutcome,
     find_relief,
@@ -23,6 +18,7 @@ from distributed_grid.scheduling.offloading.relief import (
     why_degraded,
     why_restored,
 )
+from distributed_grid.scheduling.pressure.scan import PressureScan, scan_with_lenders
 from tests.support.offload_looks import HOUR_MS, Looks, apart, rebalance_rules, scan_now
 
 
@@ -228,9 +224,9 @@ def test_without_another_node_there_is_no_room_and_it_says_so():
     assert "there is no other node" in relief_after(grid, 60, ash=900).reason
 
 
-def scan_at(grid: Looks, memory: int | None) -> OffloadScan:
+def scan_at(grid: Looks, memory: int | None) -> PressureScan:
     readings = (PressureReading("ash", memory, memory, 0), PressureReading("birch", 0, 0, 0))
-    return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)
+    return scan_with_lenders(grid.ledger, readings, grid.rules, grid.now, grid.offload)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +241,16 @@ def scan_at(grid: Looks, memory: int | None) -> OffloadScan:
     ],
 )
 def test_a_node_is_degraded_when_nothing_can_leave_it(outcome, memory, degraded):
-    assert bool(why_degraded(scan_at(Looks(), memory), "ash", Relief(outcome, "why", "memory"))) is degraded
+    assert (
+        bool(why_degraded(scan_at(Looks(), memory), "ash", Relief(outcome=outcome, reason="why", cause="memory")))
+        is degraded
+    )
 
 
 def test_only_memory_degrades_a_node():
-    assert not why_degraded(scan_at(Looks(), 990), "ash", Relief(ReliefOutcome.NO_ROOM, "why", "cpu"))
+    assert not why_degraded(
+        scan_at(Looks(), 990), "ash", Relief(outcome=ReliefOutcome.NO_ROOM, reason="why", cause="cpu")
+    )
 
 
 def test_a_degraded_node_is_restored_when_it_has_been_below_the_low_mark_at_two_looks():

@@ -14,7 +14,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import Forecast
 from distributed_grid.domain.resources import NOTHING, Amounts, ResourceType
 from distributed_grid.monitoring.usage_history import ClusterHistory
-from distributed_grid.scheduling.rebalancing.pressure import (
+from distributed_grid.scheduling.pressure.scan import (
     automatic_leases,
     chance_above,
     idle_automatic_leases,

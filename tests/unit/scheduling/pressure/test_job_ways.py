@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import Attempt, Job, JobEstimate
 from distributed_grid.domain.moves import Way
 from distributed_grid.domain.states import JobState
-from distributed_grid.scheduling.offloading.job_ways import (
+from distributed_grid.scheduling.pressure.relief import (
     LOSS_AT_FULL_MILLI,
     LOSS_AT_MARK_MILLI,
     left_ms,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.domain.rebalancing import SHARING_POLICIES
 from distributed_grid.domain.resources import Capacity, Priority, ResourceType
-from distributed_grid.scheduling.rebalancing.loans import (
+from distributed_grid.scheduling.pressure.loans import (
     UNITS,
     amounts_of,
     asked_amount,
@@ -16,7 +16,7 @@ from distributed_grid.scheduling.rebalancing.loans import (
     total_of,
     whole_units,
 )
-from distributed_grid.scheduling.rebalancing.pressure import scan_pressure
+from distributed_grid.scheduling.pressure.scan import scan_pressure
 from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request, a_usage, caps
 from tests.support.rebalance_rounds import (
     HARD,

@@ -23,8 +23,8 @@ from distributed_grid.domain.resources import Amounts, GpuShare, ResourceType
 from distributed_grid.domain.scheduling_policy import Quota, Strategy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import Refused
-from distributed_grid.scheduling.rebalancing.loans import used_amount
-from distributed_grid.scheduling.rebalancing.pressure import RETRY_UNUSED
+from distributed_grid.scheduling.pressure.loans import used_amount
+from distributed_grid.scheduling.pressure.scan import RETRY_UNUSED
 from tests.support.builders import GB, a_command, a_node, a_request
 from tests.support.rebalance_rounds import Rounds, a_reading, actions, apart, rules
 

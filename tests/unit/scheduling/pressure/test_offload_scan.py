@@ -7,20 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import DegradedNode, OffloadRules
 from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.scheduling.offloading.offload_scan import (
-    HOUR_MS,
-    MAX_RELIEVED,
-    describe_pressure,
-    excess_bytes,
-    high_mark,
-    low_mark,
-    nodes_to_relieve,
-    track_offload,
-    will_be_short_of_memory,
-)
+from distributed_grid.scheduling.pressure.plan import MAX_RELIEVED, nodes_to_relieve, track_offload
+from distributed_grid.scheduling.pressure.relief import HOUR_MS, describe_pressure
+from distributed_grid.scheduling.pressure.scan import scan_pressure
 from tests.support.offload_looks import Looks, ahead, apart, rebalance_rules, scan_now
 
 GB = 1024**3
@@ -36,10 +29,10 @@ def test_memory_comes_before_what_works_harder():
 def test_a_sure_forecast_of_memory_is_believed_and_says_how_much_has_to_go():
     grid = Looks()
     scan = scan_now(grid, ash=ahead("ash", 700, 900), birch=ahead("birch", 100, 900))
-    assert will_be_short_of_memory(scan, "ash")
-    assert not will_be_short_of_memory(scan, "birch")  # it is far from it now
-    assert excess_bytes(scan, "ash") == 32 * GB * 200 // 1000
-    assert not will_be_short_of_memory(scan_now(grid, ash=ahead("ash", 700, 805)), "ash")
+    assert scan.will_be_short_of_memory("ash")
+    assert not scan.will_be_short_of_memory("birch")  # it is far from it now
+    assert scan.excess_bytes("ash") == 32 * GB * 200 // 1000
+    assert not scan_now(grid, ash=ahead("ash", 700, 805)).will_be_short_of_memory("ash")
 
 
 def tracked(grid: Looks, **levels: int | PressureReading) -> None:
@@ -64,7 +57,7 @@ def test_what_is_remembered_of_a_node_follows_from_its_last_levels(levels):
     for level in levels:
         tracked(grid, ash=level)
         grid.advance(60)
-    high = high_mark(grid.offload, ResourceType.MEMORY)
+    high = scan_now(grid).threshold(ResourceType.MEMORY)
     runs = len(levels) - next((at for at in range(len(levels), 0, -1) if levels[at - 1] <= high), 0)
     since = grid.watch("ash").memory_since_ms
     assert since == (grid.now - 60_000 * runs if runs else None)
@@ -75,18 +68,19 @@ def test_what_is_remembered_of_a_node_follows_from_its_last_levels(levels):
 @given(mark=st.integers(0, 1000))
 def test_a_low_mark_is_below_its_threshold_and_never_negative(kind, mark):
     rules = OffloadRules(memory_high=mark, cpu_high=mark, gpu_high=mark)
-    assert 0 <= low_mark(rules, kind) <= high_mark(rules, kind) == mark
+    scan = scan_pressure(Ledger(), (), rebalance_rules(), 0, offload=rules)
+    assert 0 <= scan.low_mark(kind) <= scan.threshold(kind) == mark
 
 
 def test_targets_are_those_with_headroom_least_loaded_first():
     grid = Looks(*apart("ash", "birch", "cedar", "elm"))
-    assert scan_now(grid, ash=900, birch=200, cedar=100).targets == ("elm", "cedar", "birch")
+    assert scan_now(grid, ash=900, birch=200, cedar=100).schedule.with_headroom == ("elm", "cedar", "birch")
     grid.ledger.apply([DegradedNode("elm", grid.now, "memory")])
     tracked(grid)
     grid.ledger.apply([replace(grid.watch("cedar"), moved_at_ms=grid.now)])
-    assert scan_now(grid, ash=900, birch=200).targets == ("birch",)
+    assert scan_now(grid, ash=900, birch=200).schedule.with_headroom == ("birch",)
     grid.now += grid.offload.cooldown_ms
-    assert scan_now(grid, ash=900, birch=200).targets == ("cedar", "birch")
+    assert scan_now(grid, ash=900, birch=200).schedule.with_headroom == ("cedar", "birch")
 
 
 def test_a_node_that_is_new_rests_as_after_the_last_move():
