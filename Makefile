@@ -75,7 +75,7 @@ system-packages:
 	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev dockerd:docker.io slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge
 
 chaos: setup ## break 1,000 simulated grids and check every invariant after every step (docs/internals/simulator.md); send 1,000,000 mutated frames to real processes (docs/internals/fuzzing.md); 500 fault schedules on a stand-in of every cloud (docs/internals/cloud-campaign.md); 40 moves of processes between real hosts with faults (docs/internals/lab.md)
-	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
+	$(BIN)/python -m tests.simulation $(CHAOS_ARGS)
 	$(BIN)/python -m tests.clouds $(CLOUD_ARGS)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	$(BIN)/python -m tests.lab.move_campaign $(MOVE_ARGS)

@@ -41,10 +41,10 @@ from distributed_grid.domain.states import LeaseState
 from distributed_grid.reactor import pending_for, step
 from distributed_grid.reactor.effects import StartAttempt
 from distributed_grid.reactor.lease_transitions import grant, preempt_victims
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from distributed_grid.scheduling.preemption.victims import Slots
-from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 
 BEAT = 30 * MINUTE
 SEEDS = sized(10, smoke=2)

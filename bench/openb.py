@@ -27,7 +27,7 @@ from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
-from distributed_grid.simulation.replay.traces import read_asks, read_nodes
+from distributed_grid.replay.traces import read_asks, read_nodes
 
 SEEDS = sized(range(10), smoke=range(1))
 MAX_DEMAND = 130

@@ -11,9 +11,9 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity, Priority
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.simulation.campaign import run_seed
-from distributed_grid.simulation.replay.replay import Replay
-from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob
+from distributed_grid.replay.replay import Replay
+from distributed_grid.replay.traces import PATIENT_MS, LoggedJob
+from tests.simulation.campaign import run_seed
 
 GB = 1024**3
 DAY_MS = 86_400_000

@@ -21,7 +21,7 @@ from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
 from distributed_grid.reactor.effects import StartAttempt, StopAttempt
-from distributed_grid.simulation.invariants import Invariant, LedgerWatch, ObservedStep
+from tests.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 from tests.support.scaling import MIDDAY_MS
 from tests.support.scaling import rules as scaling_rules

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD, WorkerKind
 from distributed_grid.domain.resources import Priority
-from distributed_grid.simulation.invariants import INVARIANTS
+from tests.simulation.invariants import INVARIANTS
 from tests.support.builders import a_request
 from tests.unit.reactor.state_machine import NAMES, NODES, OUTCOMES, PULLERS, USAGES, World
 

@@ -25,7 +25,7 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.reactor import Record
 from distributed_grid.scheduling.pressure.loans import total_of
 from distributed_grid.scheduling.pressure.scan import RETRY_UNUSED
-from distributed_grid.simulation.invariants import INVARIANTS
+from tests.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, a_request, thresholds
 from tests.support.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World

@@ -10,9 +10,9 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.simulation.faults import Fault, FaultKind
-from distributed_grid.simulation.machine import ScriptedJob
-from distributed_grid.simulation.scenario import Scenario, UserRequest
+from tests.simulation.faults import Fault, FaultKind
+from tests.simulation.machine import ScriptedJob
+from tests.simulation.scenario import Scenario, UserRequest
 
 GB = 1024**3
 PATIENT_MS = 10_000_000

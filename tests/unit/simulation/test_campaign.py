@@ -20,15 +20,15 @@ from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.simulation.campaign import Summary, failure_text, run_seed
-from distributed_grid.simulation.event_queue import SimulatedTask
-from distributed_grid.simulation.faults import Fault, FaultKind
-from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.machine import FLOOD_BYTES, MAX_SKEW, Machine, SimulatedProcess
-from distributed_grid.simulation.scenario import Scenario, draw_scenario
-from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane, WaitingEntry
-from distributed_grid.simulation.world import RunReport, World
+from distributed_grid.replay.event_queue import SimulatedTask
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
+from tests.simulation.campaign import Summary, failure_text, run_seed
+from tests.simulation.faults import Fault, FaultKind
+from tests.simulation.invariant_checker import InvariantChecker, InvariantViolated
+from tests.simulation.machine import FLOOD_BYTES, MAX_SKEW, Machine, SimulatedProcess
+from tests.simulation.scenario import Scenario, draw_scenario
+from tests.simulation.simulated_control_plane import SimulatedControlPlane, WaitingEntry
+from tests.simulation.world import RunReport, World
 from tests.support.builders import Scenario as Ready
 from tests.support.builders import a_node, a_request
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
@@ -117,7 +117,7 @@ def test_a_load_uses_what_can_be_asked_for() -> None:
 
 def test_the_same_seed_is_the_same_story_in_every_process() -> None:
     def history(hash_seed: str) -> str:
-        words = [sys.executable, "-m", "distributed_grid.simulation", "--seed", str(SOME[3])]
+        words = [sys.executable, "-m", "tests.simulation", "--seed", str(SOME[3])]
         done = subprocess.run(
             words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": hash_seed}
         )
@@ -383,7 +383,7 @@ def test_a_violated_invariant_is_reported_with_what_led_to_it_and_how_to_see_it_
     assert "ash       job.1 begins under fence" in text
     assert f"seed 7, step {report.steps}, 10." in text
     assert " s: an attempt runs once: job.1 runs again, on ash" in text
-    assert "python -m distributed_grid.simulation --seed 7" in text
+    assert "python -m tests.simulation --seed 7" in text
 
 
 # ------------------------------------------------------------------ stopped agents and shims

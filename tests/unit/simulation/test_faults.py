@@ -12,21 +12,7 @@ from msgspec import structs
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.simulation.campaign import failure_text
-from distributed_grid.simulation.event_queue import EventQueue
-from distributed_grid.simulation.faults import (
-    EVERYWHERE,
-    JUMP_MS,
-    JUMPS_FROM,
-    STEP_MS,
-    Fault,
-    FaultKind,
-    MessageMutator,
-)
-from distributed_grid.simulation.machine import MAX_SKEW, MILLION, USUAL_DRIFT, Machine, ScriptedJob, SimulatedProcess
-from distributed_grid.simulation.network import UP, Network, SimulatedLink
-from distributed_grid.simulation.scenario import draw_scenario
-from distributed_grid.simulation.world import BEGIN_MS, World
+from distributed_grid.replay.event_queue import EventQueue
 from distributed_grid.wire import (
     PROTOCOL,
     AcknowledgeReport,
@@ -46,6 +32,20 @@ from distributed_grid.wire import (
     decode_from_agent,
     encode,
 )
+from tests.simulation.campaign import failure_text
+from tests.simulation.faults import (
+    EVERYWHERE,
+    JUMP_MS,
+    JUMPS_FROM,
+    STEP_MS,
+    Fault,
+    FaultKind,
+    MessageMutator,
+)
+from tests.simulation.machine import MAX_SKEW, MILLION, USUAL_DRIFT, Machine, ScriptedJob, SimulatedProcess
+from tests.simulation.network import UP, Network, SimulatedLink
+from tests.simulation.scenario import draw_scenario
+from tests.simulation.world import BEGIN_MS, World
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 MESSAGES: list[FromAgent] = [

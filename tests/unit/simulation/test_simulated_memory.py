@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from distributed_grid.domain.events import BlockAsked, BlockReleased
-from distributed_grid.simulation.campaign import failure_text
-from distributed_grid.simulation.faults import Fault, FaultKind
-from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.scenario import UserRequest
-from distributed_grid.simulation.simulated_memory import SimulatedMemory
-from distributed_grid.simulation.world import BEGIN_MS, RunReport, World
+from tests.simulation.campaign import failure_text
+from tests.simulation.faults import Fault, FaultKind
+from tests.simulation.machine import Machine
+from tests.simulation.scenario import UserRequest
+from tests.simulation.simulated_memory import SimulatedMemory
+from tests.simulation.world import BEGIN_MS, RunReport, World
 from tests.unit.simulation.scenarios import GB, a_fault, a_scenario
 
 

@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.agent.offloading.guard_core import STILL_PHASES, GuardAction, GuardCore, GuardPhase, TreeView
-from distributed_grid.simulation.campaign import failure_text
-from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
-from distributed_grid.simulation.guarded_process import SimulatedGuard
-from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.scenario import Scenario
-from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal
-from distributed_grid.simulation.world import World
+from tests.simulation.campaign import failure_text
+from tests.simulation.faults import EVERYWHERE, Fault, FaultKind
+from tests.simulation.guarded_process import SimulatedGuard
+from tests.simulation.machine import Machine
+from tests.simulation.scenario import Scenario
+from tests.simulation.simulated_moves import PlannedMove, PlannedOriginal
+from tests.simulation.world import World
 from tests.unit.simulation.scenarios import a_fault, a_job, a_scenario
 
 ORIGINAL = PlannedOriginal(1_000, "ash", 1001, 120_000)

@@ -13,7 +13,7 @@ from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
     from distributed_grid.domain.resources import Capacity
-    from distributed_grid.simulation.replay.replay_statistics import StatisticsTable
+    from distributed_grid.replay.replay_statistics import StatisticsTable
 
 
 @command(
@@ -51,13 +51,13 @@ def simulate(
         _check_writable(plot)
     bar = _ProgressBar()
     try:
-        from distributed_grid.simulation.replay.trace_reader import read_trace
+        from distributed_grid.replay.trace_reader import read_trace
 
         found = read_trace(trace).first(limit)
-        from distributed_grid.simulation.replay.candidates import candidates
+        from distributed_grid.replay.candidates import candidates
 
         policies = candidates(found, session.config, words, _this_machine)
-        from distributed_grid.simulation.replay.replay import replay_candidates  # last: the scheduler is heavy
+        from distributed_grid.replay.replay import replay_candidates  # last: the scheduler is heavy
 
         replays = []
         bar.policies = [policy.name for policy in policies]
@@ -65,7 +65,7 @@ def simulate(
             replays.append((name, figures))
             bar.next()
         if plot:
-            from distributed_grid.simulation.replay.replay_statistics import chart
+            from distributed_grid.replay.replay_statistics import chart
 
             _write(plot, chart(replays))
     except KeyboardInterrupt:

@@ -13,8 +13,8 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.replay.candidates import candidates
-from distributed_grid.simulation.replay.replay import (
+from distributed_grid.replay.candidates import candidates
+from distributed_grid.replay.replay import (
     BEGIN_MS,
     NOTICE_MS,
     STOP_MS,
@@ -23,7 +23,7 @@ from distributed_grid.simulation.replay.replay import (
     owner_presences,
     replay_candidates,
 )
-from distributed_grid.simulation.replay.replay_statistics import (
+from distributed_grid.replay.replay_statistics import (
     COLOURS,
     PANEL,
     TOP,
@@ -32,7 +32,7 @@ from distributed_grid.simulation.replay.replay_statistics import (
     _times,
     chart,
 )
-from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
+from distributed_grid.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 GB = 1024**3
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,12 +17,7 @@ from distributed_grid.agent.owner.yield_policy import OwnerState
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
-from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
-from distributed_grid.simulation.faults import MessageMutator
-from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
-from distributed_grid.simulation.network import Dialer, SimulatedUplink
-from distributed_grid.simulation.simulated_memory import SimulatedLending
-from distributed_grid.simulation.simulated_moves import SimulatedMoves
+from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, SimulatedTasks
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -46,6 +41,11 @@ from distributed_grid.wire import (
     Welcome,
     greeting,
 )
+from tests.simulation.faults import MessageMutator
+from tests.simulation.machine import Machine, Owner, SimulatedProcess
+from tests.simulation.network import Dialer, SimulatedUplink
+from tests.simulation.simulated_memory import SimulatedLending
+from tests.simulation.simulated_moves import SimulatedMoves
 
 FETCH_MS = 1_000
 MARKS_EVERY_MS = 10_000

@@ -1,4 +1,4 @@
-"""`python -m distributed_grid.simulation`: the fault campaign, or one seed of it alone."""
+"""`python -m tests.simulation`: the fault campaign, or one seed of it alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import logging
 import os
 import sys
 
-from distributed_grid.simulation.campaign import run_campaign
-from distributed_grid.simulation.scenario import draw_scenario
-from distributed_grid.simulation.world import World
+from tests.simulation.campaign import run_campaign
+from tests.simulation.scenario import draw_scenario
+from tests.simulation.world import World
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m distributed_grid.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default: 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from distributed_grid.memory.protocol.authentication import read_claims
-from distributed_grid.simulation.event_queue import EventQueue
+from distributed_grid.replay.event_queue import EventQueue
 from distributed_grid.wire import (
     CopiesFreedReport,
     CopyMadeReport,

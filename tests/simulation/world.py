@@ -26,15 +26,15 @@ from distributed_grid.domain.events import (
     MoveRequested,
 )
 from distributed_grid.errors import GridError
-from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
-from distributed_grid.simulation.faults import Fault, FaultInjector
-from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
-from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.network import Network, SimulatedLink, SimulatedUplink
-from distributed_grid.simulation.scenario import Scenario, UserRequest
-from distributed_grid.simulation.simulated_agent import SimulatedAgent
-from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
-from distributed_grid.simulation.simulated_moves import PlannedMove, PlannedOriginal, SourceFiles, requested_move
+from distributed_grid.replay.event_queue import EventQueue, SimulatedTask
+from tests.simulation.faults import Fault, FaultInjector
+from tests.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
+from tests.simulation.machine import Machine
+from tests.simulation.network import Network, SimulatedLink, SimulatedUplink
+from tests.simulation.scenario import Scenario, UserRequest
+from tests.simulation.simulated_agent import SimulatedAgent
+from tests.simulation.simulated_control_plane import SimulatedControlPlane
+from tests.simulation.simulated_moves import PlannedMove, PlannedOriginal, SourceFiles, requested_move
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""

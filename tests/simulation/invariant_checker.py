@@ -40,9 +40,9 @@ from distributed_grid.errors import GridError
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.jobs import DISPLACED
 from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
-from distributed_grid.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
-from distributed_grid.simulation.machine import Machine, SimulatedProcess
-from distributed_grid.simulation.move_invariants import MoveInvariants
+from tests.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
+from tests.simulation.machine import Machine, SimulatedProcess
+from tests.simulation.move_invariants import MoveInvariants
 
 EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""

@@ -39,10 +39,10 @@ from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import Effect, ShipCheckpoint, pending_checkpoints
-from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
-from distributed_grid.simulation.network import Network, SimulatedLink
-from distributed_grid.simulation.simulated_moves import SimulatedReconciler, SourceFiles
+from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
+from tests.simulation.network import Network, SimulatedLink
+from tests.simulation.simulated_moves import SimulatedReconciler, SourceFiles
 
 TICK_MS = 1_000
 STEP_MS = 20

@@ -16,8 +16,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.reactor.offloading.process_moves import job_uid
-from distributed_grid.simulation.guarded_process import SimulatedOriginal
-from distributed_grid.simulation.machine import Machine, SimulatedProcess
+from tests.simulation.guarded_process import SimulatedOriginal
+from tests.simulation.machine import Machine, SimulatedProcess
 
 SLACK_MS = 3_000
 """What thawing may take on top of the lease, also where the guard has to be replaced on a slow machine."""

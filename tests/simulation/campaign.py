@@ -11,11 +11,11 @@ from multiprocessing import get_context
 
 from msgspec import Struct, field
 
-from distributed_grid.simulation.faults import FaultKind
-from distributed_grid.simulation.scenario import draw_scenario
-from distributed_grid.simulation.world import RunReport, World
+from tests.simulation.faults import FaultKind
+from tests.simulation.scenario import draw_scenario
+from tests.simulation.world import RunReport, World
 
-COMMAND = "python -m distributed_grid.simulation --seed"
+COMMAND = "python -m tests.simulation --seed"
 
 
 class Summary(Struct):

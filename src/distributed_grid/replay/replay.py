@@ -39,10 +39,10 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, IllegalStep
 from distributed_grid.reactor import pending_for, step_through
 from distributed_grid.reactor.effects import StartAttempt, StopAttempt
-from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.replay.candidates import Candidate
-from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
-from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
+from distributed_grid.replay.candidates import Candidate
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.replay.replay_statistics import ReplayStatistics
+from distributed_grid.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 OWNER_STAYS_MS = 3_600_000
 DAY_MS = 86_400_000

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
-from distributed_grid.simulation.event_queue import EventQueue
+from distributed_grid.replay.event_queue import EventQueue
 from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, ToAgent, Welcome
 
 SILENCE_MS = 10_000

@@ -28,12 +28,12 @@ from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import JobState, MoveState, NodeState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
-from distributed_grid.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal, SimulatedOriginal
-from distributed_grid.simulation.machine import Machine, ScriptedJob
 from distributed_grid.wire import MoveOrder
+from tests.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal, SimulatedOriginal
+from tests.simulation.machine import Machine, ScriptedJob
 
 if TYPE_CHECKING:
-    from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
+    from tests.simulation.simulated_control_plane import SimulatedControlPlane
 
 CLOSE_MS = 500
 CHANGED = "it has changed since the request"

@@ -17,7 +17,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.replay.traces import LoggedJob, Trace
+from distributed_grid.replay.traces import LoggedJob, Trace
 
 if TYPE_CHECKING:
     from distributed_grid.config import NodeConfig

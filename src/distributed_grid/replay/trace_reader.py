@@ -24,7 +24,7 @@ from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, normalized_custom
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.replay.traces import LoggedJob, Trace, make_trace, read_nodes, read_pods, read_swf
+from distributed_grid.replay.traces import LoggedJob, Trace, make_trace, read_nodes, read_pods, read_swf
 
 MOST = 2**53
 LEASE_ENDS = frozenset({"released", "expired", "withdrawn"})

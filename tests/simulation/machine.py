@@ -20,10 +20,10 @@ from distributed_grid.agent.execution.disk_guard import largest_writer
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
-from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.guarded_process import SimulatedGuard, SimulatedJournal, SimulatedOriginal
-from distributed_grid.simulation.simulated_memory import SimulatedMemory
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.wire import StartAttemptOrder
+from tests.simulation.guarded_process import SimulatedGuard, SimulatedJournal, SimulatedOriginal
+from tests.simulation.simulated_memory import SimulatedMemory
 
 MILLION = 1_000_000
 WATCHER_MS = 500

@@ -16,12 +16,12 @@ from msgspec import Struct, inspect
 
 from distributed_grid.domain.events import AgentRequested, NodeDrained
 from distributed_grid.errors import ProtocolError
-from distributed_grid.simulation.machine import Owner
-from distributed_grid.simulation.network import DOWN, MAX_DELAY_MS, UP
 from distributed_grid.wire import FromAgent, decode_from_agent, encode
+from tests.simulation.machine import Owner
+from tests.simulation.network import DOWN, MAX_DELAY_MS, UP
 
 if TYPE_CHECKING:
-    from distributed_grid.simulation.world import World
+    from tests.simulation.world import World
 
 MAX_NUMBER = 2**61
 

@@ -26,9 +26,9 @@ from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
-from distributed_grid.simulation.faults import Fault, draw_faults, draw_loads
-from distributed_grid.simulation.machine import ScriptedJob
-from distributed_grid.simulation.simulated_moves import (
+from tests.simulation.faults import Fault, draw_faults, draw_loads
+from tests.simulation.machine import ScriptedJob
+from tests.simulation.simulated_moves import (
     PlannedMove,
     PlannedOriginal,
     draw_moves,

@@ -26,7 +26,7 @@ from distributed_grid.agent.offloading.guard_core import (
     WriteRecord,
 )
 from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
-from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 
 FULL = "No space left on device"
 NOTICE_MS = 50
