@@ -32,7 +32,7 @@ from distributed_grid.domain.states import LeaseEnd, LeaseState, NodeState, Step
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
-from distributed_grid.scheduling.preemption.victims import CoverItem, lightest_cover
+from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
 from distributed_grid.scheduling.queue.queue import place_in_automatic_lease, place_newcomer
 
 RETRY_MS = 5_000

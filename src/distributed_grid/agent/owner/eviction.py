@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.resources import gigabytes
-from distributed_grid.scheduling.preemption.victims import CoverItem, lightest_cover
+from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
 from distributed_grid.wire import OwnerRules
 
 MB = 1024**2
