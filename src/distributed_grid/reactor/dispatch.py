@@ -143,7 +143,7 @@ DECIDERS: dict[type, Decider] = {
     events.StrayInstanceFound: provider_lists.on_stray_found,
     events.ScalingRulesSet: scaling.on_rules_set,
     events.ScalingEvaluated: scaling.on_evaluated,
-    events.OutputsBroughtHome: scaling.on_outputs_brought_home,
+    events.OutputsCollected: scaling.on_outputs_collected,
     events.MoveRequested: moves.on_requested,
     events.MoveChecked: moves.on_checked,
     events.MoveShipped: moves.on_shipped,

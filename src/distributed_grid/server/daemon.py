@@ -50,7 +50,6 @@ from distributed_grid.config_mapping import (
 )
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
@@ -65,7 +64,16 @@ from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.usage_history import MINUTE
-from distributed_grid.reactor.effects import MoveEffect, WorkerEffect
+from distributed_grid.reactor.effects import (
+    AttemptEffect,
+    CollectOutputs,
+    DeliverFiles,
+    EngineEffect,
+    MemoryEffect,
+    MoveEffect,
+    ShipCheckpoint,
+    WorkerEffect,
+)
 from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
@@ -169,14 +177,7 @@ class Daemon:
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
         self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
-        effects = EffectRouter(
-            self._agents.perform,
-            self._reconciler.perform,
-            self._agents.memory.perform,
-            self._perform_workers,
-            self._perform_moves,
-        )
-        self._grid = Grid(store, self._clock, effects, cutoff_ms=self._cutoff_ms)
+        self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
             config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
         )
@@ -290,6 +291,18 @@ class Daemon:
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
         self._deliverer = FileDeliverer(grid, files, self._state_dir)
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
+        grid.perform_with(
+            {
+                AttemptEffect: self._agents.perform,
+                EngineEffect: self._reconciler.perform,
+                MemoryEffect: self._agents.memory.perform,
+                WorkerEffect: self._workers.perform,
+                MoveEffect: self._moves.perform,
+                ShipCheckpoint: self._checkpoint_shipper.perform,
+                DeliverFiles: self._deliverer.perform,
+                CollectOutputs: self._outputs.perform,
+            }
+        )
         daemon = DaemonService(
             self._state_dir,
             self._selected,
@@ -473,12 +486,6 @@ class Daemon:
     def _alarm(self, about: str, why: str) -> None:
         """Alert whoever the config names of money that is spent against the will of everybody."""
         self._monitor.send_alert(Alert(about, "budget", True, 1.0, 1.0, self._grid.now_ms(), why))
-
-    def _perform_moves(self, effects: list[MoveEffect]) -> None:
-        self._moves.perform(effects)
-
-    def _perform_workers(self, effects: list[WorkerEffect]) -> None:
-        self._workers.perform(effects)
 
     def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from distributed_grid import wire
 from distributed_grid.control.agent_sessions import MAX_WAITING_REPORTS, NodeRegistry
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import ClocksConfirmed, NodeDeclared, ReassessmentRequested, TimePassed
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.states import JobState, NodeState
+from distributed_grid.reactor.effects import AttemptEffect
 from tests.support.builders import a_capacity, a_node, a_request, a_submission
 from tests.unit.control.test_grid import ShakyStore
 
@@ -81,7 +81,8 @@ class World:
 
     def __init__(self) -> None:
         self.store, self.clock, self.gateway = ShakyStore(), Clock(), AgentGateway()
-        self.grid = Grid(self.store, self.clock, EffectRouter(self.gateway.perform))
+        self.grid = Grid(self.store, self.clock)
+        self.grid.perform_with({AttemptEffect: self.gateway.perform})
         self.ash, self.elm = FarAgent(self.gateway, "ash"), FarAgent(self.gateway, "elm")
 
     async def open(self) -> None:

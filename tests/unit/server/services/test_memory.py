@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from distributed_grid.api import requests
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import LeaseLost, MemoryServed, NodeDrained, PullWorkerRegistered
@@ -36,7 +35,8 @@ class MemoryGrid(InProcessGrid):
 
     def __init__(self, *, problem: str = "", **options: Any) -> None:
         super().__init__(**options)
-        self.grid = Grid(self.store, self.clock, EffectRouter(memory=self.lend))
+        self.grid = Grid(self.store, self.clock)
+        self.grid.perform_with({MemoryEffect: self.lend})
         self.memory = MemoryService(
             self.grid, self.get_viewer, sharing_enabled=self.sharing_enabled, is_stopping=self.stopping
         )
@@ -44,11 +44,10 @@ class MemoryGrid(InProcessGrid):
         self.serves = True
         self.ordered: list[MemoryEffect] = []
 
-    def lend(self, effects: list[MemoryEffect]) -> None:
-        self.ordered += effects
-        for effect in effects:
-            if isinstance(effect, ServeMemory) and self.serves:
-                asyncio.get_running_loop().call_soon(self.serve, effect.node)
+    def lend(self, effect: MemoryEffect) -> None:
+        self.ordered.append(effect)
+        if isinstance(effect, ServeMemory) and self.serves:
+            asyncio.get_running_loop().call_soon(self.serve, effect.node)
 
     def serve(self, node: str) -> None:
         lender = MemoryServerRow(

@@ -15,7 +15,6 @@ from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
@@ -29,6 +28,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
+from distributed_grid.reactor.effects import WorkerEffect
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
 from distributed_grid.server.purge_guard import PurgeGuard
@@ -64,9 +64,7 @@ class Parts:
                 "workers": {"consistency_seconds": 0.1, "call_seconds": 1},
             }
         )
-        self.grid = Grid(
-            InMemoryStore(), RealClock(), EffectRouter(workers=lambda found: self.reconciler.perform(found))
-        )
+        self.grid = Grid(InMemoryStore(), RealClock())
 
         async def advertise() -> AdvertisedAddress:
             return AdvertisedAddress(("127.0.0.1:7433",), "0" * 64)
@@ -87,6 +85,7 @@ class Parts:
             grid_id=lambda: "grid-1",
             on_alarm=lambda about, why: self.alarms.append(why),
         )
+        self.grid.perform_with({WorkerEffect: self.reconciler.perform})
         files = RemoteFiles({})
         guard = PurgeGuard(self.grid, AttemptFiles(folder, files, lambda name: False), files, folder)
         self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens, guard)
