@@ -388,12 +388,12 @@ class AgentSessions:
         try:
             if message.capacity is not None:
                 await self._redeclare(message.node, message.capacity.value())
-            await self._grid.handle(NodeHeard(message.node))
             if message.end is not None and message.node in self._grid.ledger.workers:
-                said = message.end
+                said = message.end  # before the reports behind it: what they free must not be used there again
                 await self._grid.handle(
                     WorkerEndAnnounced(message.node, said.why, said.ends_in_ms, withdrawn=said.withdrawn)
                 )
+            await self._grid.handle(NodeHeard(message.node))
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
                 via.send(AcknowledgeMarks(message.beat))

@@ -24,7 +24,8 @@ async def look_again(original: OriginalProcess, first: ProcessLook, surroundings
     """The reason why the original may not be ended; empty where it is as it was at the request."""
     try:
         around = surroundings()
-        return await asyncio.wait_for(asyncio.to_thread(_changes_of, original, first, around), LOOK_SECONDS)
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await asyncio.to_thread(_changes_of, original, first, around)
     except TimeoutError:
         return f"it could not be looked at a second time within {LOOK_SECONDS:.0f} s"
     except (GridError, OSError, ValueError) as failure:

@@ -71,7 +71,8 @@ class AutoOffloader:
         pause = min(self.offload.interval_ms / 1000, FIRST_EVALUATION_SECONDS)
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()

@@ -78,7 +78,8 @@ class IdleTimer:
         idle_since = time.monotonic()
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
+                async with asyncio.timeout(min(max(self._idle_seconds / 10, 0.05), 5.0)):
+                    await self._stopping.wait()
             if self.keep_running or not await is_idle():
                 idle_since = time.monotonic()
             elif time.monotonic() - max(idle_since, self._last_request) >= self._idle_seconds:

@@ -181,7 +181,8 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
         quick = LOCAL_POLL_SECONDS if output.is_local(job.attempt) else REMOTE_POLL_SECONDS
         pause = quick if anything else min(pause * 1.5, MAX_POLL_SECONDS)
         try:
-            await asyncio.wait_for(changed.wait(), pause if job.attempt is not None else None)
+            async with asyncio.timeout(pause if job.attempt is not None else None):
+                await changed.wait()
         except TimeoutError:
             continue
 

@@ -276,7 +276,8 @@ class LeaseService:
         changed = self._grid.watch(key)
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), CHANGE_SECONDS)
+                async with asyncio.timeout(CHANGE_SECONDS):
+                    await changed.wait()
         finally:
             self._grid.unwatch(key, changed)
 

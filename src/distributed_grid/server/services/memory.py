@@ -95,7 +95,8 @@ class MemoryService:
                     if found is not None:
                         return found
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), POLL_SECONDS)
+                        async with asyncio.timeout(POLL_SECONDS):
+                            await changed.wait()
         except TimeoutError:
             why = f"its nodes did not open their memory within {OPEN_SECONDS:g} s"
             await self._drop(block_id, why)

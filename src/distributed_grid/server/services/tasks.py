@@ -131,7 +131,8 @@ class TaskService:
                 if job is not None or left <= 0:
                     break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(ASK_SECONDS, left))
+                    async with asyncio.timeout(min(ASK_SECONDS, left)):
+                        await changed.wait()
                 changed.clear()
         except asyncio.CancelledError:
             start_logged(self._give_back(op, asking), "a task that was not delivered")
