@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -48,6 +48,7 @@ from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_
 from distributed_grid.scheduling.pressure.plan import pressed_nodes
 from distributed_grid.scheduling.pressure.scan import PressureScan, percent, scan_with_lenders
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
 from distributed_grid.server.services.records import ended_move, find_job, find_move
 
@@ -68,6 +69,11 @@ MAX_PLACES = 3
 MAX_LOOKS = 5
 """So often a process is looked at some of whose children ended meanwhile."""
 _MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
+
+
+def _name_move(fields: dict[str, Any]) -> None:
+    """Name the move of a REST request after its Idempotency-Key."""
+    fields.setdefault("move_id", f"{MOVE_PREFIX}{fields.pop('request_id')}")
 
 
 class OffloadingService:
@@ -96,6 +102,7 @@ class OffloadingService:
         """Go by other rules from now on."""
         self._sharing = rules
 
+    @endpoint(READ, get("/proposals", "moves"))
     async def scan(self, op: requests.ScanOffload, caller: Caller) -> View:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
         readings = await self._monitor.readings()
@@ -163,6 +170,7 @@ class OffloadingService:
             raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
         return self._sharing
 
+    @endpoint(READ)
     async def advise(self, op: requests.AdviseCommand, caller: Caller) -> View:
         """Whether a command had better start elsewhere, and why."""
         return {**await self._advice(op, caller)}
@@ -210,6 +218,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moving
 
+    @endpoint(USER, post("/moves", "moves", adapt=_name_move))
     async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
         """Begin to move a job or a process; the same request again is answered with how that move stands."""
         if not _MOVE_ID.fullmatch(op.move_id):
@@ -326,6 +335,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moves
 
+    @endpoint(READ, get("/moves", "moves"))
     async def list(self, op: requests.ListMoves, caller: Caller) -> View:
         """The moves that go on, and with `all` those that have ended last."""
         living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
@@ -336,11 +346,13 @@ class OffloadingService:
         rows = [move_view(viewer, move, self._is_connected) for move in moves]
         return {"moves": rows, "more": len(ended) > MAX_ENDED}
 
+    @endpoint(READ, get("/moves/{name}", "moves", name="move_id"))
     async def get(self, op: requests.GetMove, caller: Caller) -> View:
         """One move, over or not."""
         move, viewer = await find_move(self._grid, op.move_id), self._viewer().for_reader(caller.reader)
         return {"move": move_view(viewer, move, self._is_connected)}
 
+    @endpoint(USER, post("/moves/{name}/cancel", "moves", name="move_id"))
     async def cancel(self, op: requests.CancelMove, caller: Caller) -> View:
         """Leave the original as it was; a move that is over already is left so."""
         move = await find_move(self._grid, op.move_id)
@@ -358,12 +370,14 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ consents
 
-    async def consents(self) -> View:
+    @endpoint(ADMIN)
+    async def consents(self, op: requests.ListConsents, caller: Caller) -> View:
         """The command shapes whose processes may be moved."""
         viewer = self._viewer()
         found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
         return {"consents": [consent_view(viewer, one) for one in found]}
 
+    @endpoint(USER)
     async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> View:
         """Withdraw a consent: one's own, or as an admin anybody's."""
 
