@@ -14,7 +14,7 @@ from distributed_grid.config.value_kinds import GIB, MIB, KeyPath, ParseContext,
 from distributed_grid.config.yaml_document import YamlNode
 from distributed_grid.domain import workers
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.prediction import tiers
+from distributed_grid.prediction import task_runs
 
 FROM_0_TO_1, NOT_NEGATIVE = Meta(ge=0, le=1), Meta(ge=0)
 FINITE = Meta(ge=0, le=sys.float_info.max)
@@ -276,13 +276,13 @@ class WorkerTimes(Section):
 class Prediction(Section):
     """When earlier runs say enough about the next one, and how often everything is learned anew."""
 
-    confidence_threshold: RatioPart = tiers.DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD
-    update_interval_seconds: Annotated[float, FINITE, Interval(1)] = float(tiers.DEFAULT_PREDICTION_UPDATE_INTERVAL)
-    min_samples_for_ml: Annotated[int, NOT_NEGATIVE, kinds.Count(tiers.LEAST_SAMPLES_FOR_ML, 1_000_000)] = (
-        tiers.DEFAULT_MIN_SAMPLES_FOR_ML
+    confidence_threshold: RatioPart = task_runs.DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD
+    update_interval_seconds: Annotated[float, FINITE, Interval(1)] = float(task_runs.DEFAULT_PREDICTION_UPDATE_INTERVAL)
+    min_samples_for_ml: Annotated[int, NOT_NEGATIVE, kinds.Count(task_runs.LEAST_SAMPLES_FOR_ML, 1_000_000)] = (
+        task_runs.DEFAULT_MIN_SAMPLES_FOR_ML
     )
-    min_samples_for_stats: Annotated[int, NOT_NEGATIVE, kinds.Count(tiers.LEAST_SAMPLES_FOR_STATS, 1_000_000)] = (
-        tiers.DEFAULT_MIN_SAMPLES_FOR_STATS
+    min_samples_for_stats: Annotated[int, NOT_NEGATIVE, kinds.Count(task_runs.LEAST_SAMPLES_FOR_STATS, 1_000_000)] = (
+        task_runs.DEFAULT_MIN_SAMPLES_FOR_STATS
     )
 
 

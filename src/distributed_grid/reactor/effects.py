@@ -22,7 +22,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, MoveState, WorkerState
 from distributed_grid.domain.workers import Worker
 from distributed_grid.reactor.workers.host_leases import has_host
-from distributed_grid.scheduling.offloading.relief import jobs_to_pause
+from distributed_grid.scheduling.pressure.relief import jobs_to_pause
 
 NEVER_MS = 2**62
 

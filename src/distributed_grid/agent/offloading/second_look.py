@@ -14,7 +14,7 @@ from distributed_grid.agent.offloading.move_journal import OriginalProcess
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
 from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.errors import GridError
-from distributed_grid.scheduling.offloading.process_changes import changes_text, process_changes
+from distributed_grid.scheduling.offloading.processes import changes_text, process_changes
 
 LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)

@@ -35,7 +35,6 @@ from distributed_grid.domain.rebalancing import (
     WATCHED_RESOURCES,
     PressureReading,
     RebalanceRules,
-    RebalanceSchedule,
 )
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import NodeState
@@ -44,10 +43,10 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.decision import MoveAnswer
-from distributed_grid.scheduling.offloading.obstacles import one_line
-from distributed_grid.scheduling.offloading.process_changes import changes_text, first_look, process_changes
+from distributed_grid.scheduling.offloading.processes import changes_text, first_look, one_line, process_changes
 from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_check, propose
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent, scan_pressure
+from distributed_grid.scheduling.pressure.plan import pressed_nodes
+from distributed_grid.scheduling.pressure.scan import PressureScan, percent, scan_with_lenders
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
@@ -112,7 +111,9 @@ class OffloadingService:
             await self._check_node(op.node)
             nodes = [op.node]
         else:
-            nodes = await self._grid.read(lambda ledger, now: pressed_nodes(_scan(ledger, readings, rules, now)))
+            nodes = await self._grid.read(
+                lambda ledger, now: pressed_nodes(scan_with_lenders(ledger, readings, rules, now))
+            )
         rows, problems = [], []
         for node in nodes:
             try:
@@ -132,7 +133,7 @@ class OffloadingService:
         absent: dict[str, Collection[str]] = {}
 
         def proposals(ledger: Ledger, now: int) -> list[Proposal]:
-            scan = _scan(ledger, readings, rules, now)
+            scan = scan_with_lenders(ledger, readings, rules, now)
             return propose(scan, node, processes, ledger.consents, target=target, absent=absent)
 
         found = await self._grid.read(proposals)
@@ -180,7 +181,7 @@ class OffloadingService:
         if rules is None or not origin:
             return _stay("nothing is shared here" if rules is None else "no node stands for this machine")
         readings = await self._monitor.readings()
-        scan = await self._grid.read(lambda ledger, now: _scan(ledger, readings, rules, now))
+        scan = await self._grid.read(lambda ledger, now: scan_with_lenders(ledger, readings, rules, now))
         why = why_pressed(scan, origin)
         if not why:
             return _stay(f"{origin} is not pressed")
@@ -389,19 +390,6 @@ class OffloadingService:
         for user in users:
             await self._grid.handle(ConsentWithdrawn(user, op.shape))
         return {"withdrawn": op.shape, "users": users}
-
-
-def _scan(ledger: Ledger, readings: Sequence[PressureReading], rules: RebalanceRules, now: int) -> PressureScan:
-    """The pressure of all nodes, and who has headroom, least loaded first."""
-    scan = scan_pressure(ledger, readings, rules, now)
-    free = sorted((scan.reading(name).score or 0, name) for name in ledger.nodes if scan.has_headroom(name))
-    return replace(scan, schedule=RebalanceSchedule((), tuple(name for _, name in free)))
-
-
-def pressed_nodes(scan: PressureScan) -> list[str]:
-    """The nodes above a mark, the hardest pressed first."""
-    above = [name for name in scan.ledger.nodes if any(scan.is_above(name, kind) for kind in WATCHED_RESOURCES)]
-    return sorted(above, key=lambda name: (-(scan.reading(name).score or 0), name))
 
 
 def why_pressed(scan: PressureScan, node: str) -> str:
