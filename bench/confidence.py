@@ -2,7 +2,7 @@
 
 Every sample is a heartbeat through the reactor, and so is every request. A lease is taken back when the owner comes
 above the mark at which an agent ends borrowed work, at any sample within the term. Half of the machines are those that
-the constants of `scheduling/placement/confidence.py` were fitted on; the lines are about the other half.
+the constants of `scheduling/placement/explanation.py` were fitted on; the lines are about the other half.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
 from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, decay, rises_above
-from distributed_grid.scheduling.placement import confidence
+from distributed_grid.scheduling.placement import explanation
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import find_placement
 
@@ -85,7 +85,7 @@ def measure() -> list[Line]:
 
 def _replay(machines: Trace, dice: random.Random) -> list[PlacedRequest]:
     """A request at every sample at which a machine lends, of a term drawn from minutes to hours."""
-    mark = confidence.cpu_mark(NODE)
+    mark = explanation.cpu_mark(NODE)
     placed: list[PlacedRequest] = []
     for samples in machines:
         ledger = Ledger([NODE])
@@ -148,7 +148,7 @@ def _print_fit(placed: list[PlacedRequest]) -> None:
         likely = np.clip(likely, 1e-9, 1 - 1e-9)
         best = min(best, (-float(np.where(kept, np.log(likely), np.log(1 - likely)).mean()), usual, hours))
     _, usual, hours = best
-    shipped = f"shipped are {confidence.PRIOR_RETURNS_PER_HOUR:g} and {confidence.PRIOR_HOURS:g}"
+    shipped = f"shipped are {explanation.PRIOR_RETURNS_PER_HOUR:g} and {explanation.PRIOR_HOURS:g}"
     print(f"  chosen by {len(placed):,} requests: {usual:g} returns an hour, {hours:g} h; {shipped}", file=sys.stderr)
 
 

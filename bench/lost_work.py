@@ -38,8 +38,8 @@ from distributed_grid.domain.resources import Amounts, Capacity, Priority
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState
-from distributed_grid.reactor import pending_for, step
-from distributed_grid.reactor.effects import StartAttempt
+from distributed_grid.reactor import step
+from distributed_grid.reactor.effects import StartAttempt, attempt_effects
 from distributed_grid.reactor.lease_transitions import grant, preempt_victims
 from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
@@ -262,7 +262,7 @@ class _Run:
 
     def _perform(self, changed: Sequence[Row]) -> None:
         """The agents do at once what the rows call for."""
-        for effect in pending_for(self._ledger, changed):
+        for effect in attempt_effects(self._ledger, changed):
             if isinstance(effect, StartAttempt):
                 self._start(effect.job)
             else:

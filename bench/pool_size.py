@@ -32,7 +32,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseReleased,
     NodeDeclared,
-    OutputsBroughtHome,
+    OutputsCollected,
     ScalingEvaluated,
     ScalingRulesSet,
     WorkerAsked,
@@ -182,7 +182,7 @@ class ScaledCluster:
                 self._handle(NodeDeclared(Node(worker.id, capacity=capacity, host="joined", joined=True)))
                 self._handle(HeartbeatReceived(worker.id, Usage()))
             elif worker.state is WorkerState.DRAINING:
-                self._handle(OutputsBroughtHome(worker.id, self._now, 0, 0, ()))
+                self._handle(OutputsCollected(worker.id, self._now, 0, 0, ()))
                 self._handle(WorkerTerminationAccepted(worker.id))
                 self._handle(WorkerGone(worker.id, "", self._now))
 

@@ -18,8 +18,7 @@ from bench.table import Line
 from distributed_grid.adapters.stores.task_history import DAY_MS, TaskHistory
 from distributed_grid.api import requests
 from distributed_grid.control.views import Viewer
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.tiers import TierSettings
+from distributed_grid.prediction.task_runs import TaskRun, TierSettings
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.predictor_pool import TRAINING_RUNS
 from distributed_grid.server.prediction.service import PredictionService

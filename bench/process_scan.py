@@ -25,7 +25,7 @@ from distributed_grid.domain.rebalancing import (
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.offloading.proposals import propose
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
+from distributed_grid.scheduling.pressure.scan import PressureScan, scan_pressure
 
 SLEEPERS, INTERPRETERS = sized((440, 60), smoke=(5, 2))
 LOOKS = sized(15, smoke=2)

@@ -26,7 +26,7 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Amounts
-from distributed_grid.prediction.tiers import TierSettings
+from distributed_grid.prediction.task_runs import TierSettings
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.state_dir import StateDir

@@ -28,10 +28,8 @@ from numpy.typing import NDArray
 from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES, lines_of
-from distributed_grid.prediction.job_limits import limits_of
 from distributed_grid.prediction.task_predictor import TaskPredictor
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.tiers import Tier, TierSettings
+from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings, limits_of
 
 SEEDS = sized(range(10), smoke=range(1))
 PUBLISHED: dict[str, dict[str, float]] = {

@@ -19,7 +19,7 @@ from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.workers import ScalingRules, WorkerRules
-from distributed_grid.prediction.tiers import TierSettings
+from distributed_grid.prediction.task_runs import TierSettings
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2

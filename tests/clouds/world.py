@@ -12,7 +12,7 @@ from distributed_grid.domain.events import (
     Event,
     HeartbeatReceived,
     NodeDeclared,
-    OutputsBroughtHome,
+    OutputsCollected,
     TimePassed,
     WorkerDrainRequested,
     WorkersChecked,
@@ -173,7 +173,7 @@ class CloudWorld:
         plane.handle(WorkersChecked(plane.wall_ms))
         for worker in list(plane.ledger.workers.values()):
             if worker.state is WorkerState.DRAINING and not plane.ledger.leases_on.get(worker.node):
-                plane.handle(OutputsBroughtHome(worker.id, plane.wall_ms))
+                plane.handle(OutputsCollected(worker.id, plane.wall_ms))
         plane.perform()
         if plane.ledger.spending and plane.now - self._listed_at >= (list_ms if plane.ledger.workers else IDLE_LIST_MS):
             self.list_cloud()

@@ -101,6 +101,9 @@ def ask_everything(grid: Shell) -> dict[str, list[str]]:
     for subject in (name, long, waiting, "left"):
         ask("explain", id=subject)
     ask("get_status")
+    for op in ("list_nodes", "list_offers", "list_recommendations", "list_leases"):
+        ask(op)
+    ask("get_node", node="left")
     ask("list_jobs", all=True)
     ask("list_live_jobs")
     ask("scan_offload", node="left")
@@ -116,6 +119,7 @@ def ask_everything(grid: Shell) -> dict[str, list[str]]:
         "allocation"
     ]["allocation_id"]
     ask("explain", id=lease)
+    ask("get_lease", allocation_id=lease)
     ask("extend_lease", request_id=identifier(), allocation_id=lease, seconds=60)
     ask("release_lease", allocation_id=lease)
     assert grid.query("request_lease", request_id=refused, resource_type="cpu", amount=64, wait_seconds=0) is None

@@ -11,7 +11,7 @@ import pytest
 
 from distributed_grid.server.rest.listener import DEFAULT_PORT
 from tests.e2e.crashes.conftest import needs_root
-from tests.support.joined_agents import JoinedAgent, start_lending
+from tests.support.joined_agents import NO_CPU, JoinedAgent, start_lending
 from tests.support.ports import free_port
 from tests.support.shell import Shell, wait_until
 
@@ -76,7 +76,7 @@ def test_a_job_outlives_a_port_that_another_program_took(grid: Shell, near: Join
     near.join()
     near.until_linked()
     command = ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done"]
-    job = grid.detach("-a", "0.1", "--strategy", "node_specific", "-n", "near", "--workdir", "none", *command)
+    job = grid.detach(*NO_CPU, "--strategy", "node_specific", "-n", "near", "--workdir", "none", *command)
     wait_until(lambda: grid.job(job)["state"] == "running", 60)
     grid.kill_daemon()
     with wait_until(lambda: taken_port(before)):

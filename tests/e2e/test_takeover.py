@@ -25,7 +25,7 @@ from distributed_grid.domain.resources import Claim
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.server.access.certificates import ensure_certificate
 from tests.e2e.crashes.conftest import needs_root
-from tests.support.joined_agents import JoinedAgent, start_lending
+from tests.support.joined_agents import NO_CPU, JoinedAgent, start_lending
 from tests.support.ports import free_port
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
@@ -157,7 +157,7 @@ def test_an_impostor_at_the_port_gets_no_key_and_no_obedience(
     gate = tmp_path / "gate"
     command = ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; echo done"]
     jobs = [
-        grid.detach("-a", "0.1", "--strategy", "node_specific", "-n", agent.name, "--workdir", "none", *command)
+        grid.detach(*NO_CPU, "--strategy", "node_specific", "-n", agent.name, "--workdir", "none", *command)
         for agent in agents
     ]
     wait_until(lambda: all(grid.job(job)["state"] == "running" for job in jobs), 60)

@@ -32,10 +32,10 @@ from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, enc
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd
 from distributed_grid.errors import GridError, NotFound
-from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
+from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect
+from distributed_grid.reactor.effects import AttemptEffect, attempt_effects
 from distributed_grid.scheduling.offers.pause import start_rest_left_ms
 from distributed_grid.scheduling.queue.queue import next_grant
 
@@ -48,7 +48,7 @@ class ObservedStep(Struct):
     fence_before: int
     leases_before: list[Lease]
     jobs_before: list[Job]
-    pending_before: list[Effect]
+    pending_before: list[AttemptEffect]
     rows_decided: list[Row]
     refusal: GridError | None = None
     changes: list[Row] = []
@@ -60,7 +60,7 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.kind, row.key))
 
 
-def by_job(effects: list[Effect]) -> list[Effect]:
+def by_job(effects: list[AttemptEffect]) -> list[AttemptEffect]:
     return sorted(effects, key=lambda effect: effect.job.uid)
 
 
@@ -102,7 +102,7 @@ class LedgerWatch:
         """An event is about to be decided; deciding it ahead of time must not change anything."""
         ledger = self.ledger
         fence, leases, jobs = ledger.counters.get("fence", 0), [*ledger.leases.values()], [*ledger.jobs.values()]
-        moment = ObservedStep(event, ledger.rows(), fence, leases, jobs, pending(ledger), [])
+        moment = ObservedStep(event, ledger.rows(), fence, leases, jobs, attempt_effects(ledger), [])
         try:
             decide(self.ledger, event, self.now)
         except GridError:
@@ -284,11 +284,11 @@ def the_same_request_twice_is_one_grant(watch: LedgerWatch, moment: ObservedStep
 
 
 def a_restart_finds_the_same_things_to_do(watch: LedgerWatch, moment: ObservedStep) -> None:
-    assert by_job(pending(watch.rebuilt())) == by_job(pending(watch.ledger))
+    assert by_job(attempt_effects(watch.rebuilt())) == by_job(attempt_effects(watch.ledger))
 
 
 def what_is_new_to_do_follows_from_what_changed(watch: LedgerWatch, moment: ObservedStep) -> None:
-    every, some = pending(watch.ledger), pending_for(watch.ledger, moment.changes)
+    every, some = attempt_effects(watch.ledger), attempt_effects(watch.ledger, moment.changes)
     assert all(effect in every for effect in some)
     assert all(effect in some for effect in every if effect not in moment.pending_before)
 

@@ -38,7 +38,15 @@ from distributed_grid.errors import GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect, ShipCheckpoint, pending_checkpoints
+from distributed_grid.reactor.effects import (
+    AttemptEffect,
+    Effect,
+    MemoryEffect,
+    MoveEffect,
+    ShipCheckpoint,
+    checkpoint_effects,
+    pending,
+)
 from distributed_grid.replay.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, MoveOrder, OwnerRules
 from tests.simulation.network import Network, SimulatedLink
@@ -197,7 +205,8 @@ class SimulatedControlPlane:
             return
         self.handle(TimePassed(), lambda entry: self._tick_later(life, entry.failure))
         self._reconciler.poll()
-        self._ship_checkpoints()
+        for shipment in checkpoint_effects(self.ledger):
+            self._begin_shipping(shipment)
         if self.rules is not None and self.queue.now >= self._read_at + self.rules.interval_ms:
             self._read_at = self.queue.now
             self.handle(PressureRead(self._readings(), self.rules))
@@ -207,13 +216,22 @@ class SimulatedControlPlane:
         wait = TICK_MS if due is None or failure is not None else min(max(due - self.now, 5), TICK_MS)
         self.queue.after(wait, lambda: self._tick(life))
 
-    def _ship_checkpoints(self) -> None:
-        """Begin to bring the checkpoint directories that jobs wait for."""
-        for effect in pending_checkpoints(self.ledger):
-            key = (effect.job.uid, effect.attempt.number)
-            if key not in self._shipping:
-                self._shipping.add(key)
-                self.queue.after(self.random.randint(10, MAX_SHIPPING_MS), partial(self._ship, self.starts, effect))
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, AttemptEffect):
+            self.gateway.perform(effect)
+        elif isinstance(effect, MemoryEffect):
+            self.gateway.memory.perform(effect)
+        elif isinstance(effect, MoveEffect):
+            self._reconciler.perform(effect)
+        elif isinstance(effect, ShipCheckpoint):
+            self._begin_shipping(effect)
+
+    def _begin_shipping(self, effect: ShipCheckpoint) -> None:
+        """Begin to bring the checkpoint directory that a job waits for."""
+        key = (effect.job.uid, effect.attempt.number)
+        if key not in self._shipping:
+            self._shipping.add(key)
+            self.queue.after(self.random.randint(10, MAX_SHIPPING_MS), partial(self._ship, self.starts, effect))
 
     def _ship(self, life: int, effect: ShipCheckpoint) -> None:
         """One is here, or its node is not waited for; else it is tried again."""
@@ -341,11 +359,8 @@ class SimulatedControlPlane:
         assert self._batch is not None
         entries, batch, _ = self._batch
         self._batch = None
-        effects = self.settler.effects(batch)
-        self.gateway.perform(effects.attempts)
-        self.gateway.memory.perform(effects.memory)
-        self._reconciler.perform(effects.moves)
-        self._ship_checkpoints()
+        for effect in pending(self.ledger, batch.now, batch.changes):
+            self._perform(effect)
         for entry in entries:
             entry.then(entry)
         for event in batch.later:
@@ -385,8 +400,8 @@ class SimulatedGateway:
         self._inboxes: dict[SimulatedLink, AgentInbox] = {}
         self._greeting: dict[SimulatedLink, SimulatedTask] = {}
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        self._sessions.perform(effects)
+    def perform(self, effect: AttemptEffect) -> None:
+        self._sessions.perform(effect)
 
     def order_moves(self, orders: Iterable[MoveOrder]) -> None:
         self._sessions.order_moves(orders)

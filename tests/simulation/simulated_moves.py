@@ -7,7 +7,7 @@ the links, which takes a while or fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +27,7 @@ from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import JobState, MoveState, NodeState
 from distributed_grid.errors import GridError
-from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
+from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
 from distributed_grid.wire import MoveOrder
 from tests.simulation.guarded_process import FULL, SimulatedGuard, SimulatedJournal, SimulatedOriginal
 from tests.simulation.machine import Machine, ScriptedJob
@@ -319,20 +319,20 @@ class SimulatedReconciler:
 
     def poll(self) -> None:
         """Repeat what is called for and not under way; orders are repeated by the sessions of agents."""
-        found = pending_moves(self._control.ledger, self._control.now)
-        self.perform(effect for effect in found if not isinstance(effect, OrderMoveStep))
+        for effect in move_effects(self._control.ledger):
+            if not isinstance(effect, OrderMoveStep):
+                self.perform(effect)
 
-    def perform(self, effects: Iterable[MoveEffect]) -> None:
-        for effect in effects:
-            move = effect.move
-            if isinstance(effect, OrderMoveStep):
-                self._control.gateway.order_moves([move_order(effect)])
-            elif isinstance(effect, BringResults):
-                self._begin(move, "results", partial(self._bring, move))
-            elif move.state is MoveState.FROZEN:
-                self._begin(move, "difference", partial(self._settle, move))
-            else:
-                self._begin(move, "ahead", partial(self._ship, move))
+    def perform(self, effect: MoveEffect) -> None:
+        move = effect.move
+        if isinstance(effect, OrderMoveStep):
+            self._control.gateway.order_moves([move_order(effect)])
+        elif isinstance(effect, BringResults):
+            self._begin(move, "results", partial(self._bring, move))
+        elif move.state is MoveState.FROZEN:
+            self._begin(move, "difference", partial(self._settle, move))
+        else:
+            self._begin(move, "ahead", partial(self._ship, move))
 
     def _begin(self, move: Move, what: str, work: Callable[[], None]) -> None:
         key = (move.id, what)

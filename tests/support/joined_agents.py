@@ -10,9 +10,12 @@ from typing import Any
 from tests.support.shell import GRID, Shell, wait_until
 
 LENDING = """
+owner_policy: {throttle: false, pause: false, evict: false}
 resource_sharing: {thresholds: {cpu_percent_max: 100, cpu_min_cores: 0, memory_percent_max: 100, memory_min_gb: 0}}
 """
-"""A config under which a busy machine lends, too."""
+"""A config under which a busy machine lends, too, and what it lends does not yield to other tests as to an owner."""
+NO_CPU = ("-r", "memory", "-a", "0.05")
+"""Options of a job that waits for no core: a machine whose cores are all used has none to lend."""
 HIDE = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
 
 

@@ -22,7 +22,7 @@ from distributed_grid.domain.rebalancing import (
 from distributed_grid.domain.resources import Priority
 from distributed_grid.reactor import Record
 from distributed_grid.reactor.effects import PauseAttempt
-from distributed_grid.scheduling.offloading.offload_scan import OffloadScan, scan_offload
+from distributed_grid.scheduling.pressure.scan import PressureScan, scan_with_lenders
 from tests.support.builders import NOW, Scenario, a_command, a_node, a_request
 
 HOUR_MS = 3_600_000
@@ -117,10 +117,10 @@ def kinds(records: list[Record]) -> list[str]:
     return [record.type for record in records]
 
 
-def scan_now(grid: Looks, **levels: int | PressureReading) -> OffloadScan:
+def scan_now(grid: Looks, **levels: int | PressureReading) -> PressureScan:
     """A scan at this moment; of nodes that are not named everything is idle."""
     readings = tuple(grid._reading(name, levels.get(name, 0)) for name in grid.ledger.nodes)
-    return scan_offload(grid.ledger, readings, grid.rules, grid.offload, grid.now)
+    return scan_with_lenders(grid.ledger, readings, grid.rules, grid.now, grid.offload)
 
 
 def pauses(effects: list[object]) -> dict[str, bool]:

@@ -22,7 +22,8 @@ from distributed_grid.scheduling.queue.backfill import (
     resource_kinds,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
-from distributed_grid.scheduling.queue.overtaking import (
+from distributed_grid.scheduling.queue.order import (
+    NO_DEADLINE,
     OVERTAKEN,
     UNKNOWN_LENGTH_MS,
     Overtaking,
@@ -30,7 +31,6 @@ from distributed_grid.scheduling.queue.overtaking import (
 from distributed_grid.scheduling.queue.queue import (
     MAX_CONTESTED_TRIES,
     MAX_RESERVATIONS,
-    NO_DEADLINE,
     QueueGrant,
     fit_key,
 )

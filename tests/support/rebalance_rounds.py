@@ -21,7 +21,7 @@ from distributed_grid.domain.rebalancing import (
     Watermarks,
 )
 from distributed_grid.reactor import Record
-from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
+from distributed_grid.scheduling.pressure.scan import automatic_leases
 from tests.support.builders import NOW, Scenario, a_node
 
 INTERVAL_MS = 30_000

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
-    OutputsBroughtHome,
+    OutputsCollected,
     ScalingEvaluated,
     ScalingRulesSet,
     WorkerAsked,
@@ -95,7 +95,7 @@ class ScalingScenario(Scenario):
     def bring_home(self, *, lost: tuple[str, ...] = ()) -> None:
         """Everything that draining workers have is copied."""
         for worker_id in self.in_state(WorkerState.DRAINING):
-            self.handle(OutputsBroughtHome(worker_id, self.wall_ms, 1, 10, lost))
+            self.handle(OutputsCollected(worker_id, self.wall_ms, 1, 10, lost))
 
     def end_terminating(self) -> list[str]:
         """The provider ends all that is to end."""

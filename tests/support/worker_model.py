@@ -30,8 +30,8 @@ from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Spending, Worker, WorkerResources, WorkerRules
 from distributed_grid.errors import GridError, NoCapacity, Unreachable
 from distributed_grid.ports import CloudProviderBase, WorkerOffer, WorkerOrder
-from distributed_grid.reactor import pending_workers, step, step_through
-from distributed_grid.reactor.effects import CreateWorker
+from distributed_grid.reactor import step, step_through
+from distributed_grid.reactor.effects import CreateWorker, worker_effects
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS
 from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.offers import first_fitting, offer_of, other_worker, worker_of
@@ -118,7 +118,7 @@ class ControlPlaneModel:
     def perform(self, *, dies_at: str = "", during_call: Callable[[], None] = lambda: None) -> None:
         """Do what is pending; where it `dies_at` a step ("recorded", "called"), the control plane starts anew."""
         self.during_call = during_call
-        for effect in pending_workers(self.ledger, self.now):
+        for effect in worker_effects(self.ledger, self.now):
             worker = effect.worker
             if worker.id in self.in_flight or worker.id not in self.ledger.workers:
                 continue

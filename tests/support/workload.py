@@ -27,8 +27,8 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.reactor import pending_for, step_through
-from distributed_grid.reactor.effects import StartAttempt
+from distributed_grid.reactor import step_through
+from distributed_grid.reactor.effects import StartAttempt, attempt_effects
 
 DONE = Outcome(Ending.EXITED, exit_code=0)
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)
@@ -95,7 +95,7 @@ class Workload:
         changed = step_through(self.ledger, event, self.now).changes
         if isinstance(event, AttemptEnded) and event.uid not in self.ledger.jobs:
             self.ends[event.uid] = self.now
-        for effect in pending_for(self.ledger, changed):
+        for effect in attempt_effects(self.ledger, changed):
             attempt = effect.job.attempt
             assert attempt is not None
             uid, number, fence = effect.job.uid, attempt.number, attempt.fence

@@ -23,6 +23,7 @@ from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit,
 from distributed_grid.agent.execution.disk_guard import DiskGuard
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
+from distributed_grid.agent.execution.shim import MACHINE_ENDS
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, STDOUT, has_checkpoint
 from distributed_grid.agent.files.job_signals import CheckpointMarks
@@ -87,6 +88,8 @@ SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
 WARM_UP_SECONDS = 0.25
 """How long the use is measured before it is known, and the time to the second heartbeat."""
+SIGNAL_LAG_MS = 500
+"""Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
 SendToControl = Callable[[FromAgent], None]
@@ -173,13 +176,20 @@ class Agent:
         self._attempts = HostedAttempts(self.host, self._workdirs, self._memory)
         meter.begin()
         self._measured_from = time.monotonic()
-        self._orders = OrderExecutor(self._attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
+        self.machine_end = MachineEnd(HostedCommands(self.host, self.guard), boot_ms, self._send_heartbeats)
+        self._orders = OrderExecutor(
+            self._attempts,
+            self.guard,
+            self._outbox,
+            AsyncioTasks(),
+            boot_ms,
+            shutdown_reason=lambda: self.machine_end.shutdown_reason,
+        )
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._notices = notices
         self._typed_on = typed_on or (nodes[0] if len(nodes) == 1 else "")
         self._processes: ProcessQueries | None = None  # made when first asked
         self._moves: SourceMoves | None = None  # made with the first one
-        self.machine_end = MachineEnd(HostedCommands(self.host, self.guard), boot_ms, self._send_heartbeats)
 
     @property
     def is_done(self) -> bool:
@@ -319,6 +329,9 @@ class Agent:
             _outcome(report),
             self._marks.age_ms(report.attempt_id),
             has_checkpoint=has_checkpoint(self.host.root, report.attempt_id),
+            # The SIGTERM of this machine may reach a shim before this process. The control plane has to hear first that
+            # the machine ends, else it places the job here once more.
+            delay_ms=SIGNAL_LAG_MS if report.detail == MACHINE_ENDS and not self.machine_end.shutdown_reason else 0,
         )
 
     async def _obey(self) -> None:

@@ -336,7 +336,8 @@ async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> s
         if isinstance(name, str) and name:
             return name
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), 0.3)
+            async with asyncio.timeout(0.3):
+                await stopping.wait()
     return None
 
 

@@ -79,6 +79,12 @@ class MachineEnd:
         known = [one for one in self._ends.values() if one.ends_at_ms]
         return min(known, key=lambda one: one.ends_at_ms) if known else None
 
+    @property
+    def shutdown_reason(self) -> str:
+        """Why no attempt may start here any more: the machine was told to shut down. Empty while one may."""
+        end = self._ends.get(SIGNAL)
+        return f"this machine is taken away: {end.why}" if end is not None else ""
+
     def is_known_to(self, source: str) -> bool:
         """Whether one source has said when this machine ends."""
         known = self._ends.get(source)

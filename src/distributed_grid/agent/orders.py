@@ -1,7 +1,8 @@
 """Execution of the control plane's orders to start, stop and pause attempts.
 
 - An order with a fence older than one that was seen changes nothing.
-- A start that fails, or that counts on a hold or an offer which is gone, is refused, and the refusal is final.
+- A start that fails, that counts on a hold or an offer which is gone, or that comes while the machine shuts down, is
+  refused, and the refusal is final.
 - A start has a time by which the command must be executed, on this machine's clock since boot. Heartbeats that name an
   attempt whose files are being fetched, and that are answered, extend it.
 - What takes its time (files are fetched, a notice runs) goes on beside the next orders.
@@ -129,13 +130,22 @@ class OrderExecutor(Generic[Task]):
     """Carries orders out; knows the attempts that are being prepared, were refused or have notice."""
 
     def __init__(
-        self, attempts: Attempts, owner: Yielding, outbox: Outbox, tasks: Tasks[Task], boot_ms: Callable[[], int]
+        self,
+        attempts: Attempts,
+        owner: Yielding,
+        outbox: Outbox,
+        tasks: Tasks[Task],
+        boot_ms: Callable[[], int],
+        *,
+        shutdown_reason: Callable[[], str] = str,
     ) -> None:
+        """`shutdown_reason` returns why no attempt may start here any more; empty while one may."""
         self._attempts = attempts
         self._owner = owner
         self._outbox = outbox
         self._tasks = tasks
         self._boot_ms = boot_ms
+        self._shutdown_reason = shutdown_reason
         self._preparing: dict[str, Preparation[Task]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
@@ -227,6 +237,9 @@ class OrderExecutor(Generic[Task]):
                 self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
                 return
             if not self._attempts.knows(lease_id):
+                if reason := self._shutdown_reason():
+                    self._refuse(order, Ending.RECLAIMED, f"{order.node}: {reason}")
+                    return
                 self._check_start_time(start_deadline(order))
         self._fences[lease_id] = order.fence
         if self._attempts.needs_files(order):
@@ -276,6 +289,8 @@ class OrderExecutor(Generic[Task]):
             await self._attempts.fetch_files(order)
             if order.hold_ms and not self._attempts.is_held:
                 self._refuse_late(order)
+            elif reason := self._shutdown_reason():
+                self._refuse(order, Ending.RECLAIMED, f"{order.node}: {reason}")
             else:
                 self._check_start_time(preparation.start_by_boot_ms)
                 await self._attempts.launch(order, preparation.start_by_boot_ms)

@@ -62,10 +62,11 @@ class Outbox:
         mark_age_ms: int | None = None,
         *,
         has_checkpoint: bool = False,
+        delay_ms: int = 0,
     ) -> None:
         """Report how an attempt ended, or why it never ran, how long ago it marked its last checkpoint, and whether it
-        left something in its checkpoint directory. What is known already and not acknowledged is sent again under its
-        number."""
+        left something in its checkpoint directory. An end that is not acknowledged is sent again under its number.
+        `delay_ms` gives another message time to be sent first."""
         known = self._unacknowledged.get(self._ends.get(attempt_id, 0))
         if isinstance(known, AttemptEndedReport) and (known.fence, known.outcome) == (fence, outcome):
             self._send(known)
@@ -73,7 +74,12 @@ class Outbox:
         launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
         start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
-        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint))
+        report = AttemptEndedReport(seq, attempt_id, fence, outcome, *start, has_checkpoint=has_checkpoint)
+        self._unacknowledged[seq] = report
+        if delay_ms:
+            self._call_later(delay_ms, lambda: self._send_if_unacknowledged(seq))
+        else:
+            self._send(report)
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Report that an attempt stands still, or goes on."""
@@ -141,6 +147,10 @@ class Outbox:
                     next(self._numbers), attempt_id, launched.fence, launched.pid, launched.cores, launched.pid_start
                 )
             )
+
+    def _send_if_unacknowledged(self, seq: int) -> None:
+        if seq in self._unacknowledged:
+            self._send(self._unacknowledged[seq])
 
     def _post(self, report: Report) -> None:
         self._unacknowledged[report.seq] = report

@@ -1,7 +1,8 @@
 """Request types of the control plane's socket and REST: what a request may say, and how it is parsed.
 
 A request that does not fit its type is refused before anything happens. Every concrete subclass of `Message` is a
-request; its `op` on the wire is its name in snake case. What answers it is in `server/rpc.py`.
+request; its `op` on the wire is its name in snake case. The service method that answers it declares itself with
+`@endpoint` (`server/endpoints.py`).
 """
 
 from __future__ import annotations
@@ -129,6 +130,24 @@ class GetStatus(Message, frozen=True):
     """Nodes, offers, leases, jobs and recommendations."""
 
 
+class ListNodes(Message, frozen=True):
+    """Every node."""
+
+
+class GetNode(Message, frozen=True):
+    """One node."""
+
+    node: Name
+
+
+class ListOffers(Message, frozen=True):
+    """The offers of all nodes."""
+
+
+class ListRecommendations(Message, frozen=True):
+    """Work that should move to another node."""
+
+
 class Explain(Message, frozen=True):
     """Why a job, a lease or a refused request waits, was placed there, was stopped, and when it starts."""
 
@@ -182,6 +201,16 @@ class RequestLease(PlacementOptions, frozen=True):
     target: Name = ""
     gang: Annotated[int, Meta(ge=1, le=1000)] = 1
     again: bool = False
+
+
+class ListLeases(Message, frozen=True):
+    """The leases that hold something."""
+
+
+class GetLease(Message, frozen=True):
+    """One lease, alive or ended, by its id or any unique prefix."""
+
+    allocation_id: Name
 
 
 class ReleaseLease(Message, frozen=True):
@@ -333,8 +362,9 @@ class ListJobs(Message, frozen=True):
 
     all: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    """Of those that ended, the newest ones."""
     user: Name | None = None
-    state: Name | None = None
+    state: Literal["queued", "assigned", "running", "paused", "stopping", "ended"] | None = None
 
 
 class ListLiveJobs(Message, frozen=True):

@@ -1,8 +1,7 @@
-"""Commands declared as data, and the parser of correct command lines.
+"""Grammar of the command line: commands declared as data, and the parser of command lines.
 
-`parse` understands every correct command line in its usual spelling, and nothing else: help, completion, mistakes and
-rare spellings (`-ofile`) raise `NotUnderstood` and are left to click, which is made from the same declarations
-(`click_commands.py`). So a correct command does not import click, which takes longer than all the rest of it.
+The pages of help, the messages about mistakes in full, and completion are in `help_pages.py`, which no correct command
+loads.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-Settings = dict[str, Any]
-
-
-class NotUnderstood(Exception):
-    """A command line that only click can answer."""
+Values = dict[str, Any]
+_NOUNS: dict[Any, str] = {int: "integer", float: "float"}
 
 
 class FloatRange:
     """A number within bounds, as the type of a parameter."""
 
     number: type[float] = float
+    name = "float range"
 
     def __init__(
         self, at_least: float | None = None, at_most: float | None = None, *, above: float | None = None
@@ -29,20 +26,32 @@ class FloatRange:
         self.at_least, self.at_most, self.above = at_least, at_most, above
 
     def __call__(self, text: str) -> float:
-        value = self.number(text)
+        try:
+            value = self.number(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a valid {self.name}.") from None
         if (
             (self.at_least is not None and value < self.at_least)
             or (self.at_most is not None and value > self.at_most)
             or (self.above is not None and value <= self.above)
         ):
-            raise ValueError(f"{value} is out of range")
+            raise ValueError(f"{value} is not in the range {self.bounds}.")
         return value
+
+    @property
+    def bounds(self) -> str:
+        if self.above is not None:
+            return f"x>{self.above}"
+        if self.at_most is None:
+            return f"x>={self.at_least}"
+        return f"{self.at_least}<=x<={self.at_most}"
 
 
 class IntRange(FloatRange):
     """A whole number within bounds, as the type of a parameter."""
 
     number = int
+    name = "integer range"
 
 
 class WordChoice:
@@ -55,55 +64,102 @@ class WordChoice:
         for word in self.words:
             if word == text or (not self.case_sensitive and word.casefold() == text.casefold()):
                 return word
-        raise ValueError(f"no such choice: {text}")
+        raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.words))}.")
 
 
 class Parameter:
-    """An option or an argument; the settings have the names and meanings of click's."""
+    """An option or an argument."""
 
-    def __init__(self, words: tuple[str, ...], settings: Settings) -> None:
-        self.words = words
-        self.settings = settings
-        self.type: Callable[[str], Any] = settings.get("type", str)
-        self.name = next((word for word in words if not word.startswith("-")), "")
+    def __init__(
+        self,
+        name: str,
+        kind: Callable[[str], Any],
+        default: Any,
+        *,
+        metavar: str,
+        required: bool,
+        many: bool,
+        description: str,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.metavar = metavar
+        self.required = required
+        self.many = many
+        """The value is a tuple: the option may be given several times, the argument takes all words that are left."""
+        self.help = description
+        self.default = kind(default) if isinstance(default, str) else default
 
     @property
-    def default(self) -> Any:
-        """The value of a parameter that is not given; a text is converted like one that is given."""
-        default = self.settings.get("default")
-        return self.type(default) if isinstance(default, str) else default
+    def label(self) -> str:
+        """The parameter in a message about a mistake."""
+        raise NotImplementedError
+
+    def convert(self, text: str) -> Any:
+        """The value that a word means; UsageError where it means none."""
+        try:
+            return self.kind(text)
+        except ValueError as mistake:
+            reason = f"{text!r} is not a valid {_NOUNS[self.kind]}." if self.kind in _NOUNS else str(mistake)
+            raise UsageError(f"Invalid value for {self.label}: {reason}") from None
 
 
 class Option(Parameter):
     """An option; `--on/--off` is a flag with two spellings."""
 
-    def __init__(self, *words: str, **settings: Any) -> None:
-        super().__init__(words, settings)
-        self.multiple: bool = settings.get("multiple", False)
-        is_flag: bool = settings.get("is_flag", False)
+    def __init__(
+        self,
+        *words: str,
+        type: Callable[[str], Any] = str,  # noqa: A002, reads well in declarations
+        default: Any = None,
+        is_flag: bool = False,
+        multiple: bool = False,
+        required: bool = False,
+        show_default: bool = False,
+        metavar: str = "",
+        help: str = "",  # noqa: A002
+    ) -> None:
+        self.is_flag = is_flag
+        self.show_default = show_default
         self.spellings: dict[str, bool | None] = {}
-        """Every spelling, with what it means alone; None: a value follows it."""
+        """Every spelling, with its value; None: a value follows it."""
         for word in words:
             on, slash, off = word.partition("/")
             if on.startswith("-"):
                 self.spellings[on] = True if is_flag or slash else None
                 self.spellings |= {off: False} if slash else {}
-        self.name = self.name or next(word[2:] for word in self.spellings if word.startswith("--")).replace("-", "_")
+        longest = next((word[2:].replace("-", "_") for word in self.spellings if word.startswith("--")), "")
+        name = next((word for word in words if not word.startswith("-")), longest)
+        default = () if multiple else False if is_flag else default
+        super().__init__(name, type, default, metavar=metavar, required=required, many=multiple, description=help)
 
     @property
-    def default(self) -> Any:
-        if self.settings.get("required"):
-            raise NotUnderstood
-        return () if self.multiple else False if self.settings.get("is_flag") else super().default
+    def label(self) -> str:
+        return " / ".join(repr(word) for word, value in self.spellings.items() if value is not False)
 
 
 class Argument(Parameter):
     """An argument; with `nargs=-1` it takes all that are left."""
 
-    def __init__(self, name: str, **settings: Any) -> None:
-        super().__init__((name,), settings)
-        self.takes_all: bool = settings.get("nargs") == -1
-        self.required: bool = settings.get("required", not self.takes_all)
+    def __init__(
+        self,
+        name: str,
+        *,
+        type: Callable[[str], Any] = str,  # noqa: A002
+        nargs: int = 1,
+        required: bool | None = None,
+        metavar: str = "",
+    ) -> None:
+        many = nargs == -1
+        is_required = not many if required is None else required
+        shown = metavar or (name.upper() if is_required else f"[{name.upper()}]") + ("..." if many else "")
+        super().__init__(
+            name, type, () if many else None, metavar=shown, required=is_required, many=many, description=""
+        )
+
+    @property
+    def label(self) -> str:
+        return repr(self.metavar)
 
 
 GLOBAL_OPTIONS = (
@@ -123,6 +179,8 @@ GLOBAL_OPTIONS = (
     Option("--json", is_flag=True, help="Answer in JSON."),
 )
 """Accepted before and after every subcommand; each is an attribute of the session."""
+VERSION = Option("--version", is_flag=True, help="Show the version and exit.")
+HELP = Option("-h", "--help", is_flag=True, help="Show this message and exit.")
 
 
 class CommandSpec:
@@ -138,9 +196,17 @@ class CommandSpec:
     ) -> None:
         self.name = name
         self.function = function
-        self.parameters = (*parameters, *GLOBAL_OPTIONS)
         self.interspersed = interspersed
-        """Whether options may follow the first argument; else they belong to it."""
+        """Options may follow the first argument; else they belong to it."""
+        self.parameters = (*parameters, *GLOBAL_OPTIONS)
+
+    @property
+    def options(self) -> list[Option]:
+        return [*(one for one in self.parameters if isinstance(one, Option)), HELP]
+
+    @property
+    def arguments(self) -> list[Argument]:
+        return [one for one in self.parameters if isinstance(one, Argument)]
 
 
 class Group(CommandSpec):
@@ -149,6 +215,10 @@ class Group(CommandSpec):
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function, interspersed=False)
         self.commands: dict[str, CommandSpec] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.commands)
 
     def find(self, name: str) -> CommandSpec | None:
         """The subcommand with this name."""
@@ -171,105 +241,158 @@ class Group(CommandSpec):
 
 
 class LazyGroup(Group):
-    """A group whose commands are imported when they are used: name → (file, attribute, one line of help)."""
+    """The root; its commands are imported when they are used: name → (file, attribute, one line of help)."""
 
     def __init__(self, name: str, function: Callable[..., Any], table: dict[str, tuple[str, str, str]]) -> None:
         super().__init__(name, function)
+        self.parameters = (*GLOBAL_OPTIONS, VERSION)
         self.table = table
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.table)
 
     def find(self, name: str) -> CommandSpec | None:
         if name not in self.table:
             return None
         module, attribute, _ = self.table[name]
-        found: CommandSpec = getattr(import_module(f"distributed_grid.cli.commands.{module}"), attribute)
-        return found
+        command: CommandSpec = getattr(import_module(f"distributed_grid.cli.commands.{module}"), attribute)
+        return command
 
 
 def command(
     *parameters: Parameter, name: str = "", interspersed: bool = True
 ) -> Callable[[Callable[..., Any]], CommandSpec]:
     """Declare a function as a command; its docstring is the help."""
-
-    def declare(function: Callable[..., Any]) -> CommandSpec:
-        return CommandSpec(name or _name_of(function), function, parameters, interspersed=interspersed)
-
-    return declare
+    return lambda function: CommandSpec(
+        name or function.__name__.replace("_", "-"), function, parameters, interspersed=interspersed
+    )
 
 
 def group(name: str = "") -> Callable[[Callable[[], None]], Group]:
     """Declare a group of commands; the docstring of the function, which does nothing, is the help."""
-    return lambda function: Group(name or _name_of(function), function)
+    return lambda function: Group(name or function.__name__.replace("_", "-"), function)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return function.__name__.replace("_", "-")
+class UsageError(Exception):
+    """A command line that is wrong; `path` are the commands down to the one with the mistake."""
+
+    path: Sequence[CommandSpec] = ()
 
 
-def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Settings, Settings]:
-    """The command that is meant, its options and the global ones; NotUnderstood for anything but a correct line."""
-    command: CommandSpec | None = root
-    rest, given = list(words), Settings()
-    while isinstance(command, Group):
-        options, rest = _parse_options(command, rest)
-        given |= options
-        command = command.find(rest.pop(0)) if rest else None
-    if command is None:
-        raise NotUnderstood
-    options, rest = _parse_options(command, rest)
-    given |= options
-    values = _parse_arguments(command, rest)
-    for one in command.parameters:
-        if isinstance(one, Option):
-            values[one.name] = given[one.name] if one.name in given else one.default  # noqa: SIM401, it may raise
-    return command, values, {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS}
+class HelpRequest(Exception):
+    """A command line that asks for the help of the last command of the path, or names a group only."""
+
+    def __init__(self, path: Sequence[CommandSpec], *, is_mistake: bool = False) -> None:
+        super().__init__()
+        self.path, self.is_mistake = path, is_mistake
 
 
-def _parse_options(command: CommandSpec, words: list[str]) -> tuple[Settings, list[str]]:
-    """The options that are given, and the words that are none."""
-    spelled = {word: one for one in command.parameters if isinstance(one, Option) for word in one.spellings}
-    given, rest = Settings(), list[str]()
-    ahead = iter(words)
-    for word in ahead:
-        if word == "--":
-            return given, [*rest, *ahead]
-        if not word.startswith("-") or word == "-":
-            rest.append(word)
-            if not command.interspersed:
-                return given, [*rest, *ahead]
-            continue
-        name, equals, text = word.partition("=") if word.startswith("--") else (word, "", "")
-        one = spelled.get(name)
-        if one is None:
-            raise NotUnderstood
-        value: Any = one.spellings[name]
-        if value is None:
-            value = _convert(one, text if equals else next(ahead, None))
-        elif equals:
-            raise NotUnderstood
-        given[one.name] = (*given.get(one.name, ()), value) if one.multiple else value
-    return given, rest
+class VersionRequest(Exception):
+    """A command line that asks for the version."""
 
 
-def _parse_arguments(command: CommandSpec, words: list[str]) -> Settings:
-    values = Settings()
-    for one in command.parameters:
-        if not isinstance(one, Argument):
-            continue
-        if one.required and not words:
-            raise NotUnderstood
-        if one.takes_all:
-            values[one.name], words = tuple(_convert(one, word) for word in words), []
-        else:
-            values[one.name] = _convert(one, words.pop(0)) if words else one.default
-    if words:
-        raise NotUnderstood
-    return values
-
-
-def _convert(parameter: Parameter, text: str | None) -> Any:
-    if text is None:
-        raise NotUnderstood
+def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Values, Values]:
+    """The command that is meant, the values of its parameters, and the global options that were given."""
+    path: list[CommandSpec] = [root]
+    global_options: Values = {}
+    rest = list(words)
     try:
-        return parameter.type(text)
-    except Exception:  # click tries again, and says what is wrong
-        raise NotUnderstood from None
+        while True:
+            command, given_words = path[-1], rest
+            given, rest = _read_options(command, rest)
+            if HELP in given:
+                raise HelpRequest(path)
+            if VERSION in given:
+                raise VersionRequest
+            values = {one.name: _convert_given(one, texts) for one, texts in given.items()}
+            global_options |= {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS if one.name in values}
+            if not isinstance(command, Group):
+                return command, _fill(command, values, rest), global_options
+            if not given_words:
+                raise HelpRequest(path, is_mistake=True)
+            if not rest:
+                raise UsageError("Missing command.")
+            inner = command.find(rest[0])
+            if inner is None:
+                from difflib import get_close_matches
+
+                near = get_close_matches(rest[0], command.names, 1)
+                raise UsageError(f"no command {rest[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            del rest[0]
+            path.append(inner)
+    except UsageError as mistake:
+        mistake.path = path
+        raise
+
+
+def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, list[str | bool]], list[str]]:
+    """The options that are given, with their values as they were written, and the other words."""
+    spelled = {word: one for one in command.options for word in one.spellings}
+    given: dict[Option, list[str | bool]] = {}
+    others: list[str] = []
+    ahead = list(reversed(words))
+    while ahead:
+        word = ahead.pop()
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            others.append(word)
+            if not command.interspersed:
+                break
+            continue
+        name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], "", "")
+        option = spelled.get(name)
+        if option is None:
+            raise UsageError(f"No such option {name!r}." + _near_options(name, spelled))
+        value: str | bool | None = option.spellings[name]
+        if value is not None:
+            if equals:
+                raise UsageError(f"Option {name!r} does not take a value.")
+            if not word.startswith("--") and len(word) > 2:  # several short flags in one word
+                if word[2] == "-":
+                    raise UsageError("No such option '--'.")
+                ahead.append(f"-{word[2:]}")
+        elif equals or (not word.startswith("--") and len(word) > 2):
+            value = text if equals else word[2:]
+        elif ahead:
+            value = ahead.pop()
+        else:
+            raise UsageError(f"Option {name!r} requires an argument.")
+        given.setdefault(option, []).append(value)
+    return given, others + ahead[::-1]
+
+
+def _near_options(name: str, spelled: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = sorted(get_close_matches(name, [word for word in spelled if word.startswith("--")]))
+    if not near or not name.startswith("--"):
+        return ""
+    return f" Did you mean {near[0]!r}?" if len(near) == 1 else f" (Did you mean one of: {', '.join(map(repr, near))}?)"
+
+
+def _convert_given(option: Option, texts: list[str | bool]) -> Any:
+    values = [
+        option.convert(text) if isinstance(text, str) else text for text in (texts if option.many else texts[-1:])
+    ]
+    return tuple(values) if option.many else values[0]
+
+
+def _fill(command: CommandSpec, values: Values, words: list[str]) -> Values:
+    """The values of all parameters but the global ones: those given, those of the words, and the defaults."""
+    for argument in command.arguments:
+        if argument.required and not words:
+            raise UsageError(f"Missing argument {argument.label}.")
+        if argument.many:
+            values[argument.name], words = tuple(map(argument.convert, words)), []
+        elif words:
+            values[argument.name], words = argument.convert(words[0]), words[1:]
+    for one in command.parameters:
+        if one.name not in values and one not in GLOBAL_OPTIONS:
+            if one.required:
+                raise UsageError(f"Missing option {one.label}.")
+            values[one.name] = one.default
+    if words:
+        raise UsageError(f"Got unexpected extra argument{'' if len(words) == 1 else 's'} ({' '.join(words)})")
+    return values

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMPLETION_VARIABLE = "_GRID_COMPLETE"
-"""Set by the completion of a shell, which click answers."""
+"""Set by the completion of a shell."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

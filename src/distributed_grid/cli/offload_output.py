@@ -1,12 +1,21 @@
-"""What `grid offload` shows: proposals, moves and the state of automatic offloading, as tables and lines."""
+"""Output of `grid offload`: proposals, moves and automatic offloading as tables and lines, and the live view."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distributed_grid.cli.output import (
+    BOLD,
+    PLAIN,
     bold,
+    cut_to_width,
+    echo,
     format_size,
     format_span,
     format_time,
@@ -17,6 +26,9 @@ from distributed_grid.cli.output import (
     terminal_width,
     unique_prefixes,
 )
+from distributed_grid.cli.session import CliSession
+from distributed_grid.cli.signals import handled_signals, raise_keyboard_interrupt
+from distributed_grid.client.client import Client
 
 Row = dict[str, Any]
 COMMAND_CHARS = 48
@@ -27,18 +39,16 @@ WAYS = {
     "restart": "restart",
     "process_restart": "restart of a process",
 }
-"""What people are shown for each way."""
-
 
 MAX_CAUSES, CAUSE_CHARS, HEAD_CHARS = 2, 100, 110
 MAX_MOVABLE = 20
-"""So many that can be moved are shown without `--all`, those that are advised and those that use most."""
+"""Limit of movable work that is shown without `--all`: the advised ones and those that use most."""
 MAX_OBSTACLES = 10
-"""So many that cannot be moved are shown without `--all`, those that use most."""
+"""Limit of unmovable work that is shown without `--all`: those that use most."""
 
 
 def scan_parts(found: Row, node: str, *, everything: bool = False) -> Iterator[str]:
-    """A scan in paragraphs: what can be moved, what cannot, and what to type."""
+    """A scan in paragraphs: movable work, unmovable work, and the commands to type."""
     rows = found["proposals"]
     movable = [row for row in rows if row["movable"]]
     movable.sort(key=lambda row: (row["recommended"], *_weight(row)), reverse=True)
@@ -59,7 +69,12 @@ def scan_parts(found: Row, node: str, *, everything: bool = False) -> Iterator[s
     for line in found.get("problems") or ():
         yield printable(line)
     if movable:
-        yield "\n".join(_next_steps(movable))
+        first = movable[0]
+        consent = " --consent" if first["needs_consent"] else ""
+        steps = [printable(f"move it: grid offload execute {subject_of(first)} -n {first['node_id']}{consent}")]
+        if any(row["way"] in ("restart", "process_restart") for row in movable):
+            steps.append("a restart begins from the beginning: what the work has sent or written by then happens again")
+        yield "\n".join(steps)
 
 
 def _weight(row: Row) -> tuple[float, float]:
@@ -67,12 +82,12 @@ def _weight(row: Row) -> tuple[float, float]:
 
 
 def subject_of(row: Row) -> str:
-    """What `execute` takes: the pid of a process, the id of a job."""
+    """The argument of `execute`: the pid of a process, the id of a job."""
     return str(row["job_id"] if row["pid"] is None else row["pid"])
 
 
 def proposals_table(rows: Sequence[Row], *, empty: str) -> str:
-    """A table of what can be moved, the recommended first."""
+    """A table of movable work, the recommended first."""
     cells = [
         (
             subject_of(row),
@@ -93,7 +108,7 @@ def proposals_table(rows: Sequence[Row], *, empty: str) -> str:
 
 
 def obstacle_lines(rows: Sequence[Row], *, everything: bool = False) -> Iterator[str]:
-    """What cannot be moved, each with its causes below it: the first of them, or every one."""
+    """Unmovable work, each with its causes below it: the first of them, or every one."""
     yield bold("CANNOT MOVE")
     wide = max(len(subject_of(row)) for row in rows)
     for row in rows:
@@ -108,22 +123,14 @@ def obstacle_lines(rows: Sequence[Row], *, everything: bool = False) -> Iterator
             yield f"{'':{wide}}    and {more} more cause{'' if more == 1 else 's'}"
 
 
-def _next_steps(movable: Sequence[Row]) -> Iterator[str]:
-    first = movable[0]
-    consent = " --consent" if first["needs_consent"] else ""
-    yield printable(f"move it: grid offload execute {subject_of(first)} -n {first['node_id']}{consent}")
-    if any(row["way"] in ("restart", "process_restart") for row in movable):
-        yield "a restart begins from the beginning: what the work has sent or written by then happens again"
-
-
 def progress_text(row: Row) -> str:
-    """How far a move is, in one line."""
+    """Progress of a move, in one line."""
     waits = f", waits for {row['waits_for']}" if row["waits_for"] else ""
     return printable(f"{row['move_id']}: {row['state']}{waits}")
 
 
 def move_text(row: Row) -> str:
-    """What a move has done or does, in one line."""
+    """A move and its result, in one line."""
     what = f"job {row['job_id']}" if row["pid"] is None else f"process {row['pid']}"
     if row["end"] is None and row["state"] == "running":
         there = row["job_id"] or what
@@ -167,6 +174,7 @@ def moves_table(rows: Sequence[Row]) -> str:
 def move_lines(row: Row) -> list[str]:
     """Everything about a move, line by line."""
     frozen = row["frozen_seconds"]
+    has_job = row["pid"] is None or row["state"] in ("dead", "running") or row["end"] == "done"
     shown = [
         ("move", row["move_id"]),
         ("state", row["state"]),
@@ -174,7 +182,7 @@ def move_lines(row: Row) -> list[str]:
         ("end", row["end"]),
         ("problem", row["problem"]),
         ("process", row["pid"]),
-        ("job", row["job_id"] if row["pid"] is None or _has_job(row) else None),
+        ("job", row["job_id"] if has_job else None),
         ("command", row["command"]),
         ("from", row["source_node"]),
         ("to", row["target_node"]),
@@ -196,7 +204,7 @@ def move_lines(row: Row) -> list[str]:
 
 
 def cancel_text(row: Row) -> str:
-    """What cancelling a move has done, in one line."""
+    """The result of a cancellation, in one line."""
     if row["end"] is not None:
         return move_text(row)
     return printable(
@@ -205,7 +213,7 @@ def cancel_text(row: Row) -> str:
 
 
 def auto_lines(found: Row) -> list[str]:
-    """How automatic offloading stands, line by line."""
+    """The state of automatic offloading, line by line."""
     configured = "on" if found["configured"] else "off"
     by = f"set by {found['set_by']} at {format_time(found['set_at'])}; the config says {configured}"
     lines = [
@@ -233,10 +241,140 @@ def auto_lines(found: Row) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _has_job(row: Row) -> bool:
-    """Whether the job that takes the place of a process exists by now."""
-    return row["state"] in ("dead", "running") or row["end"] == "done"
-
-
 def _way(row: Row) -> str:
     return WAYS.get(row["way"], str(row["way"]))
+
+
+MAX_ENDED = 5
+"""Limit of moves in the live view that have ended meanwhile."""
+SCAN_SECONDS = 10.0
+"""A scan reads every process of the nodes, so it is not made more often."""
+ALTERNATE_SCREEN, MAIN_SCREEN, HOME, CLEAR_REST = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
+
+
+class OffloadPicture:
+    """Content of the live view at one moment."""
+
+    def __init__(
+        self, status: Row, levels: dict[str, dict[str, float]], auto: Row, proposals: list[Row], moves: list[Row]
+    ) -> None:
+        self.nodes: list[Row] = status["nodes"]
+        self.levels = levels
+        self.auto = auto
+        self.proposals = [row for row in proposals if row["movable"]]
+        self.moves = moves
+
+    def as_json(self) -> Row:
+        nodes = [
+            {"node_id": node["node_id"], "pressure": node["pressure"], **self.levels.get(node["node_id"], {})}
+            for node in self.nodes
+        ]
+        return {"nodes": nodes, "auto_offload": self.auto, "proposals": self.proposals, "moves": self.moves}
+
+    def facts(self) -> dict[str, str]:
+        """Facts that get a line when they change, by subject: a degraded node is one, its pressure is not."""
+        found = {"auto": f"automatic offloading is {'on' if self.auto['enabled'] else 'off'}"}
+        if self.auto["stopped"]:
+            found["auto"] += f", it has stopped: {self.auto['stopped']}"
+        found |= {f"node {node}": f"{node} is degraded: {why}" for node, why in self.auto["degraded"].items()}
+        for row in self.proposals:
+            where = f"{row['target_node']}, {100 * row['confidence']:.0f} % sure" if row["target_node"] else "nowhere"
+            text = f"{subject_of(row)} on {row['node_id']} could run on {where}: {row['command']}"
+            found[f"proposal {row['node_id']} {subject_of(row)}"] = (
+                text if row["recommended"] else f"{text} (no advice)"
+            )
+        return found | {f"move {row['move_id']}": move_text(row) for row in self.moves}
+
+    def screen(self) -> Iterator[str]:
+        """The whole picture, paragraph by paragraph."""
+        rows = []
+        for node in self.nodes:
+            name, used = node["node_id"], self.levels.get(node["node_id"], {})
+            cells = (f"{100 * used[kind]:.0f} %" if kind in used else "-" for kind in ("cpu", "memory", "gpu"))
+            pressure = "unknown"
+            if node["pressure"] is not None:
+                full = min(round(20 * node["pressure"]), 20)
+                pressure = f"[{'#' * full}{'.' * (20 - full)}] {100 * node['pressure']:3.0f} %"
+            rows.append((name, node["state"], pressure, *cells, self.auto["degraded"].get(name)))
+        headings = ("NODE", "STATE", "PRESSURE", "CPU", "MEMORY", "GPU", "DEGRADED")
+        yield table(*narrowed(headings, rows, terminal_width()), empty="no nodes")
+        yield printable(self.facts()["auto"])
+        yield proposals_table(self.proposals, empty="nothing should run elsewhere")
+        yield moves_table(self.moves)
+
+
+def changed_lines(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """New, changed and ended facts, one line each."""
+    lines = [text for about, text in now.items() if before.get(about) != text]
+    gone = (about for about in before if about not in now)
+    return [*lines, *(f"no longer: {before[about]}" for about in gone if not about.startswith("move "))]
+
+
+def watch_offload(session: CliSession, interval: float, node: str) -> None:
+    """Show what changes until an interrupt, which is a clean end."""
+    is_screen = sys.stdout.isatty() and not session.json
+    with handled_signals(raise_keyboard_interrupt, signal.SIGTERM, signal.SIGHUP):
+        try:
+            with session.client(query_only=True) as client:
+                poller = _OffloadPoller(client, node)
+                before: dict[str, str] = {}
+                shown = ""
+                if is_screen:
+                    echo(ALTERNATE_SCREEN, nl=False)
+                while True:
+                    picture = poller.poll()
+                    if is_screen:
+                        echo(_fit("\n\n".join(picture.screen())), nl=False)
+                    elif session.json:
+                        text = json.dumps(picture.as_json())
+                        if text != shown:
+                            echo(text)
+                        shown = text
+                    else:
+                        facts = picture.facts()
+                        for line in changed_lines(before, facts):
+                            echo(printable(f"{time.strftime('%H:%M:%S')}  {line}"))
+                        before = facts
+                    time.sleep(interval)
+        except KeyboardInterrupt:
+            return
+        finally:
+            if is_screen:
+                echo(MAIN_SCREEN, nl=False)
+
+
+def _fit(text: str) -> str:
+    """A picture cut to the terminal, each line cleared to its end, so that nothing flickers."""
+    width, height = shutil.get_terminal_size()
+    lines = []
+    for line in text.splitlines()[: height - 1]:
+        plain = line.removeprefix(BOLD).removesuffix(PLAIN)
+        cut = cut_to_width(plain, width)
+        lines.append(f"{cut if plain == line else f'{BOLD}{cut}{PLAIN}'}\x1b[K")  # headings stay bold
+    return HOME + "\r\n".join(lines) + CLEAR_REST
+
+
+class _OffloadPoller:
+    """Asks for the content of the live view; a scan is kept for a while."""
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client = client
+        self._node = node
+        self._proposals: list[Row] = []
+        self._scanned_at = float("-inf")
+        self._ended_before: set[str] | None = None
+
+    def poll(self) -> OffloadPicture:
+        status = self._client.call("get_status")
+        auto = self._client.call("get_auto_offload")["auto_offload"]
+        if time.monotonic() - self._scanned_at >= SCAN_SECONDS:
+            self._proposals = self._client.call("scan_offload", node=self._node)["proposals"]
+            self._scanned_at = time.monotonic()
+        levels = self._client.call("get_metrics", kind="levels")["levels"]
+        moves: list[Row] = self._client.call("list_moves", all=True)["moves"]
+        ended = [row for row in moves if row["end"] is not None]
+        if self._ended_before is None:
+            self._ended_before = {row["move_id"] for row in ended}
+        new = [row for row in ended if row["move_id"] not in self._ended_before]
+        shown = [row for row in moves if row["end"] is None] + new[:MAX_ENDED]
+        return OffloadPicture(status, levels, auto, self._proposals, shown)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from distributed_grid import __version__
-from distributed_grid.cli.command_line import LazyGroup, NotUnderstood, parse
+from distributed_grid.cli.command_line import HelpRequest, LazyGroup, UsageError, VersionRequest, parse
 from distributed_grid.cli.main import COMPLETION_VARIABLE
 from distributed_grid.cli.output import echo
 from distributed_grid.cli.session import CliSession
@@ -36,7 +36,7 @@ COMMANDS = {
     "resource-sharing": ("resource_sharing", "resource_sharing", "Offers and allocations; give an owner a node back."),
     "cluster": ("cluster", "cluster", "Install, start, stop and show the agents of other machines."),
     "workers": ("workers", "workers", "Start, list and end the machines of a provider."),
-    "scale": ("scale", "scale", "Start and give back workers as the queue calls for."),
+    "scale": ("workers", "scale", "Start and give back workers as the queue calls for."),
     "predict": ("predict", "predict", "What work needs, learned from earlier runs."),
     "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),
     "daemon": ("daemon", "daemon", "Start, stop and show the control plane."),
@@ -77,7 +77,7 @@ def run_command_line(words: Sequence[str]) -> NoReturn:
         code = 130
     except HungUp:
         code = HANGUP_EXIT_CODE
-    except SystemExit as stop:  # of a clean-up after a signal, or of click
+    except SystemExit as stop:  # of a clean-up after a signal
         code = stop.code
     except GridError as error:
         _print_error(str(error))
@@ -99,18 +99,29 @@ def _exit(code: int) -> NoReturn:
 
 
 def _run(words: Sequence[str], session: CliSession) -> object:
-    """Run a command line; what the command returned, which may be an exit code."""
-    try:
-        if COMPLETION_VARIABLE in os.environ:
-            raise NotUnderstood
-        command, options, global_options = parse(GRID, words)
-    except NotUnderstood:
-        from distributed_grid.cli.click_commands import run_with_click
+    """Run a command line; returns the result of the command, which may be an exit code."""
+    if COMPLETION_VARIABLE in os.environ:
+        from distributed_grid.cli.help_pages import completion
 
-        return run_with_click(GRID, words, session)
+        echo(completion(GRID, os.environ[COMPLETION_VARIABLE]))
+        return 0
+    try:
+        command, options, global_options = parse(GRID, words)
+    except VersionRequest:
+        echo(f"grid {__version__}")
+        return 0
+    except HelpRequest as request:
+        from distributed_grid.cli.help_pages import help_page
+
+        echo(help_page(request.path), err=request.is_mistake)
+        return 2 if request.is_mistake else 0
+    except UsageError as mistake:
+        from distributed_grid.cli.help_pages import usage_message
+
+        echo(usage_message(mistake.path, str(mistake)), err=True)
+        return 2
     for name, value in global_options.items():
-        if value:
-            setattr(session, name, value)
+        setattr(session, name, value)
     return command.function(session, **options)
 
 

@@ -1,76 +1,87 @@
-"""Cluster configuration: the one normal form of a cluster file, whatever its spelling."""
-
-from __future__ import annotations
+"""Cluster configuration: the normal form of a cluster file, whatever its spelling, and the checks between values."""
 
 import hashlib
 import json
+import os
+import re
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta, ValidationError
-from msgspec.structs import force_setattr
+from msgspec.structs import asdict, force_setattr
 
-from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
-from distributed_grid.config.loader import load_values, machine_node
-from distributed_grid.config.providers import Provider, ProviderSettings, open_plugged_in, open_provider
-from distributed_grid.config.sections import (
-    Alerts,
-    Fairness,
-    Logging,
-    NodeConfig,
-    OwnerPolicy,
-    Prediction,
-    Preemption,
-    QuotaConfig,
-    Ray,
-    ResourceSharing,
-    Scaling,
-    ServerConfig,
-    ThresholdConfig,
-    WorkerTimes,
+from distributed_grid.config import sections
+from distributed_grid.config.key_tables import ListOf, MapOf, Section, derived, known_paths, setting
+from distributed_grid.config.providers import (
+    PROVIDERS,
+    Provider,
+    ProviderSettings,
+    open_plugged_in,
+    open_provider,
 )
-from distributed_grid.config.value_kinds import CUSTOM_NAME, DISK_GIGABYTES, FLAG, GIB, TEXT, Seconds
+from distributed_grid.config.sections import NodeConfig
+from distributed_grid.config.value_kinds import (
+    CUSTOM_NAME,
+    DISK_GIGABYTES,
+    GIB,
+    TEXT,
+    KeyPath,
+    ParseContext,
+    Seconds,
+)
 from distributed_grid.config.yaml_document import (
     ConfigProblem,
     ConfigProblems,
     YamlNode,
     decode_content,
     from_plain,
+    parse,
     read_content,
 )
+from distributed_grid.number_text import plain_number
+
+SUSPECT_SECONDS = 6
+"""A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
+
+NodeSeconds = Annotated[float, Meta(ge=1, le=sys.float_info.max), Seconds(1)]
+DiskBytes = Annotated[int, Meta(ge=0), DISK_GIGABYTES]
+PlacedNode = tuple[str, dict[str, Any]]
+"""Normal path and values of a node."""
 
 
 class ClusterConfig(Section, dict=True):
     """A whole cluster; there is always at least one node."""
 
-    name: str = setting(TEXT, "grid")
-    nodes: tuple[NodeConfig, ...] = setting(ListOf(NodeConfig.key_table, "nodes"), ())
-    custom_resources: tuple[str, ...] = setting(ListOf(CUSTOM_NAME, "resource names"), ())
-    resource_sharing: ResourceSharing = setting(
-        ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
+    name: str = "grid"
+    nodes: Annotated[tuple[NodeConfig, ...], ListOf(NodeConfig.key_table, "nodes")] = ()
+    custom_resources: Annotated[tuple[str, ...], ListOf(CUSTOM_NAME, "resource names")] = ()
+    resource_sharing: sections.ResourceSharing = setting(
+        sections.ResourceSharing(), overridden_at="execution.resource_sharing"
     )
-    hold_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
-    max_output_bytes: Annotated[int, Meta(ge=0)] = setting(DISK_GIGABYTES, 10 * GIB, "max_output_gb", live=True)
-    max_files_bytes: Annotated[int, Meta(ge=0)] = setting(DISK_GIGABYTES, 100 * GIB, "max_files_gb", live=True)
-    start_seconds: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = setting(Seconds(1), 60.0)
-    trusted_network: bool = setting(FLAG, False, acts=True)
-    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy(), live=True)
-    fairness: Fairness = setting(Fairness, Fairness(), live=True)
-    preemption: Preemption = setting(Preemption, Preemption(), live=True)
-    quotas: dict[str, QuotaConfig] = setting(
-        MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {}, live=True
-    )
-    alerts: Alerts = setting(Alerts, Alerts(), live=True)
-    scaling: Scaling = setting(Scaling, Scaling())
-    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
-    prediction: Prediction = setting(Prediction, Prediction())
-    server: ServerConfig = setting(ServerConfig, ServerConfig())
-    ray: Ray = setting(Ray, Ray())
-    logging: Logging = setting(Logging, Logging())
-    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, acts=True)
-    warnings: tuple[str, ...] = ()
+    hold_seconds: NodeSeconds = 60.0
+    max_output_bytes: DiskBytes = setting(10 * GIB, "max_output_gb", live=True)
+    max_files_bytes: DiskBytes = setting(100 * GIB, "max_files_gb", live=True)
+    start_seconds: NodeSeconds = 60.0
+    trusted_network: bool = setting(False, acts=True)
+    owner_policy: sections.OwnerPolicy = setting(sections.OwnerPolicy(), live=True)
+    fairness: sections.Fairness = setting(sections.Fairness(), live=True)
+    preemption: sections.Preemption = setting(sections.Preemption(), live=True)
+    quotas: Annotated[
+        dict[str, sections.QuotaConfig], MapOf(TEXT, sections.QuotaConfig.key_table, "users or teams to quotas")
+    ] = setting({}, live=True)
+    alerts: sections.Alerts = setting(sections.Alerts(), live=True)
+    scaling: sections.Scaling = sections.Scaling()
+    workers: sections.WorkerTimes = sections.WorkerTimes()
+    prediction: sections.Prediction = sections.Prediction()
+    server: sections.ServerConfig = sections.ServerConfig()
+    ray: sections.Ray = sections.Ray()
+    logging: sections.Logging = sections.Logging()
+    providers: Annotated[dict[str, dict[str, Any]], ProviderSettings()] = setting({}, acts=True)
+    warnings: tuple[str, ...] = derived(())
     source: ClassVar[str | None] = None
     """The file this was read from; not part of the values: it does not count in comparisons, and a copy has none."""
 
@@ -80,7 +91,7 @@ class ClusterConfig(Section, dict=True):
             raise ValidationError("ClusterConfig.nodes: expected at least one node")
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """What is shown of it: everything but the providers, whose settings may have credentials in them."""
+        """All fields but the providers, whose settings may have credentials in them."""
         return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "providers"]
 
     def __repr__(self) -> str:
@@ -88,7 +99,7 @@ class ClusterConfig(Section, dict=True):
 
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in a YAML or JSON file, or `ConfigProblems` with everything that is wrong."""
+        """The configuration in a YAML or JSON file; raises `ConfigProblems` with every mistake."""
         return cls.from_content(path, read_content(path), env)
 
     @classmethod
@@ -101,8 +112,6 @@ class ClusterConfig(Section, dict=True):
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a text; `file` is the name in reports of problems."""
-        from distributed_grid.config.yaml_parser import parse
-
         return cls._from_document(parse(text, file), file, env)
 
     @classmethod
@@ -113,31 +122,51 @@ class ClusterConfig(Section, dict=True):
     @classmethod
     def embedded(cls, hostname: str) -> Self:
         """The grid of one's own machine: no thresholds and no owner policy, because you are the owner."""
-        return cls(nodes=(NodeConfig(**machine_node(hostname)),))
+        return cls(nodes=(NodeConfig(**_machine_node(hostname)),))
 
     @classmethod
     def _from_document(cls, root: YamlNode, file: str, env: Mapping[str, str] | None) -> Self:
-        values = load_values(root, file, cls.key_table, env)
+        if root.value is None:
+            message = "is empty, expected at least one key, such as nodes"
+            raise ConfigProblems([ConfigProblem(file, 0, "", "nothing", "at least one key", message)])
+        if not isinstance(root.value, dict):
+            message = "the top level must be a mapping with keys such as nodes and resource_sharing"
+            raise ConfigProblems([ConfigProblem(file, root.line, "", "no mapping", "a mapping", message)])
+        if root.value and root.value.keys() <= PROVIDERS.keys():  # a providers file
+            root = YamlNode({"providers": YamlNode(root.value, root.line)}, root.line)
+        paths = known_paths(cls.key_table) | {name: [f"providers.{name}"] for name in PROVIDERS}
+        context = ParseContext(file, os.environ if env is None else env, known_paths=paths)
+        values = cls.key_table.read(root, KeyPath(), context)
+        _check_agreement(values, context)
+        context.raise_problems()
+        defaults = {
+            "thresholds": values.get("resource_sharing", {}).get("thresholds", {}),
+            "owner_policy": values.get("owner_policy", {}),
+        }
+        for node in values.get("nodes", ()):  # one that sets a part of these takes the rest from the cluster
+            node |= {name: {**cluster, **node[name]} for name, cluster in defaults.items() if name in node}
+        if not values.get("nodes"):
+            values["nodes"] = [_machine_node(socket.gethostname())]
         try:
-            return cls(**values)
+            return cls(**values, warnings=tuple(context.warnings))
         except ValidationError as error:
             raise ConfigProblems([ConfigProblem(file, 0, "", "", "", str(error))]) from None
 
     @property
-    def thresholds(self) -> ThresholdConfig:
-        """How idle nodes on other machines must be; see `thresholds_for`."""
+    def thresholds(self) -> sections.ThresholdConfig:
+        """Required idleness of nodes on other machines; see `thresholds_for`."""
         return self.resource_sharing.thresholds
 
-    def thresholds_for(self, node: NodeConfig) -> ThresholdConfig | None:
+    def thresholds_for(self, node: NodeConfig) -> sections.ThresholdConfig | None:
         """The node's own thresholds, else the cluster's, which hold only for other machines that have an owner."""
         return node.thresholds or (None if node.is_local or node.dedicated else self.thresholds)
 
-    def owner_policy_for(self, node: NodeConfig) -> OwnerPolicy | None:
+    def owner_policy_for(self, node: NodeConfig) -> sections.OwnerPolicy | None:
         """The node's own policy, else the cluster's, which holds only for other machines that have an owner."""
         return node.owner_policy or (None if node.is_local or node.dedicated else self.owner_policy)
 
     def is_simulated(self, node: NodeConfig) -> bool:
-        """Whether a node of this machine stands for a machine of its own, with what is declared for it and no more.
+        """True for a node of this machine that stands for a machine of its own, with its declared capacity only.
 
         Unless the node says so itself, each of several local nodes is; a single one is measured, as it has an owner.
         """
@@ -184,11 +213,174 @@ def check_config(path: str | Path) -> list[ConfigProblem]:
     """Every problem of a file; an empty list means it can be used."""
     try:
         ClusterConfig.from_yaml(path)
-    except ConfigProblems as found:
-        return list(found.problems)
+    except ConfigProblems as problems:
+        return list(problems.problems)
     return []
 
 
 def cluster_template() -> str:
-    """A commented cluster file that loads: what `grid init` writes."""
+    """A commented cluster file that loads: the content that `grid init` writes."""
     return Path(__file__).with_name("template.yaml").read_text(encoding="utf-8")
+
+
+def _machine_node(hostname: str) -> dict[str, Any]:
+    """This machine as a node, under a valid name."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", hostname).lstrip("-_.")[:63]
+    return {"name": name or "localhost", "host": "local"}
+
+
+def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
+    """Report contradictions between values, and warn of unusual ones; invalid values were dropped before."""
+    nodes = [(f"nodes.{index}", node) for index, node in enumerate(values.get("nodes") or ()) if node]
+    _check_names(nodes, context)
+    several = sum(node.get("host") == "local" for _, node in nodes) > 1
+    for at, node in nodes:
+        _check_node(at, node, context, is_one_of_several=several)
+    _check_custom(values, nodes, context)
+    _check_sharing(values.get("resource_sharing", {}), context)
+    _check_scaling(values, context)
+    server = values.get("server", {})
+    for one, other in (("certificate", "key"), ("key", "certificate")):
+        if server.get(one) and not server.get(other):
+            context.report_at(f"server.{one}", f"there is no {other} to go with it")
+    for key, plain in (("tls", False), ("force_plain", True)):
+        if server.get(key) is plain:
+            context.report_at(f"server.{key}", "there is no connection without TLS: remove this key")
+    _check_ray(values.get("ray", {}), context)
+    if values.get("hold_seconds", SUSPECT_SECONDS) < SUSPECT_SECONDS:
+        context.warn_at("hold_seconds", f"shorter than {SUSPECT_SECONDS} s, so a short silence ends leases")
+    if not nodes and "thresholds" in values.get("resource_sharing", {}):
+        context.warn_at(
+            "resource_sharing.thresholds",
+            "no nodes are named, so this machine is the whole grid, and it lends whatever its load; "
+            "idle thresholds hold for other machines",
+        )
+
+
+def _check_names(nodes: Iterable[PlacedNode], context: ParseContext) -> None:
+    seen: dict[str, str] = {}
+    head = ""
+    for at, node in nodes:
+        name = node.get("name")
+        if name in seen:
+            line = context.lines[seen[name]][1]
+            context.report_at(f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name")
+        elif name:
+            seen[name] = f"{at}.name"
+        if node.get("role") == "head":
+            if head:
+                context.report_at(f"{at}.role", f"a second head beside '{head}', expected at most one")
+            head = head or str(name)
+
+
+def _check_node(at: str, node: dict[str, Any], context: ParseContext, *, is_one_of_several: bool) -> None:
+    if (gpus := node.get("gpus")) is not None:
+        declared = node.setdefault("gpu_count", len(gpus))
+        if declared != len(gpus):
+            context.report_at(f"{at}.gpu_count", f"found {declared}, but gpus: lists {len(gpus)}")
+    sharing = node.get("resource_sharing", {})
+    for cap, have, shown in (
+        ("max_share_cpu_milli", "cpu_milli", "cpu_count"),
+        ("max_share_memory_bytes", "memory_bytes", "memory_gb"),
+        ("max_share_gpu_count", "gpu_count", "gpu_count"),
+    ):
+        limit, capacity = sharing.get(cap), node.get(have)
+        if limit is not None and capacity is not None and limit > capacity:
+            context.warn_at(f"{at}.resource_sharing.{cap}", f"more than the node's {shown}; it lends what it has")
+    for name, limit in sharing.get("max_share_custom", {}).items():
+        if limit is not None and limit > node.get("custom", {}).get(name, 0):
+            context.warn_at(
+                f"{at}.resource_sharing.max_share_custom",
+                f"more '{name}' than the node's custom: has; it lends that",
+            )
+    if node.get("host") in {"localhost", "127.0.0.1", "::1"} and not node.get("port") and not node.get("user"):
+        context.warn_at(f"{at}.host", "reached over SSH; for an agent on this machine without SSH write local")
+    is_local = node.get("host") == "local"
+    if node.get("simulated") and not is_local:
+        context.report_at(f"{at}.simulated", "only a node on this machine (host: local) can be simulated")
+    if any(node.get("background", {}).values()) and not node.get("simulated", is_local and is_one_of_several):
+        context.report_at(f"{at}.background", "only a simulated node has one; the use of others is measured")
+
+
+def _check_custom(values: dict[str, Any], nodes: list[PlacedNode], context: ParseContext) -> None:
+    """Without a list of custom resources, those of the nodes are the list."""
+    on_nodes = {name: None for _, node in nodes for name in node.get("custom", {})}
+    declared = values.get("custom_resources")
+    known = [name for name in dict.fromkeys(on_nodes if declared is None else declared) if name]
+    for at, name in _custom_names(values, nodes):
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "declare it under custom_resources"
+            context.report_at(at, f"'{name}' is no declared resource; {hint}")
+    if known:
+        values["custom_resources"] = known
+
+
+def _custom_names(values: dict[str, Any], nodes: Iterable[PlacedNode]) -> Iterator[tuple[str, str]]:
+    """Each use of a custom resource: normal path and name."""
+    for at, node in nodes:
+        yield from ((f"{at}.custom.{name}", name) for name in node.get("custom", {}))
+        caps = node.get("resource_sharing", {}).get("max_share_custom", {})
+        yield from ((f"{at}.resource_sharing.max_share_custom.{name}", name) for name in caps)
+    for who, quota in values.get("quotas", {}).items():
+        yield from ((f"quotas.{who}.custom.{name}", name) for name in quota.get("custom", {}))
+
+
+def _check_sharing(sharing: dict[str, Any], context: ParseContext) -> None:
+    marks, defaults = sharing.get("pressure", {}), sections.PressureMarks()
+    for resource in ("cpu", "memory", "gpu"):
+        low = marks.get(f"{resource}_low", getattr(defaults, f"{resource}_low"))
+        high = marks.get(f"{resource}_high", getattr(defaults, f"{resource}_high"))
+        if low >= high:
+            blamed = "high" if f"{resource}_high" in marks else "low"
+            context.report_at(
+                f"resource_sharing.pressure.{resource}_{blamed}",
+                f"the low mark {low} must be below the high mark {high}",
+                expected="a low mark below the high mark",
+            )
+    age = sharing.get("check_interval_seconds", sections.ResourceSharing().check_interval_seconds)
+    expiry = sharing.get("offer_expiry_seconds", sections.ResourceSharing().offer_expiry_seconds)
+    if expiry < age:
+        context.warn_at(
+            "resource_sharing.offer_expiry_seconds",
+            f"offers end after {plain_number(expiry)} s but are computed anew only every {plain_number(age)} s",
+        )
+
+
+def _check_scaling(values: dict[str, Any], context: ParseContext) -> None:
+    given = values.get("scaling", {})
+    scaling = asdict(sections.Scaling()) | given
+    for small, large, meaning in (
+        ("min_workers", "max_workers", "at most"),
+        ("scale_down_threshold", "target_utilization", "below"),
+        ("target_utilization", "scale_up_threshold", "at most"),
+    ):
+        low, high = scaling[small], scaling[large]
+        if low > high or (low == high and meaning == "below"):
+            blamed = small if small in given else large
+            context.report_at(
+                f"scaling.{blamed}", f"{small} {plain_number(low)} must be {meaning} {large} {plain_number(high)}"
+            )
+    provider = given.get("provider")
+    if provider and provider not in (values.get("providers") or {}):
+        context.warn_at("scaling.provider", f"there is no {provider} under providers")
+
+
+def _check_ray(given: dict[str, Any], context: ParseContext) -> None:
+    """Every port of Ray is its own, and those of its workers are a range apart from the others."""
+    ray = asdict(sections.Ray()) | given
+    low, high = ray["min_worker_port"], ray["max_worker_port"]
+    if low > high:
+        blamed = "max_worker_port" if "max_worker_port" in given else "min_worker_port"
+        context.report_at(f"ray.{blamed}", f"min_worker_port {low} must be at most max_worker_port {high}")
+    taken: dict[int, str] = {}
+    for name in ("port", "client_port", "dashboard_port"):
+        port = ray[name]
+        other = taken.setdefault(port, name)
+        if low <= port <= high:
+            other = "the ports of the workers"
+        if other != name:
+            blamed = name if name in given else next((key for key in given if key.endswith("port")), name)
+            context.report_at(f"ray.{blamed}", f"{port} is taken by {other}, expected another port")
+    if ray["auth"] == "none":
+        context.warn_at("ray.auth", "whoever reaches Ray's ports can run anything as you on every node")

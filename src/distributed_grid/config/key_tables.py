@@ -1,41 +1,49 @@
 """Key tables: the known keys of a section, with their spellings, fields and value kinds.
 
-A `Section` is a frozen struct whose fields are declared once, with `setting`: the field of the normal form, its
-default, the kind of its value and every spelling a user may write (dotted where it is nested). Reading, refusing
-unknown keys, showing and the test of the documentation all use the table made of these fields.
+A `Section` is a frozen struct. Each field states a key once: its type, with the value kind in `Annotated`, its
+default, and with `setting` its spellings where they are not the field's name. Reading, refusing unknown keys, showing
+and the test of the documentation all use the table made of these fields. The annotations are read when the class is
+made, so a module with sections has no `from __future__ import annotations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import fields, force_setattr, replace
 
-from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, Unexpanded, ValueKind
-from distributed_grid.config.value_kinds import NAME_PATTERN, NODE_NAME, Seconds
+from distributed_grid.config.value_kinds import (
+    FLAG,
+    NAME_PATTERN,
+    NODE_NAME,
+    TEXT,
+    InvalidValue,
+    KeyPath,
+    OneOf,
+    ParseContext,
+    Seconds,
+    Unexpanded,
+    ValueKind,
+)
 from distributed_grid.config.yaml_document import YamlNode
 from distributed_grid.validation_text import describe_patterns
 
 Normal = dict[str, Any]
-MIN_INTERVAL_SECONDS = 0.1
-"""No loop runs more often than this."""
 
 
 class Key(Struct, frozen=True):
-    """One thing that can be set: its normal field, its kind, its spellings (the first is the one shown)."""
+    """One setting: its field in the normal form (dotted where nested), its kind, and its spellings."""
 
     field: str
     kind: ValueKind
-    spellings: tuple[str, ...]
-    overrides: bool = False
-    """True: what is set here wins, key by key, over an earlier key of the same field."""
-    live: bool = False
-    """True: a running control plane takes another value over without a restart."""
+    spellings: tuple[str, ...]  # the first one is shown
+    overrides: bool = False  # its values win, key by key, over an earlier key of the same field
+    live: bool = False  # a running control plane takes another value over without a restart
 
 
 class KeyTable(ValueKind, frozen=True):
@@ -45,17 +53,16 @@ class KeyTable(ValueKind, frozen=True):
     required: tuple[str, ...] = ()
     shorthand: ValueKind | None = None
     names: dict[str, dict[str, bool]] = field(default_factory=lambda: {"": {}})
-    """The names known under each prefix, made from `keys`; True where the name is a key itself."""
+    """The names known under each prefix, made from `keys`; True for the name of a key, False for a part of one."""
 
     def __post_init__(self) -> None:
-        names = self.names
         for spelling in (spelling for key in self.keys for spelling in key.spellings):
             prefix = ""
             *parents, last = spelling.split(".")
             for name in parents:
-                names.setdefault(prefix, {})[name] = False
+                self.names.setdefault(prefix, {})[name] = False
                 prefix = f"{prefix}{name}."
-            names.setdefault(prefix, {})[last] = True
+            self.names.setdefault(prefix, {})[last] = True
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
         if self.shorthand and isinstance(node.value, str):
@@ -69,13 +76,26 @@ class KeyTable(ValueKind, frozen=True):
         given = dict(self._given("", node, path, context))
         values: Normal = {}
         for key in self.keys:
-            self._read_key(key, given, values, path, context)
+            first: tuple[str, Any] | None = None
+            for spelling in key.spellings:
+                if spelling not in given:
+                    continue
+                child, at = given[spelling]
+                at = KeyPath(at.spelled, path.child("", key.field).normal)
+                value = read_or_report(key.kind, child, at, context)
+                if value is None:
+                    continue
+                if first is not None and first[1] != value:
+                    context.report(at, child.line, f"sets another value than {first[0]}; keep one of the two")
+                first = first or (at.spelled, value)
+                context.record(at, child)
+                _put(values, key.field, value, merge=key.overrides)
         return values
 
     def _given(
         self, prefix: str, node: YamlNode, path: KeyPath, context: ParseContext
     ) -> Iterator[tuple[str, tuple[YamlNode, KeyPath]]]:
-        """Everything that is set here, by its dotted spelling; unknown keys are reported."""
+        """Every value in the document by its dotted spelling; unknown keys are reported."""
         assert isinstance(node.value, dict)
         known = self.names[prefix]
         for name, child in node.value.items():
@@ -93,24 +113,6 @@ class KeyTable(ValueKind, frozen=True):
 
     def _not_a_mapping(self, prefix: str) -> InvalidValue:
         return InvalidValue("a mapping with keys such as " + ", ".join(list(self.names[prefix])[:4]))
-
-    def _read_key(
-        self, key: Key, given: dict[str, tuple[YamlNode, KeyPath]], values: Normal, path: KeyPath, context: ParseContext
-    ) -> None:
-        first: tuple[str, Any] | None = None
-        for spelling in key.spellings:
-            if spelling not in given:
-                continue
-            node, at = given[spelling]
-            at = KeyPath(at.spelled, path.child("", key.field).normal)
-            value = read_or_report(key.kind, node, at, context)
-            if value is None:
-                continue
-            if first is not None and first[1] != value:
-                context.report(at, node.line, f"sets another value than {first[0]}; keep one of the two")
-            first = first or (at.spelled, value)
-            context.record(at, node)
-            _put(values, key.field, value, merge=key.overrides)
 
     def show(self, value: Any) -> Normal:
         shown: Normal = {}
@@ -181,7 +183,7 @@ def read_or_report(kind: ValueKind, node: YamlNode, path: KeyPath, context: Pars
 
 
 def known_paths(kind: ValueKind, at: str = "") -> dict[str, list[str]]:
-    """The paths at which each key name is known, to be named where it was written elsewhere."""
+    """The paths at which each key name is known, for the report of a key in the wrong place."""
     if isinstance(kind, ListOf):
         return known_paths(kind.kind, f"{at}[].")
     if isinstance(kind, MapOf):
@@ -190,13 +192,13 @@ def known_paths(kind: ValueKind, at: str = "") -> dict[str, list[str]]:
     for key in kind.keys if isinstance(kind, KeyTable) else ():
         for spelling in key.spellings:
             joint = "" if isinstance(key.kind, ListOf | MapOf) else "."
-            found = {} if key.overrides else known_paths(key.kind, f"{at}{spelling}{joint}")
+            below = {} if key.overrides else known_paths(key.kind, f"{at}{spelling}{joint}")
             names = spelling.split(".")
             for depth, name in enumerate(names):
-                found.setdefault(name, []).append(at + ".".join(names[: depth + 1]))
-            for name, below in found.items():
+                below.setdefault(name, []).append(at + ".".join(names[: depth + 1]))
+            for name, its_paths in below.items():
                 known = paths.setdefault(name, [])
-                known += [path for path in below if path not in known]
+                known += [path for path in its_paths if path not in known]
     return paths
 
 
@@ -233,13 +235,57 @@ def _merge(under: Normal, over: Normal) -> None:
 
 
 class Setting(Struct, frozen=True):
-    """Declaration of a field of a section: its default, or `...` where there is none, and the keys that set it."""
+    """Declaration of a field of a section; `...` as the default means that its key is required."""
 
-    default: Any
-    keys: Callable[[str], list[Key]]
-    """The keys, given the name of the field."""
+    default: Any = ...
+    spellings: tuple[str, ...] = ()
+    prefix: str | None = None
+    overridden_at: str = ""
     acts: bool = False
     live: bool = False
+    is_key: bool = True
+
+    def keys(self, name: str, kind: ValueKind) -> Iterator[Key]:
+        """The keys that set the field of this name."""
+        if self.prefix is not None:
+            assert isinstance(kind, KeyTable)
+            for key in kind.keys:
+                spellings = tuple(self.prefix + spelling for spelling in key.spellings)
+                yield Key(f"{name}.{key.field}", key.kind, spellings, live=self.live)
+            return
+        spellings = self.spellings or (name,)
+        if isinstance(kind, Interval) and not self.spellings:
+            spellings = name, name.removesuffix("_seconds")
+        yield Key(name, kind, spellings, live=self.live)
+        if self.overridden_at:
+            yield Key(name, kind, (self.overridden_at,), overrides=True)
+
+
+def setting(
+    default: Any,
+    *spellings: str,
+    prefix: str | None = None,
+    overridden_at: str = "",
+    acts: bool = False,
+    live: bool = False,
+) -> Any:
+    """A field that one key sets: under its own name, or only under the spellings given.
+
+    With a `prefix`, it holds a section whose keys are keys of the surrounding one, under this prefix. The values at
+    `overridden_at` win over its own, key by key. A key that `acts` (runs something, opens a port, uses a key, weakens a
+    protection) counts only in a file that somebody named. A `live` field, with everything in it, can change under a
+    running control plane.
+    """
+    return Setting(default, spellings, prefix, overridden_at, acts=acts, live=live)
+
+
+def derived(default: Any) -> Any:
+    """A field that no key sets."""
+    return Setting(default, is_key=False)
+
+
+class Interval(Seconds, frozen=True):
+    """Seconds whose key may be written with or without `_seconds` at its end."""
 
 
 class SectionMeta(msgspec.StructMeta):
@@ -250,14 +296,16 @@ class SectionMeta(msgspec.StructMeta):
     key_table: KeyTable
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> SectionMeta:
-        settings = {field: one for field, one in namespace.items() if isinstance(one, Setting)}
-        defaults = {field: one.default for field, one in settings.items() if one.default is not ...}
-        others = {field: one for field, one in namespace.items() if field not in settings}
+        plain = {field: one.default if isinstance(one, Setting) else one for field, one in namespace.items()}
         options |= {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-        section = super().__new__(cls, name, bases, others | defaults, **options)
-        keys = tuple(key for field, one in settings.items() for key in one.keys(field))
-        required = tuple(field for field in settings if field not in defaults)
-        section.settings, section.key_table = settings, KeyTable(keys, required, section.shorthand)
+        section = super().__new__(cls, name, bases, plain, **options)
+        declared = {field: namespace.get(field, ...) for field in section.__struct_fields__}
+        settings = {field: one if isinstance(one, Setting) else Setting(one) for field, one in declared.items()}
+        section.settings = {field: one for field, one in settings.items() if one.is_key}
+        kinds = {field: kind_of(section.__annotations__[field]) for field in section.settings}
+        keys = tuple(key for field, one in section.settings.items() for key in one.keys(field, kinds[field]))
+        required = tuple(field for field, one in section.settings.items() if one.default is ...)
+        section.key_table = KeyTable(keys, required, section.shorthand)
         return section
 
 
@@ -280,7 +328,7 @@ class Section(msgspec.Struct, metaclass=SectionMeta):
                     raise msgspec.ValidationError(f"{type(self).__name__}.{name}: {problem}") from None
 
     def without_acts(self) -> tuple[Self, list[str]]:
-        """This section with everything that acts at its default, and the keys for which that made a difference."""
+        """This section with every key that acts at its default, and the keys for which that made a difference."""
         changes: dict[str, Any] = {}
         keys: list[str] = []
         for name, declared in self.settings.items():
@@ -292,9 +340,9 @@ class Section(msgspec.Struct, metaclass=SectionMeta):
                     keys.append(name)
             elif any(isinstance(part, Section) for part in parts):
                 inert = [part.without_acts() for part in parts]
-                if any(found for _, found in inert):
+                if any(inner_keys for _, inner_keys in inert):
                     changes[name] = tuple(part for part, _ in inert) if isinstance(value, tuple) else inert[0][0]
-                    keys += dict.fromkeys(f"{name}.{key}" for _, found in inert for key in found)
+                    keys += dict.fromkeys(f"{name}.{key}" for _, inner_keys in inert for key in inner_keys)
         return (replace(self, **changes) if changes else self), keys
 
 
@@ -303,45 +351,15 @@ def _field_types(section: type[Section]) -> dict[str, Any]:
     return {field.name: field.type for field in fields(section)}
 
 
-def setting(
-    kind: ValueKind | type[Section],
-    default: Any = ...,
-    *spellings: str,
-    overridden_at: str = "",
-    acts: bool = False,
-    live: bool = False,
-) -> Any:
-    """A field that one key sets: under its own name, or only under the spellings given.
-
-    What is set at `overridden_at` wins over it, key by key. What `acts` (runs something, opens a port, uses a key,
-    weakens a protection) counts only in a file that somebody named. A `live` field, with all that is in it, can change
-    under a running control plane.
-    """
-    value_kind = kind if isinstance(kind, ValueKind) else kind.key_table
-
-    def keys(name: str) -> list[Key]:
-        own = [Key(name, value_kind, spellings or (name,), live=live)]
-        return own + ([Key(name, value_kind, (overridden_at,), overrides=True)] if overridden_at else [])
-
-    return Setting(default, keys, acts, live)
-
-
-def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS, *, live: bool = False) -> Any:
-    """A field in seconds, whose key may be written with or without `_seconds` at its end."""
-
-    def keys(name: str) -> list[Key]:
-        return [Key(name, Seconds(low), (name, name.removesuffix("_seconds")), live=live)]
-
-    return Setting(default, keys, live=live)
-
-
-def flattened(section: type[Section], prefix: str, *, live: bool = False) -> Any:
-    """A field that holds a section whose keys are keys of the surrounding one, under this prefix."""
-
-    def keys(name: str) -> list[Key]:
-        return [
-            Key(f"{name}.{key.field}", key.kind, tuple(prefix + spelling for spelling in key.spellings), live=live)
-            for key in section.key_table.keys
-        ]
-
-    return Setting(section(), keys, live=live)
+def kind_of(annotation: Any) -> ValueKind:
+    """The value kind of a field: the one in its `Annotated`, or that of a plain type."""
+    for part in getattr(annotation, "__metadata__", ()):
+        if isinstance(part, ValueKind):
+            return part
+    if isinstance(annotation, SectionMeta):
+        return annotation.key_table
+    if get_origin(annotation) is Literal:
+        return OneOf(get_args(annotation))
+    if type(None) in get_args(annotation):
+        return kind_of(get_args(annotation)[0])
+    return {bool: FLAG, str: TEXT}[annotation]

@@ -1,54 +1,16 @@
 """Cloud providers: stored as written; their variables are expanded only when a provider is used."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from distributed_grid.config import value_kinds as kinds
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
-from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
-from distributed_grid.config.value_kinds import (
-    COMMAND,
-    DEVICES,
-    FLAG,
-    MASK,
-    PATH,
-    SECRET,
-    SOME_CORES,
-    SOME_GIGABYTES,
-    TEXT,
-    Count,
-    MemorySize,
-    PlainNumber,
-    Seconds,
-    Secret,
-    SlurmTime,
-    Text,
-)
+from distributed_grid.config.sections import Command, FilePath
+from distributed_grid.config.value_kinds import InvalidValue, KeyPath, ParseContext, Secret, Text, ValueKind
 from distributed_grid.config.yaml_document import YamlNode, from_plain, to_plain
 from distributed_grid.errors import BadInput
-
-_MACHINE_TYPES = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to machine types")
-_IMAGE = Text("the name of an image, such as grid-worker:latest", re.compile(r"[a-z0-9][\w.\-/:@]{0,254}", re.ASCII))
-_NETWORK = Text("host, bridge or the name of a network", re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII))
-_ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/docker.sock", re.compile(r"unix:///\S+"))
-_ZONE = Text("a zone, such as us-central1-a", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
-_WEB = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
-_PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
-_SLURM_NAME = Text("a name that Slurm knows", re.compile(r"[A-Za-z0-9_][\w.-]{0,127}", re.ASCII))
-_SLURM_NAMES = Text(
-    "a partition, or several with commas between", re.compile(r"[A-Za-z0-9_][\w.-]*(,[A-Za-z0-9_][\w.-]*)*", re.ASCII)
-)
-_EC2_TYPE = Text("an instance type such as c5.xlarge", re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+"))
-_EC2_ZONE = Text("an availability zone such as us-west-2a", re.compile(r"[a-z]{2}[a-z0-9-]+"))
-_EC2_REGION = Text("a region such as us-west-2", re.compile(r"[a-z0-9-]+"))
-_EC2_ENDPOINT = Text(
-    "an address that starts with https://, or with http:// on this machine",
-    re.compile(r"(https://[^\s/@]+|http://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?)(/\S*)?"),
-)
-_DISK = Count(1, 65536, "a whole number of GB")
 
 
 class OneOrMore(ValueKind, frozen=True):
@@ -56,90 +18,114 @@ class OneOrMore(ValueKind, frozen=True):
 
     kind: ValueKind
     what: str
+    may_be_empty: bool = False
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
         if not isinstance(node.value, list):
             return self.kind.read(node, path, context)
-        if not node.value:
+        if not node.value and not self.may_be_empty:
             raise InvalidValue(f"one or more {self.what}")
-        return ListOf(self.kind, self.what).read(node, path, context)
-
-
-_INSTANCE_TYPES = MapOf(
-    TEXT, OneOrMore(_EC2_TYPE, "instance types"), "kinds of worker, such as cpu and gpu, to instance types"
-)
-
-
-class _TextOrList(ValueKind, frozen=True):
-    """Text, or a list of it."""
-
-    kind: ValueKind
-    what: str
-
-    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
-        if not isinstance(node.value, list):
-            return self.kind.read(node, path, context)
-        found = ListOf(self.kind, self.what).read(node, path, context)
-        return tuple(one for one in found if one is not None)
+        values = ListOf(self.kind, self.what).read(node, path, context)
+        return tuple(value for value in values if value is not None)
 
     def show(self, value: Any) -> Any:
         return self.kind.show(value) if isinstance(value, str) else [self.kind.show(one) for one in value]
 
 
-_MACHINE_TYPE = Text("a machine type, such as n2-standard-4", re.compile(r"[a-z][a-z0-9-]{1,61}[a-z0-9]", re.ASCII))
-_GCP_TYPES = MapOf(TEXT, _TextOrList(_MACHINE_TYPE, "machine types"), "kinds of worker to machine types")
+def _text(expected: str, pattern: str) -> Text:
+    return Text(expected, re.compile(pattern, re.ASCII))
+
+
+_EC2_TYPE = _text("an instance type such as c5.xlarge", r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
+_EC2_ZONE = _text("an availability zone such as us-west-2a", r"[a-z]{2}[a-z0-9-]+")
+_EC2_ENDPOINT = Text(
+    "an address that starts with https://, or with http:// on this machine",
+    re.compile(r"(https://[^\s/@]+|http://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?)(/\S*)?"),
+)
+_MACHINE_TYPE = _text("a machine type, such as n2-standard-4", r"[a-z][a-z0-9-]{1,61}[a-z0-9]")
+_PROJECT = _text("the id of a project", r"[a-z][a-z0-9.:-]{1,61}[a-z0-9]")
+_ZONE = _text("a zone, such as us-central1-a", r"[a-z][a-z0-9-]{1,61}[a-z0-9]")
+_WEB = Text("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
+_IMAGE = _text("the name of an image, such as grid-worker:latest", r"[a-z0-9][\w.\-/:@]{0,254}")
+_NETWORK = _text("host, bridge or the name of a network", r"[A-Za-z0-9][\w.-]{0,127}")
+_ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/docker.sock", re.compile(r"unix:///\S+"))
+_SLURM_NAME = _text("a name that Slurm knows", r"[A-Za-z0-9_][\w.-]{0,127}")
+_PARTITIONS = _text("a partition, or several with commas between", r"[A-Za-z0-9_][\w.-]*(,[A-Za-z0-9_][\w.-]*)*")
+
+Prices = Annotated[
+    dict[str, float], MapOf(kinds.TEXT, kinds.PlainNumber("a price per hour"), "kinds of worker to prices per hour")
+]
+DiskGigabytes = Annotated[int, kinds.Count(1, 65536, "a whole number of GB")]
+Credential = Annotated[Secret, kinds.SECRET]
+Partitions = Annotated[str, _PARTITIONS]
+SlurmName = Annotated[str, _SLURM_NAME]
+SlurmSeconds = Annotated[float, kinds.SlurmTime()]
 
 
 class AwsSettings(Section):
     """Where and as whom to rent EC2 instances; without credentials, the usual AWS sources are used."""
 
-    region: str = setting(_EC2_REGION)
-    zones: tuple[str, ...] = setting(ListOf(_EC2_ZONE, "availability zones"), ())
-    instance_types: dict[str, str | tuple[str, ...]] = setting(_INSTANCE_TYPES, {})
-    access_key_id: Secret | None = setting(SECRET, None, "credentials.access_key_id")
-    secret_access_key: Secret | None = setting(SECRET, None, "credentials.secret_access_key")
-    session_token: Secret | None = setting(SECRET, None, "credentials.session_token")
-    spot_instance_enabled: bool = setting(FLAG, False)
-    spot_max_price: dict[str, float] = setting(_PRICES, {})
-    image_id: str | None = setting(TEXT, None)
-    disk_gb: int | None = setting(_DISK, None)
-    subnet_id: str | None = setting(TEXT, None)
-    subnet_ids: tuple[str, ...] = setting(ListOf(TEXT, "subnets"), ())
-    associate_public_ip: bool | None = setting(FLAG, None)
-    security_group_ids: tuple[str, ...] = setting(ListOf(TEXT, "security groups"), ())
-    instance_profile: str | None = setting(TEXT, None)
-    key_name: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(_EC2_ENDPOINT, None)
-    price_per_hour: dict[str, float] = setting(_PRICES, {})
+    region: Annotated[str, _text("a region such as us-west-2", r"[a-z0-9-]+")]
+    zones: Annotated[tuple[str, ...], ListOf(_EC2_ZONE, "availability zones")] = ()
+    instance_types: Annotated[
+        dict[str, str | tuple[str, ...]],
+        MapOf(
+            kinds.TEXT,
+            OneOrMore(_EC2_TYPE, "instance types"),
+            "kinds of worker, such as cpu and gpu, to instance types",
+        ),
+    ] = {}
+    access_key_id: Credential | None = setting(None, "credentials.access_key_id")
+    secret_access_key: Credential | None = setting(None, "credentials.secret_access_key")
+    session_token: Credential | None = setting(None, "credentials.session_token")
+    spot_instance_enabled: bool = False
+    spot_max_price: Prices = {}
+    image_id: str | None = None
+    disk_gb: DiskGigabytes | None = None
+    subnet_id: str | None = None
+    subnet_ids: Annotated[tuple[str, ...], ListOf(kinds.TEXT, "subnets")] = ()
+    associate_public_ip: bool | None = None
+    security_group_ids: Annotated[tuple[str, ...], ListOf(kinds.TEXT, "security groups")] = ()
+    instance_profile: str | None = None
+    key_name: str | None = None
+    endpoint_url: Annotated[str, _EC2_ENDPOINT] | None = None
+    price_per_hour: Prices = {}
 
     def types_of(self, kind: str) -> tuple[str, ...]:
         """The instance types of a kind of worker, the preferred first."""
-        found = self.instance_types[kind]
-        return (found,) if isinstance(found, str) else tuple(found)
+        types = self.instance_types[kind]
+        return (types,) if isinstance(types, str) else types
 
 
 class GcpSettings(Section):
     """Where and as whom to rent Compute Engine instances; without a file, Google's usual sources are used."""
 
-    project: str = setting(Text("the id of a project", re.compile(r"[a-z][a-z0-9.:-]{1,61}[a-z0-9]", re.ASCII)))
-    zone: str | None = setting(_ZONE, None)
-    zones: tuple[str, ...] = setting(ListOf(_ZONE, "zones"), ())
-    machine_types: dict[str, str | tuple[str, ...]] = setting(_GCP_TYPES, {})
-    accelerators: dict[str, str] = setting(MapOf(TEXT, TEXT, "kinds of worker to accelerators, TYPE or TYPE:COUNT"), {})
-    credentials_file: str | None = setting(PATH, None)
-    anonymous: bool = setting(FLAG, False)
-    preemptible_enabled: bool = setting(FLAG, False)
-    max_run_seconds: float = setting(Seconds(300, 3600, "hours"), 24 * 3600.0, "max_run_hours")
-    image: str | None = setting(TEXT, None)
-    disk_gb: int | None = setting(Count(1, 65536, "a whole number of GB"), None)
-    disk_type: str | None = setting(TEXT, None)
-    network: str | None = setting(TEXT, None)
-    subnetwork: str | None = setting(TEXT, None)
-    external_ip: bool = setting(FLAG, True)
-    tags: tuple[str, ...] = setting(ListOf(TEXT, "network tags"), ())
-    service_account: str | None = setting(TEXT, None)
-    endpoint_url: str | None = setting(_WEB, None)
-    price_per_hour: dict[str, float] = setting(_PRICES, {})
+    project: Annotated[str, _PROJECT]
+    zone: Annotated[str, _ZONE] | None = None
+    zones: Annotated[tuple[str, ...], ListOf(_ZONE, "zones")] = ()
+    machine_types: Annotated[
+        dict[str, str | tuple[str, ...]],
+        MapOf(
+            kinds.TEXT, OneOrMore(_MACHINE_TYPE, "machine types", may_be_empty=True), "kinds of worker to machine types"
+        ),
+    ] = {}
+    accelerators: Annotated[
+        dict[str, str], MapOf(kinds.TEXT, kinds.TEXT, "kinds of worker to accelerators, TYPE or TYPE:COUNT")
+    ] = {}
+    credentials_file: FilePath | None = None
+    anonymous: bool = False
+    preemptible_enabled: bool = False
+    max_run_seconds: Annotated[float, kinds.Seconds(300, 3600, "hours")] = setting(24 * 3600.0, "max_run_hours")
+    image: str | None = None
+    disk_gb: DiskGigabytes | None = None
+    disk_type: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+    external_ip: bool = True
+    tags: Annotated[tuple[str, ...], ListOf(kinds.TEXT, "network tags")] = ()
+    service_account: str | None = None
+    endpoint_url: Annotated[str, _WEB] | None = None
+    price_per_hour: Prices = {}
 
     @property
     def zone_names(self) -> tuple[str, ...]:
@@ -150,43 +136,44 @@ class GcpSettings(Section):
 class DockerLocalSettings(Section):
     """How worker containers are started on this machine, by the engine that listens on `endpoint_url`."""
 
-    image: str = setting(_IMAGE, "grid-worker:latest")
-    cpu_limit_milli: int | None = setting(SOME_CORES, None, "cpu_limit")
-    memory_limit_bytes: int | None = setting(MemorySize(), None, "memory_limit")
-    network: str = setting(_NETWORK, "host")
-    endpoint_url: str = setting(_ENGINE, "unix:///var/run/docker.sock")
-    price_per_hour: dict[str, float] = setting(_PRICES, {})
+    image: Annotated[str, _IMAGE] = "grid-worker:latest"
+    cpu_limit_milli: Annotated[int, kinds.SOME_CORES] | None = setting(None, "cpu_limit")
+    memory_limit_bytes: Annotated[int, kinds.MemorySize()] | None = setting(None, "memory_limit")
+    network: Annotated[str, _NETWORK] = "host"
+    endpoint_url: Annotated[str, _ENGINE] = "unix:///var/run/docker.sock"
+    price_per_hour: Prices = {}
 
 
 class SlurmWorkerType(Section):
-    """What an allocation for a type of worker asks for; what is not set is that of a whole node, or the provider's."""
+    """Allocation for a type of worker; an unset field takes that of a whole node, or the provider's."""
 
-    cpus: int | None = setting(Count(1, 100_000, "a whole number of cores"), None)
-    memory_bytes: int | None = setting(SOME_GIGABYTES, None, "memory_gb")
-    gpus: int = setting(DEVICES, 0)
-    partition: str | None = setting(_SLURM_NAMES, None)
-    constraint: str | None = setting(TEXT, None)
+    cpus: Annotated[int, kinds.Count(1, 100_000, "a whole number of cores")] | None = None
+    memory_bytes: Annotated[int, kinds.SOME_GIGABYTES] | None = setting(None, "memory_gb")
+    gpus: Annotated[int, kinds.DEVICES] = 0
+    partition: Partitions | None = None
+    constraint: str | None = None
 
 
 class SlurmSettings(Section):
     """How and where workers are submitted to Slurm as jobs; the commands of Slurm know the cluster."""
 
-    partition: str | None = setting(_SLURM_NAMES, None)
-    account: str | None = setting(_SLURM_NAME, None)
-    qos: str | None = setting(_SLURM_NAME, None)
-    constraint: str | None = setting(TEXT, None)
-    time_limit_seconds: float = setting(SlurmTime(), 3600.0, "time_limit")
-    notice_seconds: float = setting(Seconds(1), 120.0)
-    queue_limit_seconds: float = setting(SlurmTime(), 86400.0, "queue_limit")
-    worker_types: dict[str, SlurmWorkerType] = setting(
-        MapOf(TEXT, SlurmWorkerType.key_table, "kinds of worker, such as cpu and gpu, to what they ask for"), {}
-    )
-    config_file: str | None = setting(PATH, None)
-    command: str | None = setting(COMMAND, None)
-    directory: str = setting(PATH, "~/.distributed_grid/slurm")
-    scratch: str | None = setting(PATH, None)
-    budget_core_hours: float | None = setting(PlainNumber("a number of core-hours"), None)
-    price_per_hour: dict[str, float] = setting(_PRICES, {})
+    partition: Partitions | None = None
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    constraint: str | None = None
+    time_limit_seconds: SlurmSeconds = setting(3600.0, "time_limit")
+    notice_seconds: Annotated[float, kinds.Seconds(1)] = 120.0
+    queue_limit_seconds: SlurmSeconds = setting(86400.0, "queue_limit")
+    worker_types: Annotated[
+        dict[str, SlurmWorkerType],
+        MapOf(kinds.TEXT, SlurmWorkerType.key_table, "kinds of worker, such as cpu and gpu, to what they ask for"),
+    ] = {}
+    config_file: FilePath | None = None
+    command: Command | None = None
+    directory: FilePath = "~/.distributed_grid/slurm"
+    scratch: FilePath | None = None
+    budget_core_hours: Annotated[float, kinds.PlainNumber("a number of core-hours")] | None = None
+    price_per_hour: Prices = {}
 
 
 Provider = AwsSettings | GcpSettings | DockerLocalSettings | SlurmSettings
@@ -198,6 +185,15 @@ PROVIDERS: dict[str, type[Provider]] = {
     "docker_local": DockerLocalSettings,
     "slurm": SlurmSettings,
 }
+PLUG_IN_GROUP = "distributed_grid.providers"
+"""The group of entry points by which other packages plug providers in."""
+
+
+def plugged_in_names() -> frozenset[str]:
+    """The providers of other packages that are installed here."""
+    from importlib.metadata import entry_points
+
+    return frozenset(point.name for point in entry_points(group=PLUG_IN_GROUP)) - PROVIDERS.keys()
 
 
 class _UnexpandedSettings(ValueKind, frozen=True):
@@ -210,17 +206,6 @@ class _UnexpandedSettings(ValueKind, frozen=True):
         read_or_report(self.table, node, path, draft)
         context.problems += draft.problems
         return to_plain(node)
-
-
-PLUG_IN_GROUP = "distributed_grid.providers"
-"""The group of entry points by which other packages plug providers in."""
-
-
-def plugged_in_names() -> frozenset[str]:
-    """The providers of other packages that are installed here."""
-    from importlib.metadata import entry_points
-
-    return frozenset(point.name for point in entry_points(group=PLUG_IN_GROUP)) - PROVIDERS.keys()
 
 
 _BY_NAME = KeyTable(
@@ -236,13 +221,13 @@ class ProviderSettings(ValueKind, frozen=True):
         unknown = written.keys() - PROVIDERS.keys()
         plugged_in = unknown & plugged_in_names() if unknown else frozenset()
         others = {name: value for name, value in written.items() if name not in plugged_in}
-        found = _BY_NAME.read(YamlNode(others, node.line) if plugged_in else node, path, context)
+        providers = _BY_NAME.read(YamlNode(others, node.line) if plugged_in else node, path, context)
         for name in sorted(plugged_in):
             settings = to_plain(written[name])
             if settings is not None and not isinstance(settings, dict):
                 raise InvalidValue(f"a mapping with the settings of {name}")
-            found[name] = settings or {}
-        return found
+            providers[name] = settings or {}
+        return providers
 
     def show(self, value: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {name: _masked(settings) for name, settings in value.items()}
@@ -253,12 +238,12 @@ _FILE_NAME = re.compile(r"(file|path|dir)$", re.IGNORECASE)
 
 
 def _is_secret(name: str) -> bool:
-    """Whether a key of a provider holds a credential, and not where one is."""
+    """True for a key that holds a credential, and not the place of one."""
     return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
 
 
 def _masked(settings: Any, is_secret: bool = False) -> Any:
-    """Settings as they are shown: what is a credential is masked, unless it is only the name of a variable."""
+    """Settings with their credentials masked; the mere name of a variable is shown."""
     if isinstance(settings, Mapping):
         return {name: _masked(value, is_secret or _is_secret(str(name))) for name, value in settings.items()}
     if isinstance(settings, list):
@@ -266,11 +251,11 @@ def _masked(settings: Any, is_secret: bool = False) -> Any:
     if not is_secret or settings is None or isinstance(settings, bool):
         return settings
     text = str(settings)
-    return settings if text.startswith("${") and text.find("}") == len(text) - 1 else MASK
+    return settings if text.startswith("${") and text.find("}") == len(text) - 1 else kinds.MASK
 
 
 def written_secrets(settings: Any, is_secret: bool = False) -> Iterator[str]:
-    """The credentials in the settings of a provider, as they are there."""
+    """The credentials in the settings of a provider, as written."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from written_secrets(value, is_secret or _is_secret(str(name)))
@@ -301,13 +286,6 @@ def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str
     return settings
 
 
-def provider_settings(name: str, model: type[P], settings: P | Mapping[str, Any]) -> P:
-    """The settings of a provider, read as those of a config where they are a mapping of its keys."""
-    found = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
-    assert isinstance(found, model)
-    return found
-
-
 def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Provider:
     """The provider's settings with every variable expanded; a missing one is named."""
     if name not in written or written[name] is None:
@@ -318,3 +296,10 @@ def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] 
     values = read_or_report(model.key_table, from_plain(written[name]), KeyPath(f"providers.{name}", name), context)
     context.raise_problems()
     return model(**values)
+
+
+def provider_settings(name: str, model: type[P], settings: P | Mapping[str, Any]) -> P:
+    """The settings of a provider, read as those of a config where they are a mapping of its keys."""
+    opened = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
+    assert isinstance(opened, model)
+    return opened

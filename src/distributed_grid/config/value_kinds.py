@@ -1,16 +1,18 @@
-"""Value kinds of a cluster file: what a user may write for one key, and the base unit it is stored in."""
+"""Value kinds of a cluster file: the accepted spellings of one key's value, and the base unit in which it is stored.
+
+A kind reads a node of the document in a `ParseContext`, which collects problems, warnings and the line of each key.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import field
+from msgspec import Struct, field
 
-from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
-from distributed_grid.config.yaml_document import YamlNode, plain_scalar
+from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode, plain_scalar, printable
 from distributed_grid.domain.resources import MAX_AMOUNT
 
 GIB = 1024**3
@@ -18,6 +20,133 @@ MIB = 1024**2
 MASK = "***"
 MAX_SECONDS = 10 * 366 * 24 * 3600
 MAX_TEXT_LENGTH = 4096
+MAX_QUOTE_LENGTH = 60
+
+_SECRET_KEYS = re.compile(
+    r"secret|password|token|credential|webhook|access_key|api_key|^providers\.[^.]*$", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
+
+
+class KeyPath(Struct, frozen=True):
+    """The path of a key."""
+
+    spelled: str = ""  # as the user writes it: `nodes[1].cpu_count`
+    normal: str = ""  # in the normal form: `nodes.1.cpu_milli`
+
+    def child(self, spelled: str, normal: str) -> KeyPath:
+        if not spelled.isprintable() or len(spelled) > MAX_QUOTE_LENGTH:
+            spelled = printable(spelled[:40]) + "…"
+        joint = "" if spelled.startswith("[") or not self.spelled else "."
+        dot = "." if self.normal and normal else ""
+        return KeyPath(f"{self.spelled}{joint}{spelled}", f"{self.normal}{dot}{normal}")
+
+
+class InvalidValue(Exception):
+    """A value does not fit its kind; the caller, who knows the key, reports it."""
+
+    def __init__(self, expected: str, *, found: str | None = None, hint: str = "") -> None:
+        super().__init__(expected)
+        self.expected, self.found, self.hint = expected, found, hint
+
+
+class Unexpanded(Exception):
+    """A value has a variable in it, and variables are not expanded here."""
+
+
+class ParseContext(Struct):
+    """Problems, warnings and lines of one document; with `env` None variables are not expanded."""
+
+    file: str
+    env: Mapping[str, str] | None
+    problems: list[ConfigProblem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    lines: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Spelling and line of each key, by its normal path."""
+    known_paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The paths at which each key name is known."""
+
+    def record(self, path: KeyPath, node: YamlNode) -> None:
+        self.lines[path.normal] = (path.spelled, node.line)
+
+    def report(self, path: KeyPath, line: int, message: str, *, found: str = "", expected: str = "") -> None:
+        self.problems.append(ConfigProblem(self.file, line, path.spelled, found, expected, message))
+
+    def report_invalid(self, path: KeyPath, node: YamlNode, invalid: InvalidValue) -> None:
+        found = invalid.found or describe(node, path)
+        message = f"found {found}, expected {invalid.expected}" + (f" ({invalid.hint})" if invalid.hint else "")
+        self.report(path, node.line, message, found=found, expected=invalid.expected)
+
+    def report_at(self, normal: str, message: str, *, expected: str = "") -> None:
+        """Report a problem between values at the normal path of the key to blame."""
+        spelled, line = self._position_of(normal)
+        self.problems.append(ConfigProblem(self.file, line, spelled, "", expected, message))
+
+    def warn_at(self, normal: str, message: str) -> None:
+        self.warn(self._position_of(normal)[0], message)
+
+    def _position_of(self, normal: str) -> tuple[str, int]:
+        while normal and normal not in self.lines:
+            normal = normal.rpartition(".")[0]
+        return self.lines.get(normal, ("", 0))
+
+    def warn(self, spelled: str, message: str) -> None:
+        self.warnings.append(printable(f"{spelled}: {message}" if spelled else message))
+
+    def raise_problems(self) -> None:
+        """Raise all problems, in the order of the file."""
+        if self.problems:
+            raise ConfigProblems(sorted(dict.fromkeys(self.problems), key=lambda problem: problem.line))
+
+    def expand(self, text: str) -> str:
+        """The text with each `${NAME}` replaced by its variable; `$${` stands for a plain `${`."""
+        if "${" not in text:
+            return text
+        if self.env is None:
+            raise Unexpanded(text)
+        env, parts, end = self.env, [], 0
+        for match in _VARIABLE.finditer(text):
+            name = match[1]
+            parts.append(text[end : match.start()])
+            end = match.end()
+            if match[0] == "$${":
+                parts.append("${")
+            elif name is None:
+                raise InvalidValue("a variable written ${NAME}, or $${ for a plain ${", found="an unfinished ${")
+            elif name not in env:
+                raise InvalidValue(f"the environment variable {name} to be set", found=f"${{{name}}}")
+            else:
+                parts.append(env[name])
+        return "".join([*parts, text[end:]])
+
+
+def describe(node: YamlNode, path: KeyPath) -> str:
+    """The value of a node, short, on one line, and never a secret."""
+    value = node.value
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if _SECRET_KEYS.search(path.spelled):
+        return "a value (not shown)"
+    raw = node.raw if len(node.raw) <= MAX_QUOTE_LENGTH else node.raw[:MAX_QUOTE_LENGTH] + "…"
+    if isinstance(value, str):
+        return repr(raw)
+    return f"the boolean {raw}" if isinstance(value, bool) else f"the number {raw}"
+
+
+class ValueKind(Struct, frozen=True):
+    """The kind of one key's value."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        """The value in the normal form; raises `InvalidValue`."""
+        raise NotImplementedError
+
+    def show(self, value: Any) -> Any:
+        """The value as a user would write it; reading it again gives the same value."""
+        return value
 
 
 def _read_number(node: YamlNode, context: ParseContext, expected: str) -> float:
@@ -79,6 +208,24 @@ class Amount(ValueKind, frozen=True):
         return value / self.scale
 
 
+class PlainNumber(ValueKind, frozen=True):
+    """A number without a unit, such as a weight or a price."""
+
+    what: str = "a number"
+    above_zero: bool = False
+    high: float = 1e12
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        expected = f"{self.what}, {'more than 0' if self.above_zero else '0 or more'}"
+        value = _read_number(node, context, expected)
+        if value < 0 or value > self.high or (self.above_zero and value == 0):
+            raise InvalidValue(expected)
+        return float(value)
+
+    def show(self, value: float) -> float | int:
+        return _shortest(value)
+
+
 class Ratio(ValueKind, frozen=True):
     """A ratio from 0 to 1."""
 
@@ -110,10 +257,10 @@ class Percent(ValueKind, frozen=True):
 
 
 class Seconds(ValueKind, frozen=True):
-    """A duration, stored in seconds; `unit` is how many seconds the user's unit has."""
+    """A duration, stored in seconds."""
 
     low: float = 0.0
-    unit: int = 1
+    unit: int = 1  # seconds in the user's unit
     unit_name: str = "seconds"
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
@@ -135,7 +282,7 @@ _SLURM_TIME = re.compile(r"(?:(\d{1,4})-(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?|(\d{
 
 class SlurmTime(ValueKind, frozen=True):
     """A duration as Slurm writes it, such as 4:00:00 or 1-12:00:00, stored in seconds. A bare number, and two with one
-    colon, mean different things in different programs: they are not taken."""
+    colon, mean different things in different programs: they are refused."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
         expected = "a time of Slurm's, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS, a minute or more"
@@ -147,33 +294,15 @@ class SlurmTime(ValueKind, frozen=True):
         days, *long, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         if match[1] is not None:
             hours, minutes, seconds = long
-        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        if not 60 <= found <= MAX_SECONDS:
+        total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        if not 60 <= total <= MAX_SECONDS:
             raise InvalidValue(expected)
-        return float(found)
+        return float(total)
 
     def show(self, value: float) -> str:
         minutes, seconds = divmod(round(value), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02}"
-
-
-class PlainNumber(ValueKind, frozen=True):
-    """A number without a unit, such as a weight or a price."""
-
-    what: str = "a number"
-    above_zero: bool = False
-    high: float = 1e12
-
-    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
-        expected = f"{self.what}, {'more than 0' if self.above_zero else '0 or more'}"
-        value = _read_number(node, context, expected)
-        if value < 0 or value > self.high or (self.above_zero and value == 0):
-            raise InvalidValue(expected)
-        return float(value)
-
-    def show(self, value: float) -> float | int:
-        return _shortest(value)
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
@@ -202,7 +331,7 @@ class MemorySize(ValueKind, frozen=True):
 
 
 class Text(ValueKind, frozen=True):
-    """Text on one line; `pattern` says which, `expected` says it in words."""
+    """Text on one line that fits the pattern; `expected` is the pattern in words."""
 
     expected: str = "text on one line"
     pattern: re.Pattern[str] | None = None
@@ -224,7 +353,7 @@ class Text(ValueKind, frozen=True):
 
 
 class Secret:
-    """A text that can be compared and is never shown; who uses it has to ask for it."""
+    """A text that can be compared and is never shown; `reveal` returns it."""
 
     __slots__ = ("_text",)
 
@@ -232,7 +361,6 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself."""
         return self._text
 
     def __eq__(self, other: object) -> bool:
@@ -309,7 +437,7 @@ class HostAddress(ValueKind, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """True if only this machine can reach a listener at this address."""
     name = host.strip("[]").lower()
     return name in ("local", "localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", name) is not None
 

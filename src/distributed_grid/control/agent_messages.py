@@ -23,13 +23,13 @@ from distributed_grid.domain.jobs import Command, Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.reactor.effects import (
-    Effect,
+    AttemptEffect,
     OrderMoveStep,
     PauseAttempt,
     ResizeAttempt,
     StartAttempt,
     most_held_bytes,
-    pending_moves,
+    move_effects,
 )
 from distributed_grid.wire import (
     MAX_WHY_CHARS,
@@ -91,7 +91,7 @@ def _hold_of(ledger: Ledger, name: str) -> int:
     return node.hold_ms if node is not None else 0
 
 
-def order_of(ledger: Ledger, effect: Effect, start_by_ms: int = 0) -> ToAgent:
+def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToAgent:
     """The order that makes an effect happen; a start has to happen `start_by_ms` after the last heartbeat of its node
     was sent (0: at any time)."""
     attempt = effect.job.attempt
@@ -166,11 +166,11 @@ def move_order(effect: OrderMoveStep) -> MoveOrder:
     return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped, look)
 
 
-def orders_to(ledger: Ledger, node: str, now: int) -> list[MoveOrder]:
+def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
     """All that moves call for from the agent of a node."""
     if not ledger.moves_at.get(node):
         return []
-    effects = (effect for effect in pending_moves(ledger, now) if isinstance(effect, OrderMoveStep))
+    effects = (effect for effect in move_effects(ledger) if isinstance(effect, OrderMoveStep))
     return [move_order(effect) for effect in effects if effect.move.source == node]
 
 

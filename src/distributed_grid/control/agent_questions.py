@@ -87,7 +87,8 @@ class AnswerStreams(Generic[Part]):
     ) -> Part:
         """The next part of an answer; Unreachable where none comes in time."""
         try:
-            answer = await asyncio.wait_for(answers.get(), seconds)
+            async with asyncio.timeout(seconds):
+                answer = await answers.get()
         except TimeoutError:
             raise Unreachable(f"{node} does not answer") from None
         if isinstance(answer, GridError):

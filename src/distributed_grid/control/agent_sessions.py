@@ -50,8 +50,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import START_MS, Node, NodeObservation
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import overdue, pending
-from distributed_grid.reactor.effects import Effect, PauseAttempt, StartAttempt
+from distributed_grid.reactor.effects import AttemptEffect, PauseAttempt, StartAttempt, attempt_effects, overdue
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from distributed_grid.wire import (
     HEARTBEAT_MS,
@@ -340,19 +339,19 @@ class AgentSessions:
             self._greeted.pop((via, name), None)
         self._unwanted.pop(via, None)
 
-    def perform(self, effects: Iterable[Effect]) -> None:
-        """Send the orders that make the effects happen."""
-        for effect in effects:
-            agent = self._agents.get(effect.node)
-            if agent is not None and not self._is_missing(effect):
-                start_by_ms = self._start_by_ms(effect)
-                if isinstance(effect, StartAttempt):
-                    if start_by_ms <= 0:  # it is ended soon, or its agent has it
-                        continue
-                    self._live_orders(effect.node).add(effect.lease.id)
-                agent.send(order_of(self._grid.ledger, effect, max(start_by_ms, 0)))
+    def perform(self, effect: AttemptEffect) -> None:
+        """Send the order of an effect to its agent, where that is connected."""
+        agent = self._agents.get(effect.node)
+        if agent is None or self._is_missing(effect):
+            return
+        start_by_ms = self._start_by_ms(effect)
+        if isinstance(effect, StartAttempt):
+            if start_by_ms <= 0:  # it is ended soon, or its agent has it
+                return
+            self._live_orders(effect.node).add(effect.lease.id)
+        agent.send(order_of(self._grid.ledger, effect, max(start_by_ms, 0)))
 
-    def _start_by_ms(self, effect: Effect) -> int:
+    def _start_by_ms(self, effect: AttemptEffect) -> int:
         """How long after the last heartbeat of its node an attempt may start. A stop of one that was not reported as
         started counts, too: the last control plane may have ordered its start."""
         attempt, ledger = effect.job.attempt, self._grid.ledger
@@ -368,7 +367,7 @@ class AgentSessions:
             ordered.intersection_update(self._grid.ledger.leases)
         return ordered
 
-    def _is_missing(self, effect: Effect) -> bool:
+    def _is_missing(self, effect: AttemptEffect) -> bool:
         """Whether another agent than this node's may run the attempt: then it gets no orders about it."""
         seen, attempt = self._grid.ledger.observations.get(effect.node), effect.job.attempt
         return seen is not None and any(one.lease_id == attempt.lease_id for one in seen.missing if attempt is not None)
@@ -389,12 +388,12 @@ class AgentSessions:
         try:
             if message.capacity is not None:
                 await self._redeclare(message.node, message.capacity.value())
-            await self._grid.handle(NodeHeard(message.node))
             if message.end is not None and message.node in self._grid.ledger.workers:
-                said = message.end
+                said = message.end  # before the reports behind it: what they free must not be used there again
                 await self._grid.handle(
                     WorkerEndAnnounced(message.node, said.why, said.ends_in_ms, withdrawn=said.withdrawn)
                 )
+            await self._grid.handle(NodeHeard(message.node))
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
                 via.send(AcknowledgeMarks(message.beat))
@@ -536,9 +535,10 @@ class AgentSessions:
         for lease_id in found.unwanted:
             log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
             self._stop_unwanted(lease_id, found.fence, via)
-        self.perform(found.missing)
+        for effect in found.missing:
+            self.perform(effect)
         if hello.moves or self._grid.ledger.moves_at.get(hello.node):
-            self.order_moves(await self._grid.read(lambda ledger, now: _move_orders(ledger, hello, via, now)))
+            self.order_moves(await self._grid.read(lambda ledger, now: _move_orders(ledger, hello, via)))
 
     def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
         """Have an attempt stopped that the ledger does not have; that is ordered again until its end is reported."""
@@ -570,19 +570,20 @@ class AgentSessions:
         if overdue(self._grid.ledger, node, seen.at_ms - RESEND_MS):
             found = await self._grid.read(lambda ledger, now: overdue(ledger, node, now - RESEND_MS))
             first = sent % max(len(found), 1)
-            self.perform((found[first:] + found[:first])[:MAX_RESENT])
+            for effect in (found[first:] + found[:first])[:MAX_RESENT]:
+                self.perform(effect)
             self._resent[node] = (seen.at_ms, sent + MAX_RESENT)
         for lease_id, fence in list(self._unwanted.get(via, {}).items())[:MAX_RESENT]:
             self._stop_unwanted(lease_id, fence, via)
         if self._grid.ledger.moves_at.get(node):
-            self.order_moves(await self._grid.read(lambda ledger, now: orders_to(ledger, node, now)))
+            self.order_moves(await self._grid.read(lambda ledger, now: orders_to(ledger, node)))
         if self._memory is not None:
             self._memory.resend(node)
 
 
-def _move_orders(ledger: Ledger, hello: AgentHello, via: AgentSide, now: int) -> list[MoveOrder]:
+def _move_orders(ledger: Ledger, hello: AgentHello, via: AgentSide) -> list[MoveOrder]:
     """What moves call for from an agent that has just greeted, and the moves that it is to forget."""
-    return [*unknown_moves(ledger, hello, via.nodes), *orders_to(ledger, hello.node, now)]
+    return [*unknown_moves(ledger, hello, via.nodes), *orders_to(ledger, hello.node)]
 
 
 def unlisted_attempts(ledger: Ledger, hello: AgentHello) -> list[Attempt]:
@@ -633,14 +634,14 @@ class AgentInbox:
 class AttemptComparison(Struct):
     """Effects that an agent has not performed, and attempts it has that are over."""
 
-    missing: list[Effect]
+    missing: list[AttemptEffect]
     unwanted: list[str]
     fence: int
 
 
 def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
     """Compare what an agent has listed with what the ledger calls for on its node."""
-    missing = pending(ledger, hello.node)
+    missing = attempt_effects(ledger, node=hello.node)
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
     newer = max(epoch_on(ledger, hello.node), hello.epoch) + 1  # than whoever started it
     return AttemptComparison(missing, unwanted, first_fence(newer))

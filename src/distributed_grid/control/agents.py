@@ -15,7 +15,7 @@ from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, G
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
-from distributed_grid.reactor.effects import Effect
+from distributed_grid.reactor.effects import AttemptEffect
 from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
@@ -175,10 +175,10 @@ class AgentGateway:
         if self._sessions is not None:
             self._sessions.send_owner_rules()
 
-    def perform(self, effects: list[Effect]) -> None:
-        """Send the orders that make the effects happen; before the start there is nobody to order."""
+    def perform(self, effect: AttemptEffect) -> None:
+        """Order an effect from its agent; before the start there is nobody to order."""
         if self._sessions is not None:
-            self._sessions.perform(effects)
+            self._sessions.perform(effect)
 
     def order_moves(self, orders: Iterable[MoveOrder]) -> None:
         """Send orders about moves; before the start there is nobody to order."""

@@ -8,7 +8,7 @@ committed has not happened: the driver loads the stored rows again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -40,76 +40,15 @@ from distributed_grid.reactor import (
     MoveAnswer,
     Record,
     decide,
-    pending_bindings_for,
-    pending_for,
-    pending_memory_for,
-    pending_moves_for,
-    pending_workers_for,
     step,
 )
 from distributed_grid.reactor.decision import Answer, WorkerAnswer
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect, MoveEffect, WorkerEffect
 
 _json = msgspec.json.Encoder()
 Question = Callable[[Ledger, int], Any]
 Step = Callable[[Ledger, Event, int], StepResult]
 NO_ROOM = "not done, nothing was changed: the control plane's disk is full: only stops, cancels and ends are recorded"
-
-
-class Effects(msgspec.Struct, frozen=True):
-    """What has to be done outside: by agents for attempts, by the engine for placement groups, by agents for memory,
-    by providers for workers, by agents and the shipping of files for moves."""
-
-    attempts: list[Effect] = []
-    engine: list[EngineEffect] = []
-    memory: list[MemoryEffect] = []
-    workers: list[WorkerEffect] = []
-    moves: list[MoveEffect] = []
-
-    def each(self) -> list[Effects]:
-        """Every effect by itself."""
-        attempts = [Effects(attempts=[effect]) for effect in self.attempts]
-        engine = [Effects(engine=[effect]) for effect in self.engine]
-        workers = [Effects(workers=[effect]) for effect in self.workers]
-        moves = [Effects(moves=[effect]) for effect in self.moves]
-        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory), *workers, *moves]
-
-
-class EffectSink(Protocol):
-    """Performs effects. It returns at once; an effect that could not be performed is derived again from the ledger."""
-
-    def perform(self, effects: Effects) -> None: ...
-
-
-class EffectRouter:
-    """Passes effects on to those who perform each kind; a kind that nobody performs here is left out."""
-
-    def __init__(
-        self,
-        attempts: Callable[[list[Effect]], None] | None = None,
-        engine: Callable[[list[EngineEffect]], None] | None = None,
-        memory: Callable[[list[MemoryEffect]], None] | None = None,
-        workers: Callable[[list[WorkerEffect]], None] | None = None,
-        moves: Callable[[list[MoveEffect]], None] | None = None,
-    ) -> None:
-        self._attempts = attempts
-        self._engine = engine
-        self._memory = memory
-        self._workers = workers
-        self._moves = moves
-
-    def perform(self, effects: Effects) -> None:
-        if self._attempts is not None:
-            self._attempts(effects.attempts)
-        if self._engine is not None:
-            self._engine(effects.engine)
-        if self._memory is not None:
-            self._memory(effects.memory)
-        if self._workers is not None:
-            self._workers(effects.workers)
-        if self._moves is not None:
-            self._moves(effects.moves)
 
 
 class Entry:
@@ -310,19 +249,6 @@ class BatchSettler:
     def committed(self, stored: Batch) -> None:
         """The store has it."""
         self.last_seq += len(stored.events)
-
-    def effects(self, batch: DecidedBatch) -> Effects:
-        """What a batch that is durable calls for."""
-        memory = pending_memory_for(self.ledger, batch.changes) if self.ledger.blocks else []
-        workers = pending_workers_for(self.ledger, batch.changes, batch.now) if self.ledger.workers else []
-        moves = pending_moves_for(self.ledger, batch.changes, batch.now)
-        return Effects(
-            pending_for(self.ledger, batch.changes),
-            pending_bindings_for(self.ledger, batch.changes),
-            memory,
-            workers,
-            moves,
-        )
 
 
 def _is_of(row: Lease | Job, event: LeaseAsked | JobSubmitted) -> bool:

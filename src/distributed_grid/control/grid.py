@@ -11,19 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from types import UnionType
+from typing import Any, Protocol, TypeVar, get_args
 
-from distributed_grid.control.batch import (
-    BatchSettler,
-    DecidedBatch,
-    DecisionFailed,
-    Effects,
-    EffectSink,
-    Entry,
-    Question,
-)
+from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.control.slices import LoopSlices, stopwatch
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
 from distributed_grid.domain.jobs import Job
@@ -44,6 +37,8 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
 KEEP_HISTORY_MS = 30 * 86_400_000
 STEP_SECONDS = 0.02
 """CPU time for deciding one batch before others get the event loop; the last entry may take it a little further."""
+Performer = Callable[[Any], None]
+"""Performs an effect of one type. It returns at once; an effect that fails is derived again from the ledger."""
 HISTORY_READERS = 4
 RECENT_JOBS = 256
 BOOSTS = "boosts"
@@ -93,7 +88,7 @@ class _PendingEntry(Entry):
 
 
 class Grid:
-    """The owner: `handle` events, `read` state, `watch` rows. Without a sink, effects are discarded.
+    """The owner: `handle` events, `read` state, `watch` rows. Effects without a performer are left out.
 
     `cutoff_ms` says before which time of the grid history is old enough to be folded, if it is kept for so long.
     """
@@ -102,14 +97,13 @@ class Grid:
         self,
         store: Store,
         clock: Clock,
-        effects: EffectSink | None = None,
         *,
         cutoff_ms: Callable[[int], int] | None = None,
     ) -> None:
         self._store = store
         self._cutoff_ms = cutoff_ms or (lambda keep_ms: clock.now_ms() - keep_ms)
         self._clock = clock
-        self._sink = effects
+        self._performers: dict[type, Performer] = {}
         self._settler = BatchSettler(store)
         self._inbox: list[_PendingEntry] = []
         self._arrived = asyncio.Event()
@@ -125,6 +119,11 @@ class Grid:
         self.has_room = True
         """Whether the store had room for new work when that was last checked."""
 
+    def perform_with(self, performers: Mapping[type | UnionType, Performer]) -> None:
+        """Add to the table of effects, by type or union of types, and their performers."""
+        for kinds, performer in performers.items():
+            self._performers.update(dict.fromkeys(get_args(kinds) or (kinds,), performer))
+
     async def start(self) -> None:
         """Load the ledger and begin a new epoch; what is pending is performed again."""
         await self._reload()
@@ -133,7 +132,7 @@ class Grid:
             start_essential(self._advance_time(), "the clock of the ledger"),
         ]
         await self.handle(ControlPlaneStarted(self.ledger.counters.get("epoch", 0) + 1))
-        self._perform(lambda: Effects(pending(self.ledger)))
+        self._perform(self.now_ms())
 
     async def stop(self) -> None:
         """Finish what has arrived, then stop; safe to call twice."""
@@ -309,7 +308,7 @@ class Grid:
         except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
             await self._discard(entries, failure)
             return
-        self._perform(lambda: self._settler.effects(batch))
+        self._perform(batch.now, batch.changes)
         self._keep_ended(batch)
         for entry in entries:
             entry.resolve()
@@ -328,19 +327,21 @@ class Grid:
             self._inbox[:0] = entries
             self._arrived.set()
 
-    def _perform(self, derive: Callable[[], Effects]) -> None:
-        """Perform effects one by one: one that fails keeps no other from being performed, and nobody from being
-        answered. It is derived again from the ledger."""
-        if self._sink is None:
+    def _perform(self, now: int, touched: Sequence[Row] | None = None) -> None:
+        """Perform what the rows call for. An effect that fails is derived again from the ledger."""
+        if not self._performers:
             return
         try:
-            effects = derive().each()
+            effects = pending(self.ledger, now, touched)
         except Exception:  # it is committed, so its callers are answered; the next tick derives it again
-            log.exception("what has to be done could not be derived")
+            log.exception("effects could not be derived")
             return
         for effect in effects:
+            performer = self._performers.get(type(effect))
+            if performer is None:
+                continue
             try:
-                self._sink.perform(effect)
+                performer(effect)
             except Exception:  # one by one: a bug in one of them must not keep the others from being performed
                 log.exception("an effect could not be performed: %s", effect)
 

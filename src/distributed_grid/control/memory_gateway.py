@@ -21,8 +21,14 @@ from distributed_grid.memory.protocol.authentication import (
     issue_ticket,
 )
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.reactor import overdue_memory, pending_memory
-from distributed_grid.reactor.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
+from distributed_grid.reactor.effects import (
+    FreeCopies,
+    MakeCopy,
+    MemoryEffect,
+    ServeMemory,
+    memory_effects,
+    overdue_memory,
+)
 from distributed_grid.wire import (
     MAX_CONNECTIONS_PER_PEER,
     MAX_COPIES,
@@ -88,25 +94,29 @@ class MemoryGateway:
         """The agent of the control plane's own machine is there: it serves the node without a name, too."""
         self._local = agent
 
-    def perform(self, effects: list[MemoryEffect]) -> None:
-        """Send the orders that make the effects happen; those for a node that is away are derived anew when it is
-        back."""
-        for effect in effects:
-            agent = self._agent(effect.node)
-            if agent is not None:
-                self._send_order(effect, agent)
+    def perform(self, effect: MemoryEffect) -> None:
+        """Order an effect from its agent; one for a node that is away is derived anew when it is back."""
+        agent = self._agent(effect.node)
+        if agent is None:
+            return
+        if isinstance(effect, FreeCopies):
+            self._free(effect.copies, effect.node, agent)
+        else:
+            agent.send(self._order_for(effect))
 
     def catch_up(self, node: str) -> None:
         """Send again all pending orders to a node that has just (re)appeared."""
         assert self._grid is not None
-        self.perform(pending_memory(self._grid.ledger, node))
+        for effect in memory_effects(self._grid.ledger, node=node):
+            self.perform(effect)
 
     def resend(self, node: str) -> None:
         """Send again the orders that a node has not reported done, among them to free what no block has."""
         assert self._grid is not None
         agent = self._agent(node)
         for name in (node, "") if agent is self._local else (node,):
-            self.perform(overdue_memory(self._grid.ledger, name))
+            for effect in overdue_memory(self._grid.ledger, name):
+                self.perform(effect)
         unwanted = tuple(self._unwanted.get(node, ()))[:MAX_IDS]
         if agent is not None and unwanted:
             agent.send(FreeCopiesOrder(unwanted, node))
@@ -174,13 +184,6 @@ class MemoryGateway:
 
     def _agent(self, node: str) -> AgentSide | None:
         return self._agents.get(node) or (self._local if not node else None)
-
-    def _send_order(self, effect: MemoryEffect, agent: AgentSide) -> None:
-        assert self._grid is not None
-        if isinstance(effect, FreeCopies):
-            self._free(effect.copies, effect.node, agent)
-            return
-        agent.send(self._order_for(effect))
 
     def _order_for(self, effect: ServeMemory | MakeCopy) -> MemoryOrder:
         assert self._grid is not None

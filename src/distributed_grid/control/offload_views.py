@@ -12,7 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
 from distributed_grid.domain.states import MoveState
 from distributed_grid.masking.command_line import shown_command
-from distributed_grid.reactor.offloading.auto_offload import is_enabled
+from distributed_grid.reactor.pressure import is_enabled
 from distributed_grid.scheduling.offloading.proposals import Proposal
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_text, s
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.offers.offer import lendable_now
 from distributed_grid.scheduling.offers.pause import OfferPause, pauses
+from distributed_grid.scheduling.pressure.loans import amounts_of, used_amount
+from distributed_grid.scheduling.pressure.scan import is_in_use
 from distributed_grid.scheduling.queue.reasons import is_stopped, why_not_lent
-from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
-from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 
 GB = 1024**3
 MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50

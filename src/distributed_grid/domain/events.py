@@ -684,7 +684,7 @@ class ScalingEvaluated(Struct, frozen=True):
     plan: ScalingPlan | None = None
 
 
-class OutputsBroughtHome(Struct, frozen=True):
+class OutputsCollected(Struct, frozen=True):
     """What jobs left on a worker that drains was copied: so many files and bytes; `lost` is what could not be."""
 
     worker_id: str
@@ -977,7 +977,7 @@ Event = (
     | StrayInstanceFound
     | ScalingRulesSet
     | ScalingEvaluated
-    | OutputsBroughtHome
+    | OutputsCollected
     | MoveRequested
     | MoveChecked
     | MoveShipped

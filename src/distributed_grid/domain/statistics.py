@@ -38,7 +38,7 @@ class Account(Struct, frozen=True):
 
 
 class QueueProgress(Struct, frozen=True):
-    """Work that has left the queue, and the most that waited at once (`scheduling/queue/overtaking.py`).
+    """Work that has left the queue, and the most that waited at once (`scheduling/queue/order.py`).
 
     Work is what a request would take if it had the whole grid, in microseconds.
     """

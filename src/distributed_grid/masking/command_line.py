@@ -3,10 +3,10 @@
 Better one word too many than one too few: the command runs as it was given, only the shown text differs, and a process
 that seems to hold a secret is only not moved. Four rules, for the words of a command and for code in them (`sh -c`):
 
-1. the value of an option, a variable or a key with the name of a secret (`secret_names.py`);
-2. the options and words of well-known programs (`program_options.py`);
+1. the value of an option, a variable or a key with the name of a secret (`secret_patterns.py`);
+2. the options and words of well-known programs;
 3. passwords in addresses, headers, queries, and SQL;
-4. tokens and private keys that are known by their form (`token_shapes.py`).
+4. tokens and private keys that are known by their form.
 
 A value that only says where the secret is (`$TOKEN`, `/run/secrets/db`) is shown. Time is linear in the length.
 """
@@ -17,9 +17,17 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from distributed_grid.masking.program_options import PROGRAM_SECRETS, ProgramSecrets
-from distributed_grid.masking.secret_names import MASK, holds_secret, is_random, is_reference, is_secret_name
-from distributed_grid.masking.token_shapes import MIN_TOKEN_CHARS, mask_tokens
+from distributed_grid.masking.secret_patterns import (
+    MASK,
+    MIN_TOKEN_CHARS,
+    PROGRAM_SECRETS,
+    ProgramSecrets,
+    holds_secret,
+    is_random,
+    is_reference,
+    is_secret_name,
+    mask_tokens,
+)
 
 CUT_MARGIN_CHARS = 400
 """Of a text that is cut, so much more is kept until it is masked: no secret is cut where it begins."""
@@ -87,14 +95,12 @@ def mask_text(text: str) -> str:
 
 def shown_command(argv: Sequence[str], max_chars: int = 0) -> str:
     """A command in one line for a person: quoted for a shell, masked, cut where it is longer than `max_chars`."""
-    text = " ".join(map(_quoted, mask_secrets(argv)[0]))
+    words = mask_secrets(argv)[0]
+    needs_no_quotes = (
+        MASK in word and shlex.quote(word.replace(MASK, "x")) == word.replace(MASK, "x") for word in words
+    )
+    text = " ".join(word if plain else shlex.quote(word) for word, plain in zip(words, needs_no_quotes, strict=True))
     return text if not max_chars or len(text) <= max_chars else text[: max_chars - 1] + "…"
-
-
-def _quoted(word: str) -> str:
-    """A word quoted for a shell; a mask alone needs no quotes."""
-    plain = word.replace(MASK, "x")
-    return word if MASK in word and shlex.quote(plain) == plain else shlex.quote(word)
 
 
 class _CommandMask:
@@ -205,24 +211,18 @@ class _CommandMask:
             return None
         if self._position >= 0 and previous not in secrets.valued:
             self._position += 1
-            if self._is_secret_position() and "=" not in word and not is_reference(value):
-                return self._masked_position(value)
+            at, is_secret = self._position - 1, self._position - 1 in secrets.positions
+            if self._program == "htpasswd":  # htpasswd -b FILE USER PASSWORD, htpasswd -nb USER PASSWORD
+                is_secret = "b" in self._flags and at == (1 if "n" in self._flags else 2)
+            if is_secret and "=" not in word and not is_reference(value):
+                if self._program not in ("sqlplus", "rman", "expdp", "impdp", "sqlldr"):
+                    return MASK
+                user, slash, rest = value.partition("/")
+                host = rest.rfind("@")
+                return f"{user}/{MASK}{rest[host:] if host >= 0 else ''}" if slash and rest else None
         if self._program in ("smbclient", "smbget") and previous.startswith(("//", "\\\\")):
             return MASK
         return None
-
-    def _is_secret_position(self) -> bool:
-        at = self._position - 1
-        if self._program == "htpasswd":  # htpasswd -b FILE USER PASSWORD, htpasswd -nb USER PASSWORD
-            return "b" in self._flags and at == (1 if "n" in self._flags else 2)
-        return at in self._secrets.positions
-
-    def _masked_position(self, value: str) -> str | None:
-        if self._program in ("sqlplus", "rman", "expdp", "impdp", "sqlldr"):
-            user, slash, rest = value.partition("/")
-            at = rest.rfind("@")
-            return f"{user}/{MASK}{rest[at:] if at >= 0 else ''}" if slash and rest else None
-        return MASK
 
     def _by_form(self, word: str, *, is_code: bool) -> str:
         """The word masked because of what it says itself."""

@@ -20,8 +20,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import NotFound
-from distributed_grid.monitoring.alert_delivery import AlertDelivery
-from distributed_grid.monitoring.alerts import Alert, AlertRules, alert_thresholds
+from distributed_grid.monitoring.alerts import Alert, AlertDelivery, AlertRules, alert_thresholds
 from distributed_grid.monitoring.scheduling_metrics import (
     EventCounters,
     RebalancingSummary,

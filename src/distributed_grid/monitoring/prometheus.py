@@ -116,7 +116,7 @@ def exposition(
 ) -> bytes:
     """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
     registry = CollectorRegistry()
-    counted = (*_counters(events, outcomes), *_rebalancing(events, rebalances or {}), _moves(moves or {}))
+    counted = _counters(events, outcomes, rebalances or {}, moves or {})
     registry.register(
         _FixedCollector([*_gauges(reading), *counted, *(_scheduling(figures) if figures is not None else ())])
     )
@@ -166,31 +166,27 @@ def _gauges(reading: MetricsReading) -> Iterable[Metric]:
     yield alerts
 
 
-def _counters(events: Mapping[str, int], outcomes: Mapping[str, int]) -> Iterable[Metric]:
+def _counters(
+    events: Mapping[str, int], outcomes: Mapping[str, int], rebalances: Mapping[str, int], ends: Mapping[str, int]
+) -> Iterable[Metric]:
     ended = CounterMetricFamily("grid_jobs_ended", "Jobs that are over, by outcome.", labels=["outcome"])
     for outcome, count in sorted(outcomes.items()):
         ended.add_metric([outcome], count)
-    happened = CounterMetricFamily("grid_events", "Lines of the audit trail, by type.", labels=["type"])
-    for kind, count in sorted(events.items()):
-        happened.add_metric([kind], count)
     yield ended
-    yield happened
-
-
-def _rebalancing(events: Mapping[str, int], rebalances: Mapping[str, int]) -> Iterable[Metric]:
+    lines = CounterMetricFamily("grid_events", "Lines of the audit trail, by type.", labels=["type"])
+    for kind, count in sorted(events.items()):
+        lines.add_metric([kind], count)
+    yield lines
     done = CounterMetricFamily("grid_rebalances", "Automatic leases, by what became of them.", labels=["action"])
     for action in ACTIONS:
         done.add_metric([action], rebalances.get(action, 0))
     yield done
     advised = events.get("recommended", 0)
     yield CounterMetricFamily("grid_recommendations", "Recommendations to move work.", value=advised)
-
-
-def _moves(ends: Mapping[str, int]) -> Metric:
-    ended = CounterMetricFamily("grid_moves_ended", "Moves that are over, by how they ended.", labels=["end"])
+    moves = CounterMetricFamily("grid_moves_ended", "Moves that are over, by how they ended.", labels=["end"])
     for end in MoveEnd:
-        ended.add_metric([str(end)], ends.get(str(end), 0))
-    return ended
+        moves.add_metric([str(end)], ends.get(str(end), 0))
+    yield moves
 
 
 def _scheduling(figures: SchedulingFigures) -> Iterable[Metric]:

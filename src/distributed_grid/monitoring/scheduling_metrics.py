@@ -19,7 +19,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import ASKED, AUTOMATIC_PREFIX, GIVEN_BACK, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
-from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
+from distributed_grid.scheduling.pressure.scan import automatic_leases
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MAX_JOBS = 1_000
@@ -77,7 +77,10 @@ class SchedulingMetrics:
         """The figures as of this moment; blocks while it reads what is new."""
         with self._lock:
             self._catch_up(now)
-            self._forget(now - DAY_MS)
+            while self._minutes and (self._minutes[0][0] + 1) * MINUTE_MS <= now - DAY_MS:
+                self._minutes.popleft()
+            while self._runs and self._runs[0].ended_at_ms <= now - DAY_MS:
+                self._runs.popleft()
             return self._figures(now)
 
     def _catch_up(self, now: int) -> None:
@@ -93,13 +96,20 @@ class SchedulingMetrics:
 
     def _count(self, rows: Sequence[EventRow]) -> None:
         for row in rows:
-            kind = self._kind(row)
-            if kind:
-                self._minute_of(row.at_ms)[kind] += 1
+            if kind := self._kind(row):
+                minute = row.at_ms // MINUTE_MS
+                if not self._minutes or self._minutes[-1][0] < minute:
+                    self._minutes.append((minute, Counter()))
+                self._minutes[-1][1][kind] += 1
             self._seq = max(self._seq or 0, row.seq)
         ended = [row for row in rows if row.type == STOPPED]
         for row in ended[-self._max_jobs :]:
-            self._runs.extend(self._run(row.subject))
+            for stored in self._store.ended("job", request_id=row.subject, limit=1):
+                job = decode_row("job", stored.blob)
+                assert isinstance(job, Job)
+                run = run_of(job)
+                if run is not None:
+                    self._runs.append(run)
 
     def _kind(self, row: EventRow) -> str:
         """What an event counts as; empty is nothing."""
@@ -108,27 +118,6 @@ class SchedulingMetrics:
         if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
             return ""
         return "" if row.type == REFUSED and "about" in _data(row) else row.type
-
-    def _run(self, uid: str) -> list[FinishedRun]:
-        """The job of this name in numbers; nothing where it never ran."""
-        for row in self._store.ended("job", request_id=uid, limit=1):
-            job = decode_row("job", row.blob)
-            assert isinstance(job, Job)
-            run = run_of(job)
-            return [run] if run is not None else []
-        return []
-
-    def _minute_of(self, at_ms: int) -> Counter[str]:
-        minute = at_ms // MINUTE_MS
-        if not self._minutes or self._minutes[-1][0] < minute:
-            self._minutes.append((minute, Counter()))
-        return self._minutes[-1][1]
-
-    def _forget(self, before_ms: int) -> None:
-        while self._minutes and (self._minutes[0][0] + 1) * MINUTE_MS <= before_ms:
-            self._minutes.popleft()
-        while self._runs and self._runs[0].ended_at_ms <= before_ms:
-            self._runs.popleft()
 
     def _figures(self, now: int) -> SchedulingFigures:
         counts: Counter[str] = Counter()

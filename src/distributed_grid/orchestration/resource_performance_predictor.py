@@ -17,7 +17,7 @@ from distributed_grid.client.task_descriptions import execution_fields, task_fie
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import BatchScaling, ExecutionRecord, PredictionRow, TrainingReport
 from distributed_grid.errors import BadInput
-from distributed_grid.prediction.tiers import (
+from distributed_grid.prediction.task_runs import (
     DEFAULT_MIN_SAMPLES_FOR_ML,
     DEFAULT_MIN_SAMPLES_FOR_STATS,
     DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD,

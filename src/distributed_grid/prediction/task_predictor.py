@@ -17,10 +17,16 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from distributed_grid.prediction.memory_models import MemoryDistribution
-from distributed_grid.prediction.memory_sizing import WINDOW, MemorySizer, Run
-from distributed_grid.prediction.task_runs import MemoryPrediction, RunSummary, TaskRun
-from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Coverage, Tier, TierSettings
+from distributed_grid.prediction.memory_sizing import WINDOW, MemoryDistribution, MemorySizer, Run
+from distributed_grid.prediction.task_runs import (
+    LEAST_SAMPLES_FOR_STATS,
+    Coverage,
+    MemoryPrediction,
+    RunSummary,
+    TaskRun,
+    Tier,
+    TierSettings,
+)
 
 ESTIMATE_WINDOW: Final = 64
 """Runs that count: an estimate need not be as sharp as a limit."""
@@ -145,20 +151,26 @@ class TaskPredictor:
     def predict(self, input_bytes: int, numbers: Sequence[float] = ()) -> MemoryPrediction | None:
         """Memory and run time of the next run; None: the tier is that of the defaults."""
         answers, features = self._answers, self._features(input_bytes, numbers)
-        if features not in answers:
-            if len(answers) >= MAX_ANSWERS:
-                answers.clear()
-            answers[features] = self._predict(features)
-        return answers.get(features)
-
-    def _predict(self, features: tuple[float, ...]) -> MemoryPrediction | None:
+        if features in answers:
+            return answers[features]
+        if len(answers) >= MAX_ANSWERS:
+            answers.clear()
         tier, confidence = self.tier()
         sizer = self._ml if tier is Tier.ML else self._statistics
         limits = None if tier is Tier.DEFAULTS else sizer.allocations(features, MAX_RERUNS)
-        if limits is None:
-            return None
-        first, *reruns = map(with_margin, limits)
-        return MemoryPrediction(first, tuple(reruns), self._run_ms(features), tier, confidence, self.samples)
+        prediction = None
+        if limits is not None:
+            first, *reruns = map(with_margin, limits)
+            prediction = MemoryPrediction(
+                memory_bytes=first,
+                next_memory_bytes=tuple(reruns),
+                run_ms=self._run_ms(features),
+                tier=tier,
+                confidence=confidence,
+                samples=self.samples,
+            )
+        answers[features] = prediction
+        return prediction
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """The median run time; None: not known."""

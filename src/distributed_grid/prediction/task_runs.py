@@ -1,19 +1,80 @@
-"""Runs of tasks as the predictor remembers them, what it says about the next one, and the summary of old ones.
+"""Runs of tasks as the predictor remembers them, predictions with their tiers and limits, and the summary of old runs.
+
+Tiers: with enough runs all models predict; with a few, those of few parameters; below that, defaults. A tier that
+covered too few of the runs that it had not seen gives way to the next one.
 
 Runs that are too old to be kept one by one are histograms over logarithmic buckets. Summaries add up: folding in pieces
-gives what folding at once gives. A typical value is the upper edge of its bucket, so it is never below the truth and
+gives the same as folding at once. A typical value is the upper edge of its bucket, so it is never below the truth and
 above it by a tenth at most.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterable
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from distributed_grid.prediction.tiers import Tier
+from distributed_grid.domain.resources import MAX_AMOUNT
+
+DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD: Final = 0.7
+DEFAULT_PREDICTION_UPDATE_INTERVAL: Final = 3600
+"""Seconds between two full trainings."""
+DEFAULT_MIN_SAMPLES_FOR_ML: Final = 30
+DEFAULT_MIN_SAMPLES_FOR_STATS: Final = 5
+LEAST_SAMPLES_FOR_ML: Final = 5
+LEAST_SAMPLES_FOR_STATS: Final = 3
+"""Fewer say nothing about how far runs stray."""
+DISCOUNT: Final = 0.98
+"""What an earlier run weighs beside the next one: about the last fifty count."""
+
+
+class Tier(enum.StrEnum):
+    """How a prediction was made: by all models, by those of few parameters, or not at all."""
+
+    ML = "ml"
+    STATISTICS = "statistics"
+    DEFAULTS = "defaults"
+
+
+class TierSettings(Struct, frozen=True):
+    """How many runs a tier needs, and how many of those it had not seen it must have covered."""
+
+    confidence_threshold: float = DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD
+    min_samples_for_ml: int = DEFAULT_MIN_SAMPLES_FOR_ML
+    min_samples_for_stats: int = DEFAULT_MIN_SAMPLES_FOR_STATS
+
+
+class Coverage:
+    """Coverage as measured so far, later runs weighing more.
+
+    The confidence is the mean of what the true share may be (Laplace's rule), so that two runs that were covered are
+    not certainty, and it comes to the true share as runs come in.
+    """
+
+    __slots__ = ("_covered", "_total")
+
+    def __init__(self) -> None:
+        self._covered = 0.0
+        self._total = 0.0
+
+    def add(self, covered: bool) -> None:
+        """One more run that was predicted before it was seen."""
+        self._covered = DISCOUNT * self._covered + covered
+        self._total = DISCOUNT * self._total + 1
+
+    @property
+    def total(self) -> float:
+        """Runs that count, less the discount."""
+        return self._total
+
+    @property
+    def confidence(self) -> float:
+        """Between 0 and 1; one half where nothing was measured."""
+        return (self._covered + 1) / (self._total + 2)
+
 
 MAX_QUANTITY = 2**60
 Quantity = Annotated[int, Meta(ge=0, le=MAX_QUANTITY)]
@@ -102,3 +163,31 @@ def _typical(histogram: Histogram) -> list[int]:
             values.append(upper)
             taken += 1
     return values
+
+
+MIN_LIMIT_BYTES: Final = 64 * 1024**2
+"""The smallest limit: below that, a limit costs more reruns than it saves memory."""
+LEAST_GROWTHS: Final = (1.25, 2.0, 4.0)
+"""Of the limit before, for each rerun."""
+STEP_BITS: Final = 7
+"""There are 2 ** 7 limits between a power of two and the next."""
+
+
+def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:
+    """The limits of the first run and its reruns: as predicted, and each so much above the one before at least, so that
+    a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that not every waiting job is
+    different from all others."""
+    limits = [rounded_limit(predicted.memory_bytes)]
+    for at, growth in enumerate(LEAST_GROWTHS):
+        sizes = predicted.next_memory_bytes[at : at + 1]
+        bigger = rounded_limit(max((*sizes, int(limits[-1] * growth))))
+        if bigger > limits[-1]:
+            limits.append(bigger)
+    return tuple(limits)
+
+
+def rounded_limit(size: int) -> int:
+    """The next limit of at least this size."""
+    size = min(max(size, MIN_LIMIT_BYTES), MAX_AMOUNT)
+    step = 1 << max(size.bit_length() - 1 - STEP_BITS, 0)
+    return min(-(-size // step) * step, MAX_AMOUNT)

@@ -135,24 +135,23 @@ class _ShapeReader:
                 return [flag, posixpath.basename(words[self._at - 1])]
             if not flag.startswith("--") and flag.endswith(("c", "e")) and self._at < len(words):
                 self._at += 1
-                return [flag, self._code(words[self._at - 1])]
+                code = words[self._at - 1]  # by its digest without numbers, which are features
+                self._code_numbers = [float(number) for number in _NUMBER.findall(code)[:MAX_FEATURES]]
+                digest = hashlib.sha256(_NUMBER.sub("#", code).encode("utf-8", "replace")).hexdigest()[:8]
+                return [flag, f"code:{digest}"]
         if self._at < len(words):
             self._at += 1
             return [posixpath.basename(words[self._at - 1]) or "…"]
         return []
-
-    def _code(self, code: str) -> str:
-        """Code by its digest without numbers; the numbers are features."""
-        self._code_numbers = [float(number) for number in _NUMBER.findall(code)[:MAX_FEATURES]]
-        digest = hashlib.sha256(_NUMBER.sub("#", code).encode("utf-8", "replace")).hexdigest()[:8]
-        return f"code:{digest}"
 
     def _read_word(self) -> None:
         word = self._words[self._at]
         self._at += 1
         name, equals, value = word.partition("=")
         if not _OPTION.fullmatch(name):
-            self._add_value(word)
+            shown = self._value(f"{len(self._values)}", word)
+            if not (self._values and shown == "…" and self._values[-1] == "…"):  # the files of a pattern are one value
+                self._values.append(shown)
             return
         if not equals and (short := _SHORT_WITH_NUMBER.fullmatch(word)):
             name, value = short.groups()
@@ -160,12 +159,6 @@ class _ShapeReader:
             value = self._words[self._at]
             self._at += 1
         self._options[name] = self._value(name, value) if value else ""
-
-    def _add_value(self, word: str) -> None:
-        """A word that is no option; many of one sort in a row are one, as with the files of a pattern."""
-        shown = self._value(f"{len(self._values)}", word)
-        if not (self._values and shown == "…" and self._values[-1] == "…"):
-            self._values.append(shown)
 
     def _value(self, name: str, word: str) -> str:
         number = number_of(word)

@@ -22,8 +22,7 @@ from bisect import bisect_right
 from msgspec import Struct, field
 
 from distributed_grid.errors import BadInput
-from distributed_grid.prediction.load_forecast import LoadForecaster
-from distributed_grid.prediction.load_history import KEPT_SLOTS, SLOTS_PER_DAY
+from distributed_grid.prediction.load_forecast import KEPT_SLOTS, SLOTS_PER_DAY, LoadForecaster
 
 WINDOW_HOURS = (0.5, 1, 2, 3, 4, 6, 8, 12, 24)
 FIRST_WINDOW_HOURS = 4
@@ -181,13 +180,9 @@ class WarmPool:
         `own_milli` is what the grid has without workers. Of `limit` never more.
         """
         pool = workers if self._kept is None else self._kept
-        needed = max(in_use, self._grown(pool, own_milli, max(target_milli, 1)))
+        excess_milli = (self.expected_milli() or 0) - own_milli - 1000 * pool
+        grown = pool - -excess_milli // max(target_milli, 1) if excess_milli > 0 else 0
+        needed = max(in_use, grown)
         if self._sizer.shadows and workers:
             needed = self._kept = self._sizer.size(pool, needed)
         return min(needed, limit)
-
-    def _grown(self, pool: int, own_milli: int, target_milli: int) -> int:
-        """The pool with what the expected load exceeds it by; 0 where it is large enough."""
-        expected_milli = self.expected_milli() or 0
-        excess_milli = expected_milli - own_milli - 1000 * pool
-        return pool - -excess_milli // target_milli if excess_milli > 0 else 0

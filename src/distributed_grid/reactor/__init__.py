@@ -14,20 +14,7 @@ from distributed_grid.reactor.decision import (
     WorkerAnswer,
 )
 from distributed_grid.reactor.dispatch import decide, step, step_through
-from distributed_grid.reactor.effects import (
-    overdue,
-    overdue_memory,
-    pending,
-    pending_bindings,
-    pending_bindings_for,
-    pending_for,
-    pending_memory,
-    pending_memory_for,
-    pending_moves,
-    pending_moves_for,
-    pending_workers,
-    pending_workers_for,
-)
+from distributed_grid.reactor.effects import pending
 
 __all__ = [
     "BlockAnswer",
@@ -38,18 +25,7 @@ __all__ = [
     "Record",
     "WorkerAnswer",
     "decide",
-    "overdue",
-    "overdue_memory",
     "pending",
-    "pending_bindings",
-    "pending_bindings_for",
-    "pending_for",
-    "pending_memory",
-    "pending_memory_for",
-    "pending_moves",
-    "pending_moves_for",
-    "pending_workers",
-    "pending_workers_for",
     "step",
     "step_through",
 ]

@@ -40,11 +40,11 @@ from distributed_grid.reactor import (
     leases,
     node_liveness,
     nodes,
-    rebalancing,
+    pressure,
     reruns,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
-from distributed_grid.reactor.offloading import auto_offload, moves
+from distributed_grid.reactor.offloading import moves
 from distributed_grid.reactor.workers import (
     announced_ends,
     lifecycle,
@@ -143,7 +143,7 @@ DECIDERS: dict[type, Decider] = {
     events.StrayInstanceFound: provider_lists.on_stray_found,
     events.ScalingRulesSet: scaling.on_rules_set,
     events.ScalingEvaluated: scaling.on_evaluated,
-    events.OutputsBroughtHome: scaling.on_outputs_brought_home,
+    events.OutputsCollected: scaling.on_outputs_collected,
     events.MoveRequested: moves.on_requested,
     events.MoveChecked: moves.on_checked,
     events.MoveShipped: moves.on_shipped,
@@ -158,14 +158,14 @@ DECIDERS: dict[type, Decider] = {
     events.MoveReturned: moves.on_returned,
     events.ConsentGiven: moves.on_consent_given,
     events.ConsentWithdrawn: moves.on_consent_withdrawn,
-    events.AutoOffloadSet: auto_offload.on_set,
-    events.OffloadEvaluated: auto_offload.on_evaluated,
+    events.AutoOffloadSet: pressure.on_auto_offload_set,
+    events.OffloadEvaluated: pressure.on_offload_evaluated,
     events.CheckpointShipped: reruns.on_checkpoint_shipped,
     events.FilesDelivered: deliveries.on_delivered,
     events.FilesDelayed: deliveries.on_delayed,
     events.FilesUndeliverable: deliveries.on_undeliverable,
     events.FilesFetched: deliveries.on_fetched,
-    events.PressureRead: rebalancing.on_pressure_read,
+    events.PressureRead: pressure.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }
 

@@ -19,10 +19,9 @@ from distributed_grid.reactor.decision import Decision, Record, RecordType
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan
+from distributed_grid.scheduling.pressure.loans import describe, is_used_up
 from distributed_grid.scheduling.queue import fairness, reasons
-from distributed_grid.scheduling.queue.overtaking import progress_started
-from distributed_grid.scheduling.rebalancing.lease_parts import is_used_up
-from distributed_grid.scheduling.rebalancing.loans import describe
+from distributed_grid.scheduling.queue.order import progress_started
 
 FENCE = "fence"
 

@@ -25,10 +25,10 @@ from distributed_grid.scheduling.placement.fragmentation import learn_shape
 from distributed_grid.scheduling.placement.machine_limits import crowded_nodes, node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
+from distributed_grid.scheduling.pressure.plan import states_after_arrival
 from distributed_grid.scheduling.queue import reasons
-from distributed_grid.scheduling.queue.contenders import preemption_candidates
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
-from distributed_grid.scheduling.queue.overtaking import with_turn
+from distributed_grid.scheduling.queue.order import preemption_candidates, with_turn
 from distributed_grid.scheduling.queue.queue import (
     fit_key,
     next_grant,
@@ -36,7 +36,6 @@ from distributed_grid.scheduling.queue.queue import (
     place_newcomer,
     reserved_nodes,
 )
-from distributed_grid.scheduling.rebalancing.plan import states_after_arrival
 from distributed_grid.scheduling.scaling.demand import worker_could_serve
 
 MAX_GRANTS_PER_STEP = 64

@@ -15,8 +15,8 @@ from distributed_grid.domain.resources import GB
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.scheduling.placement.machine_limits import free_bytes
 from distributed_grid.scheduling.placement.placement import candidate_rows
-from distributed_grid.scheduling.queue.contenders import contending_groups
 from distributed_grid.scheduling.queue.fairness import Quotas
+from distributed_grid.scheduling.queue.order import contending_groups
 
 MAX_SIZE_WAIT_MS = 60_000
 MIN_REDUCED_BYTES = 64 << 20

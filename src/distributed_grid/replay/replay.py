@@ -37,8 +37,8 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, IllegalStep
-from distributed_grid.reactor import pending_for, step_through
-from distributed_grid.reactor.effects import StartAttempt, StopAttempt
+from distributed_grid.reactor import step_through
+from distributed_grid.reactor.effects import StartAttempt, StopAttempt, attempt_effects
 from distributed_grid.replay.candidates import Candidate
 from distributed_grid.replay.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.replay.replay_statistics import ReplayStatistics
@@ -207,7 +207,7 @@ class Replay:
                     self._is_over(row.uid, row.outcome.ending)
                 elif isinstance(row, Lease) and not row.job:
                     self._see_lease(row)
-            for effect in pending_for(self._ledger, changes):
+            for effect in attempt_effects(self._ledger, changes):
                 if isinstance(effect, StartAttempt):
                     if effect.lease.id not in self._runs:
                         ahead.append(self._begin(effect))

@@ -15,19 +15,18 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from distributed_grid.control.agent_files import AttemptFiles, in_checkpoint
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import CheckpointShipped
 from distributed_grid.domain.jobs import Attempt, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, ProtocolError, StoreFailed
-from distributed_grid.reactor.effects import ShipCheckpoint, pending_checkpoints
-from distributed_grid.supervision import start_logged
+from distributed_grid.reactor.effects import ShipCheckpoint, checkpoint_effects
 from distributed_grid.trees import manifest
 from distributed_grid.trees.content_store import ContentMissing, ContentStore
 from distributed_grid.trees.manifest import Manifest, ManifestEntry, manifest_of
@@ -47,86 +46,65 @@ MAX_NAMED = 20
 log = logging.getLogger(__name__)
 
 
-class _Shipment(Struct):
-    """A checkpoint that is being brought: the contents that are here already, and how often it failed for good."""
-
-    contents: set[str] = field(default_factory=set)
-    failures: int = 0
-    problem: str = ""
-
-
 class CheckpointShipper:
-    """Brings checkpoint directories into a store of their own; what is in flight is all it holds."""
+    """Brings checkpoint directories into a store of their own."""
 
     def __init__(self, grid: Grid, files: AttemptFiles, store: ContentStore, *, give_up_ms: int = GIVE_UP_MS) -> None:
         self._grid = grid
         self._files = files
         self._store = store
         self._give_up_ms = give_up_ms
-        self._shipments: dict[tuple[str, int], _Shipment] = {}
-        self._in_flight: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._work = Reconciler(at_once=AT_ONCE)
+        self._contents: dict[tuple[str, int], set[str]] = {}
+        """By attempt, the contents of a checkpoint that are here already."""
         self._writing = asyncio.Lock()  # no content is removed between its arrival and its entry in a shipment
-        self._changed = asyncio.Event()
         self._has_unused = True
         grid.follow(self._on_changes)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self._changed.clear()
-                self._begin(self._grid.ledger)
-                if self._has_unused:
-                    await self.remove_unused()
-                try:
-                    async with asyncio.timeout(POLL_SECONDS if self._shipments else None):
-                        await self._changed.wait()
-                except TimeoutError:
-                    pass
-        finally:
-            for task in self._in_flight.values():
-                task.cancel()
-            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+        """Ship until cancelled."""
+        await self._work.run(self._reconcile, POLL_SECONDS)
+
+    def perform(self, effect: ShipCheckpoint) -> None:
+        key = (effect.job.uid, effect.attempt.number)
+        self._work.begin(key, partial(self._ship, effect), f"the checkpoint of {effect.attempt.lease_id}")
+
+    async def _reconcile(self) -> None:
+        """Ship what jobs wait for, and remove what none needs any more."""
+        if self._grid.ledger.awaited_checkpoints or self._contents:
+            effects = await self._grid.read(lambda ledger, now: checkpoint_effects(ledger))
+            wanted = {(effect.job.uid, effect.attempt.number) for effect in effects}
+            self._work.keep_only(wanted)
+            for key in [key for key in self._contents if key not in wanted and not self._work.is_under_way(key)]:
+                del self._contents[key]
+                self._has_unused = True
+            for effect in effects:
+                self.perform(effect)
+        if self._has_unused:
+            await self.remove_unused()
 
     def _on_changes(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            if isinstance(row, Job) and (row.checkpoint_from or (row.is_over and row.checkpoint)):
-                self._has_unused = self._has_unused or row.is_over
-                self._changed.set()
-
-    def _begin(self, ledger: Ledger) -> None:
-        """Begin what is called for, a few at a time; forget what is not any more."""
-        wanted = {(effect.job.uid, effect.attempt.number): effect for effect in pending_checkpoints(ledger)}
-        for key in [key for key in self._shipments if key not in wanted and key not in self._in_flight]:
-            del self._shipments[key]
+        if any(isinstance(row, Job) and row.is_over and row.checkpoint for row in rows):
             self._has_unused = True
-        for key, effect in wanted.items():
-            shipment = self._shipments.setdefault(key, _Shipment())
-            if key not in self._in_flight and len(self._in_flight) < AT_ONCE:
-                work = self._ship(effect, shipment)
-                task = self._in_flight[key] = start_logged(work, f"the checkpoint of {effect.attempt.lease_id}")
-                task.add_done_callback(partial(self._ended, key))
+            self._work.wake()
 
-    def _ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
-        self._in_flight.pop(key, None)
-        self._changed.set()
-
-    async def _ship(self, effect: ShipCheckpoint, shipment: _Shipment) -> None:
-        """Bring one; what fails for now is tried again with the next poll."""
+    async def _ship(self, effect: ShipCheckpoint) -> None:
+        """Bring one; what fails for now is tried again with the next round."""
         uid, attempt = effect.job.uid, effect.attempt
+        key = (uid, attempt.number)
         try:
-            done = await self._bring(uid, attempt, shipment)
+            done = await self._bring(uid, attempt, self._contents.setdefault(key, set()))
         except (GridError, OSError) as failure:
-            shipment.failures += not getattr(failure, "retryable", True)
-            if shipment.problem != str(failure):  # once: it is tried again and again
+            if self._work.tries(key).problem != str(failure):  # once: it is tried again and again
                 log.warning("the checkpoint of %s cannot be brought yet: %s", attempt.lease_id, failure)
-            shipment.problem = str(failure)
-            is_final = shipment.failures >= MAX_FAILURES or self._is_hopeless(self._grid.ledger, effect)
-            if not is_final:
+            lasts = not getattr(failure, "retryable", True)
+            tries = self._work.fail(key, str(failure), lasts=lasts, retry_seconds=0.0)
+            if tries.lasting < MAX_FAILURES and not self._is_hopeless(self._grid.ledger, effect):
                 return
-            done = CheckpointShipped(uid, attempt.number, problem=shipment.problem)
+            done = CheckpointShipped(uid, attempt.number, problem=tries.problem)
         await self._grid.handle_with_retry(done)
         self._has_unused = True  # what there was before
+        self._work.wake()
 
     def _is_hopeless(self, ledger: Ledger, effect: ShipCheckpoint) -> bool:
         """Whether an attempt that has its place is held up by a node that does not come, or not in time."""
@@ -136,20 +114,20 @@ class CheckpointShipper:
         is_late = self._grid.now_ms() - job.attempt.assigned_at_ms > self._give_up_ms
         return is_late or node is None or node.forgotten or node.state in (NodeState.LOST, NodeState.LEFT)
 
-    async def _bring(self, uid: str, attempt: Attempt, shipment: _Shipment) -> CheckpointShipped:
+    async def _bring(self, uid: str, attempt: Attempt, contents: set[str]) -> CheckpointShipped:
         """Read a whole checkpoint directory into the store. Raises Unreachable while its node does not answer."""
         found = await self._files.find_checkpoint(attempt)
         tree = manifest_of(found.entries)
         _check_listing(attempt, tree)
         self._need_room(tree.total_bytes)
-        entries = [await self._bring_entry(attempt, entry, shipment) for entry in tree.entries]
+        entries = [await self._bring_entry(attempt, entry, contents) for entry in tree.entries]
         tree = Manifest(tuple(entries))
         manifest.check(tree, limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
         digest = ""
         if tree.entries:
             async with self._writing:
                 digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
-                shipment.contents.add(digest)
+                contents.add(digest)
         size = (tree.total_files, tree.total_bytes)
         return CheckpointShipped(uid, attempt.number, digest, "", *size, left_out=found.skipped[:MAX_NAMED])
 
@@ -159,7 +137,7 @@ class CheckpointShipper:
         if free < size + RESERVED_BYTES:
             raise StoreFailed(f"there is no room for its {format_bytes(size)} on the control plane's disk")
 
-    async def _bring_entry(self, attempt: Attempt, entry: ManifestEntry, shipment: _Shipment) -> ManifestEntry:
+    async def _bring_entry(self, attempt: Attempt, entry: ManifestEntry, contents: set[str]) -> ManifestEntry:
         """The entry with the digest of its content, which is here then."""
         if entry.kind != "file":
             return entry
@@ -174,7 +152,7 @@ class CheckpointShipper:
                 got += len(data)
             async with self._writing:
                 digest = await asyncio.to_thread(writer.finish)
-                shipment.contents.add(digest)
+                contents.add(digest)
         return replace(entry, digest=digest)
 
     async def remove_unused(self) -> int:
@@ -182,7 +160,7 @@ class CheckpointShipper:
         self._has_unused = False
         async with self._writing:
             manifests = await self._grid.read(_manifests_in_use)
-            fresh = {digest for one in self._shipments.values() for digest in one.contents}
+            fresh = {digest for contents in self._contents.values() for digest in contents}
             return await asyncio.to_thread(_remove_others, self._store, manifests, fresh)
 
 

@@ -37,7 +37,6 @@ from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import (
     offload_rules,
@@ -49,10 +48,9 @@ from distributed_grid.config_mapping import (
 )
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
@@ -64,9 +62,18 @@ from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.usage_history import MINUTE
-from distributed_grid.reactor.effects import MoveEffect, WorkerEffect
+from distributed_grid.reactor.effects import (
+    AttemptEffect,
+    CollectOutputs,
+    DeliverFiles,
+    EngineEffect,
+    MemoryEffect,
+    MoveEffect,
+    ShipCheckpoint,
+    WorkerEffect,
+)
+from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.agent_sockets import AgentSockets
-from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
     ConfigRegistry,
     declare_nodes,
@@ -77,6 +84,7 @@ from distributed_grid.server.active_config import (
 from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
 from distributed_grid.server.cluster import ClusterService
+from distributed_grid.server.endpoints import collect
 from distributed_grid.server.file_delivery import FileDeliverer
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.log_output import apply_log_settings
@@ -92,15 +100,16 @@ from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import record_path
 from distributed_grid.server.rest.listener import RestListener, RestServices
-from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher, answer_table
+from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
+from distributed_grid.server.services.cluster_commands import ClusterCommandService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
-from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.offloading import OffloadingService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
@@ -122,11 +131,12 @@ REMOVED_POLL_SECONDS = 2.0
 PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
 """The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
-RESOURCE_FIELDS = (
-    *("cpu_cores", "cpu_free", "cpu_lent", "memory_gb", "memory_free_gb", "memory_lent_gb"),
-    *("gpus", "gpus_free", "gpus_lent", "keeps", "stopped"),
+SERVICES = (
+    *(DaemonService, NodeService, LeaseService, BoostService, JobService, ReportService, MemoryService),
+    *(OffloadingService, AutoOffloadService, PullWorkerService, TaskService, WorkerService, ScalingService),
+    *(ClusterCommandService, RayAttachment, PredictionService, Admission),
 )
-"""The fields of `grid cluster status` about a node's resources, as in `grid status`."""
+"""The services whose endpoints are all that can be asked of a control plane."""
 log = logging.getLogger(__name__)
 
 
@@ -169,14 +179,7 @@ class Daemon:
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
         self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
-        effects = EffectRouter(
-            self._agents.perform,
-            self._reconciler.perform,
-            self._agents.memory.perform,
-            self._perform_workers,
-            self._perform_moves,
-        )
-        self._grid = Grid(store, self._clock, effects, cutoff_ms=self._cutoff_ms)
+        self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
             config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
         )
@@ -290,6 +293,18 @@ class Daemon:
         self._checkpoint_shipper = CheckpointShipper(grid, files, self._checkpoints)
         self._deliverer = FileDeliverer(grid, files, self._state_dir)
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
+        grid.perform_with(
+            {
+                AttemptEffect: self._agents.perform,
+                EngineEffect: self._reconciler.perform,
+                MemoryEffect: self._agents.memory.perform,
+                WorkerEffect: self._workers.perform,
+                MoveEffect: self._moves.perform,
+                ShipCheckpoint: self._checkpoint_shipper.perform,
+                DeliverFiles: self._deliverer.perform,
+                CollectOutputs: self._outputs.perform,
+            }
+        )
         daemon = DaemonService(
             self._state_dir,
             self._selected,
@@ -299,36 +314,26 @@ class Daemon:
             self._ages,
             apply_live=self._apply_config,
         )
-        self._dispatcher = Dispatcher(
-            answer_table(
-                daemon=daemon,
-                nodes=nodes,
-                leases=leases,
-                boosts=boosts,
-                jobs=jobs,
-                reports=reports,
-                memory=memory,
-                prediction=self._prediction,
-                pull_workers=pull_workers,
-                tasks=TaskService(grid, viewer, pull_workers, self._sizer),
-                admission=self._listener.admission,
-                workers=workers,
-                scaling=ScalingService(grid, self._autoscaler),
-                offloading=offloading,
-                auto_offload=auto_offload,
-            ),
-            {
-                requests.DrainNode: nodes.drain,
-                requests.ManageCluster: self._manage_cluster,
-                requests.AttachRay: lambda op, caller, report: self._attachment.attach(op, report),
-                requests.DetachRay: lambda op, caller, report: self._attachment.detach(op, report),
-                requests.TrainPredictor: self._prediction.train,
-            },
-            jobs=jobs,
-            reports=reports,
-            owner=login_name(),
-            on_request=self._idle_timer.reset,
+        table = collect(
+            daemon,
+            nodes,
+            leases,
+            boosts,
+            jobs,
+            reports,
+            memory,
+            offloading,
+            auto_offload,
+            pull_workers,
+            TaskService(grid, viewer, pull_workers, self._sizer),
+            workers,
+            ScalingService(grid, self._autoscaler),
+            ClusterCommandService(grid, viewer, self._cluster, self._attachment, self._agents),
+            self._attachment,
+            self._prediction,
+            self._listener.admission,
         )
+        self._dispatcher = Dispatcher(table, owner=login_name(), on_request=self._idle_timer.reset)
         self._node_memory = NodeMemoryDispatcher(memory, login_name())
 
     async def run(self, startup: StartupReport) -> None:
@@ -474,12 +479,6 @@ class Daemon:
         """Alert whoever the config names of money that is spent against the will of everybody."""
         self._monitor.send_alert(Alert(about, "budget", True, 1.0, 1.0, self._grid.now_ms(), why))
 
-    def _perform_moves(self, effects: list[MoveEffect]) -> None:
-        self._moves.perform(effects)
-
-    def _perform_workers(self, effects: list[WorkerEffect]) -> None:
-        self._workers.perform(effects)
-
     def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()
         return self._attachment.nodes.desired_state()
@@ -515,30 +514,6 @@ class Daemon:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):
             return False
         return await self._grid.read(is_unused)
-
-    async def _manage_cluster(self, op: requests.ManageCluster, caller: Caller, report: Report) -> View:
-        async def serve(asked: requests.ManageCluster) -> View:
-            return await self._cluster.serve(asked, report)
-
-        if op.verb != "status":
-            return await serve(op)
-        view = await self._attachment.status(op, serve)
-        resources = await self._grid.read(self._node_resources)
-        rows = [{**self._with_versions(row), **resources.get(row["node_id"], {})} for row in view["nodes"]]
-        return {**view, "nodes": rows}
-
-    def _node_resources(self, ledger: Ledger, now: int) -> dict[str, View]:
-        """What each node has, has free and has lent, and why it does not lend more."""
-        found = {node.name: self._viewer().node(ledger, node, now) for node in ledger.nodes.values()}
-        return {name: {field: view[field] for field in RESOURCE_FIELDS} for name, view in found.items()}
-
-    def _with_versions(self, row: View) -> View:
-        """A node's row with the versions that its agent has said, and of a node that joined whether it is connected."""
-        name = row["node_id"]
-        version, python = self._agents.versions_on(name)
-        shown = {**row, "version": version or row["version"], "python": python or row["python"]}
-        is_joined = row["address"] == "joined"
-        return {**shown, "link": "up" if self._agents.is_connected(name) else "down"} if is_joined else shown
 
     def _cutoff_ms(self, keep_ms: int) -> int:
         """The grid's time before which rows are old enough to be deleted, if they are kept for `keep_ms`."""

@@ -11,28 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from distributed_grid.api.framing import JSON, STDOUT
 from distributed_grid.client.job_payload import FileDownload
 from distributed_grid.control.agent_files import AttemptFiles
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, Delivery
 from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
 from distributed_grid.domain.jobs import Attempt, Ending, Job
-from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused, StoreFailed
-from distributed_grid.reactor.effects import pending_deliveries
+from distributed_grid.reactor.effects import DeliverFiles, delivery_effects
 from distributed_grid.scheduling.offers.pause import disk_reserve
 from distributed_grid.server.services.jobs import FileSink, send_files
 from distributed_grid.server.services.records import find_job
 from distributed_grid.state_dir import StateDir
-from distributed_grid.supervision import start_logged
 from distributed_grid.trees.paths import display_path
 
 AT_ONCE = 4
@@ -44,14 +40,6 @@ _PERMANENT = (NotFound, BadInput, Refused, ProtocolError)
 log = logging.getLogger(__name__)
 
 
-class _Retry(Struct):
-    """Failures of a delivery in this process, and the time of its next try."""
-
-    failures: int = 0
-    permanent: int = 0
-    due_at: float = 0.0
-
-
 class FileDeliverer:
     """Performs the deliveries of the ledger, a few at a time."""
 
@@ -59,47 +47,23 @@ class FileDeliverer:
         self._grid = grid
         self._files = files
         self._state_dir = state_dir
-        self._retries: dict[str, _Retry] = {}
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
-        grid.follow(self._on_changes)
+        self._work = Reconciler(at_once=AT_ONCE)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self._changed.clear()
-                self._begin()
-                try:
-                    async with asyncio.timeout(POLL_SECONDS if self._grid.ledger.deliveries else None):
-                        await self._changed.wait()
-                except TimeoutError:
-                    pass
-        finally:
-            for task in self._in_flight.values():
-                task.cancel()
-            await asyncio.gather(*self._in_flight.values(), return_exceptions=True)
+        """Deliver until cancelled."""
+        await self._work.run(self._reconcile, POLL_SECONDS)
 
-    def _on_changes(self, rows: Sequence[Row]) -> None:
-        if any(isinstance(row, Delivery) for row in rows):
-            self._changed.set()
+    def perform(self, effect: DeliverFiles) -> None:
+        delivery = effect.delivery
+        self._work.begin(delivery.job, partial(self._deliver, delivery), f"delivery of the files of {delivery.job_id}")
 
-    def _begin(self) -> None:
-        now = asyncio.get_running_loop().time()
-        pending = {effect.delivery.job: effect.delivery for effect in pending_deliveries(self._grid.ledger)}
-        self._retries = {uid: retry for uid, retry in self._retries.items() if uid in pending}
-        for uid, delivery in pending.items():
-            if len(self._in_flight) >= AT_ONCE:
-                return
-            if uid in self._in_flight or (uid in self._retries and self._retries[uid].due_at > now):
-                continue
-            task = start_logged(self._deliver(delivery), f"the delivery of the files of {delivery.job_id}")
-            self._in_flight[uid] = task
-            task.add_done_callback(partial(self._ended, uid))
-
-    def _ended(self, uid: str, task: asyncio.Task[None]) -> None:
-        self._in_flight.pop(uid, None)
-        self._changed.set()
+    async def _reconcile(self) -> None:
+        if not self._grid.ledger.deliveries:
+            return
+        effects = await self._grid.read(lambda ledger, now: delivery_effects(ledger))
+        self._work.keep_only({effect.delivery.job for effect in effects})
+        for effect in effects:
+            self.perform(effect)
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:
@@ -110,15 +74,12 @@ class FileDeliverer:
         await self._grid.handle_with_retry(FilesDelivered(delivery.job, delivered))
 
     async def _fail(self, delivery: Delivery, failure: Exception) -> None:
-        retry = self._retries.setdefault(delivery.job, _Retry())
-        retry.failures += 1
-        retry.permanent += isinstance(failure, _PERMANENT)
-        if retry.permanent >= MAX_FAILURES:
+        is_permanent = isinstance(failure, _PERMANENT)
+        pause = min(FIRST_RETRY_SECONDS * 2 ** self._work.tries(delivery.job).failures, MAX_RETRY_SECONDS)
+        tries = self._work.fail(delivery.job, str(failure), lasts=is_permanent, retry_seconds=pause)
+        if tries.lasting >= MAX_FAILURES:
             await self._grid.handle_with_retry(FilesUndeliverable(delivery.job, str(failure)))
-            return
-        pause = min(FIRST_RETRY_SECONDS * 2 ** (retry.failures - 1), MAX_RETRY_SECONDS)
-        retry.due_at = asyncio.get_running_loop().time() + pause
-        if not isinstance(failure, _PERMANENT):
+        elif not is_permanent:
             await self._grid.handle_with_retry(FilesDelayed(delivery.job, str(failure)))
 
     async def _bring(self, delivery: Delivery) -> DeliveredFiles:

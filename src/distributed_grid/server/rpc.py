@@ -1,4 +1,4 @@
-"""RPC over the Unix socket: the connections of clients, and the table from request type to the method that answers."""
+"""RPC over the Unix socket: the connections of clients, and the dispatcher of their requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -28,23 +28,12 @@ from distributed_grid.api.framing import (
 from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
-from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
-from distributed_grid.server.prediction.service import PredictionService
-from distributed_grid.server.services.auto_offload import AutoOffloadService
-from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.daemon import DaemonService
+from distributed_grid.server.endpoints import BoundEndpoint, EndpointTable, Kind
 from distributed_grid.server.services.job_notices import JobNotice
-from distributed_grid.server.services.jobs import FileSink, JobService
-from distributed_grid.server.services.leases import LeaseService
+from distributed_grid.server.services.jobs import FileSink
 from distributed_grid.server.services.memory import MemoryService
-from distributed_grid.server.services.nodes import NodeService, Report
-from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.pull_workers import PullWorkerService
-from distributed_grid.server.services.reports import ReportService
-from distributed_grid.server.services.tasks import TaskService
-from distributed_grid.server.services.workers import ScalingService, WorkerService
 from distributed_grid.supervision import start_logged
 
 MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered
@@ -195,162 +184,13 @@ def encode_answer(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-AnswerTable = dict[type[requests.Message], Callable[[Any, Caller], Awaitable[View | EncodedAnswer]]]
-"""Requests with one answer."""
-ProgressTable = Mapping[type[requests.Message], Callable[[Any, Caller, Report], Awaitable[View]]]
-"""Requests that report progress before their answer."""
-
-
-def answer_table(
-    *,
-    daemon: DaemonService,
-    nodes: NodeService,
-    leases: LeaseService,
-    boosts: BoostService,
-    jobs: JobService,
-    reports: ReportService,
-    memory: MemoryService,
-    prediction: PredictionService,
-    pull_workers: PullWorkerService,
-    tasks: TaskService,
-    admission: Admission,
-    workers: WorkerService,
-    scaling: ScalingService,
-    offloading: OffloadingService,
-    auto_offload: AutoOffloadService,
-) -> AnswerTable:
-    """Which method answers which request."""
-    return {
-        requests.ClientHello: lambda op, caller: daemon.hello(op),
-        requests.GetDaemonInfo: lambda op, caller: daemon.info(),
-        requests.GetConfig: lambda op, caller: daemon.config(),
-        requests.ReloadConfig: lambda op, caller: daemon.reload(op),
-        requests.KeepRunning: lambda op, caller: daemon.keep_running(op),
-        requests.StopDaemon: lambda op, caller: daemon.stop(op),
-        requests.ConfirmClocks: lambda op, caller: daemon.confirm_clocks(caller),
-        requests.GetClocks: lambda op, caller: daemon.clocks(),
-        requests.GetStatus: lambda op, caller: nodes.status(caller),
-        requests.RequestLease: leases.request_and_wait,
-        requests.ReleaseLease: leases.release,
-        requests.ExtendLease: leases.extend,
-        requests.RequestBoost: boosts.request_and_wait,
-        requests.ListBoosts: boosts.list,
-        requests.GetBoost: lambda op, caller: boosts.get(op.boost_id, caller),
-        requests.ReleaseBoost: boosts.release,
-        requests.ExtendBoost: boosts.extend,
-        requests.RunInBoost: boosts.run,
-        requests.SubmitJob: jobs.submit,
-        requests.ListJobs: jobs.list,
-        requests.ListLiveJobs: lambda op, caller: jobs.list_live(caller),
-        requests.GetJob: lambda op, caller: jobs.get(op.job_id, caller),
-        requests.CancelJob: jobs.cancel,
-        requests.DetachJob: jobs.detach,
-        requests.WaitForJob: jobs.wait,
-        requests.RecordFetch: jobs.record_fetch,
-        requests.WaitForDelivery: jobs.wait_for_delivery,
-        requests.Explain: reports.explain,
-        requests.GetLendingReport: lambda op, caller: reports.lending(op),
-        requests.GetMetrics: lambda op, caller: reports.metrics(op),
-        **_memory_table(memory),
-        **_task_table(pull_workers, tasks),
-        **_worker_table(workers),
-        **_offloading_table(offloading),
-        requests.SetAutoOffload: auto_offload.set,
-        requests.GetAutoOffload: lambda op, caller: auto_offload.status(caller),
-        requests.GetScaling: lambda op, caller: scaling.status(),
-        requests.PlanScaling: lambda op, caller: scaling.plan(),
-        requests.RunScaling: lambda op, caller: scaling.run(caller),
-        requests.PredictTask: prediction.predict,
-        requests.RecordExecution: prediction.record_execution,
-        requests.ListTaskTypes: prediction.list_types,
-        requests.GetBatchScaling: prediction.batch_scaling,
-        requests.CreateToken: lambda op, caller: admission.create_token(op),
-        requests.IdentifyToken: lambda op, caller: admission.identify_token(op),
-        requests.ListTokens: lambda op, caller: admission.list_tokens(),
-        requests.RevokeToken: lambda op, caller: admission.revoke_token(op.token_id),
-        requests.CreateJoinToken: lambda op, caller: admission.create_join_token(op),
-        requests.ListJoinTokens: lambda op, caller: admission.list_join_tokens(),
-        requests.RevokeJoinToken: lambda op, caller: admission.revoke_join_token(op.token_id),
-    }
-
-
-def _worker_table(workers: WorkerService) -> AnswerTable:
-    return {
-        requests.CreateWorkers: workers.create,
-        requests.ListWorkers: lambda op, caller: workers.list(op),
-        requests.GetWorker: lambda op, caller: workers.get(op),
-        requests.TerminateWorkers: workers.terminate,
-        requests.ListWorkerOffers: lambda op, caller: workers.offers(op),
-    }
-
-
-def _offloading_table(offloading: OffloadingService) -> AnswerTable:
-    return {
-        requests.ScanOffload: offloading.scan,
-        requests.ExecuteOffload: offloading.execute,
-        requests.ListMoves: offloading.list,
-        requests.GetMove: offloading.get,
-        requests.CancelMove: offloading.cancel,
-        requests.ListConsents: lambda op, caller: offloading.consents(),
-        requests.WithdrawConsent: offloading.withdraw,
-        requests.AdviseCommand: offloading.advise,
-    }
-
-
-def _memory_table(memory: MemoryService) -> AnswerTable:
-    return {
-        requests.AllocateBlock: memory.allocate,
-        requests.FindBlock: memory.find,
-        requests.FreeBlock: memory.free,
-        requests.NameBlock: memory.name,
-        requests.RenewBlocks: memory.renew,
-        requests.ListBlocks: lambda op, caller: memory.list(op),
-        requests.GetMemoryStats: lambda op, caller: memory.stats(),
-    }
-
-
-def _task_table(workers: PullWorkerService, tasks: TaskService) -> AnswerTable:
-    return {
-        requests.RegisterPullWorker: lambda op, caller: workers.register(op),
-        requests.ReportPullWorker: lambda op, caller: workers.heard(op),
-        requests.RemovePullWorker: lambda op, caller: workers.remove(op),
-        requests.ReassessWorkers: lambda op, caller: workers.reassess(),
-        requests.ReserveOnWorker: workers.reserve,
-        requests.CheckWorkerFit: lambda op, caller: workers.check(op),
-        requests.ListWorkerResources: lambda op, caller: workers.resources(),
-        requests.SubmitTask: tasks.submit,
-        requests.ListTasks: lambda op, caller: tasks.list(op),
-        requests.TakeTask: lambda op, caller: tasks.take(op),
-        requests.WithdrawAsk: lambda op, caller: tasks.withdraw(op),
-        requests.ReportTask: lambda op, caller: tasks.report(op),
-    }
-
-
 class Dispatcher:
     """Answers the requests of the socket as `owner`, who may do everything; `on_request` is called for each."""
 
-    def __init__(
-        self,
-        answers: AnswerTable,
-        progress: ProgressTable,
-        *,
-        jobs: JobService,
-        reports: ReportService,
-        owner: str,
-        on_request: Callable[[], None],
-    ) -> None:
-        self._answers = answers
-        self._progress = progress
-        self._streams: dict[type[requests.Message], Callable[[Any, Connection], Awaitable[None]]] = {
-            requests.ReadLogs: self._read_logs,
-            requests.FetchFiles: self._fetch_files,
-            requests.ListEvents: self._list_events,
-        }
-        self._jobs = jobs
-        self._reports = reports
+    def __init__(self, table: EndpointTable, *, owner: str, on_request: Callable[[], None]) -> None:
+        self._endpoints = table.by_request
         self._owner = Caller(owner, admin=True, is_here=True)
         self._on_request = on_request
-        assert {*answers, *progress, *self._streams} == set(requests.REQUEST_TYPES), "a request type has no handler"
 
     async def serve(self, client: Connection, bodies: list[bytes]) -> None:
         """Answer requests in their order, each before the next is begun; only submissions that a client sends without
@@ -358,7 +198,7 @@ class Dispatcher:
         for is_submission, ops in itertools.groupby(map(_parse, bodies), lambda op: isinstance(op, requests.SubmitJob)):
             if is_submission:
                 self._on_request()
-                submitted = (self._answers[requests.SubmitJob](op, self._owner) for op in ops)
+                submitted = (self._endpoints[requests.SubmitJob].call(op, self._owner) for op in ops)
                 for answer in await asyncio.gather(*submitted, return_exceptions=True):
                     if isinstance(answer, BaseException):
                         client.send_failure(answer)
@@ -378,26 +218,32 @@ class Dispatcher:
         self._on_request()
         if isinstance(op, GridError):
             raise op
-        kind = type(op)
-        if kind in self._answers:
-            answer = await self._answers[kind](op, self._owner)
-            await client.send_answer(answer)
-            if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
-                assert isinstance(answer, dict)
-                undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
-                start_logged(self._withdraw(undelivered), "a task that was not delivered")
-        elif kind in self._progress:
-            client.send({**await self._progress[kind](op, self._owner, client.send), "done": True})
-        else:
-            await self._streams[kind](op, client)
+        bound = self._endpoints[type(op)]
+        match bound.endpoint.kind:
+            case Kind.ANSWER:
+                answer = await bound.call(op, self._owner)
+                await client.send_answer(answer)
+                if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
+                    undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
+                    start_logged(self._withdraw(undelivered), "a task that was not delivered")
+            case Kind.PROGRESS:
+                client.send({**await bound.call(op, self._owner, client.send), "done": True})
+            case Kind.STREAM:
+                await self._stream(bound, op, client)
 
     async def _withdraw(self, op: requests.WithdrawAsk) -> None:
-        await self._answers[requests.WithdrawAsk](op, self._owner)
+        await self._endpoints[requests.WithdrawAsk].call(op, self._owner)
 
-    async def _read_logs(self, op: requests.ReadLogs, client: Connection) -> None:
-        client.send({**await self._jobs.read_logs(op, self._owner, _SocketOutput(client)), "done": True})
+    async def _stream(self, bound: BoundEndpoint, op: requests.Message, client: Connection) -> None:
+        """Send a stream by hand: events, files, or the output of a job."""
+        if isinstance(op, requests.ListEvents):
+            async with contextlib.aclosing(bound.call(op, self._owner)) as events:
+                async for event in events:
+                    client.send(event)
+                    await client.drain()
+            client.send({"done": True})
+            return
 
-    async def _fetch_files(self, op: requests.FetchFiles, client: Connection) -> None:
         async def header(fields: dict[str, Any]) -> None:
             client.send(fields)
             await client.drain()
@@ -406,14 +252,8 @@ class Dispatcher:
             client.send_frame(STDOUT, chunk)
             await client.drain()
 
-        client.send({**await self._jobs.fetch_files(op, self._owner, FileSink(header, data)), "done": True})
-
-    async def _list_events(self, op: requests.ListEvents, client: Connection) -> None:
-        async with contextlib.aclosing(self._reports.events(op, self._owner)) as events:
-            async for event in events:
-                client.send(event)
-                await client.drain()
-        client.send({"done": True})
+        sink = FileSink(header, data) if isinstance(op, requests.FetchFiles) else _SocketOutput(client)
+        client.send({**await bound.call(op, self._owner, sink), "done": True})
 
 
 class _SocketOutput:
@@ -448,8 +288,7 @@ class NodeMemoryDispatcher:
     """Answers programs on other nodes, which ask through their agent: about the memory pool of `owner` alone."""
 
     def __init__(self, memory: MemoryService, owner: str) -> None:
-        self._answers = _memory_table(memory)
-        self._memory = memory
+        self._endpoints = EndpointTable([memory]).by_request
         self._caller = Caller(owner)
 
     async def serve(self, node: str, body: bytes) -> bytes:
@@ -460,10 +299,9 @@ class NodeMemoryDispatcher:
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
                 return encode_answer({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
-            if isinstance(op, requests.AllocateBlock):
-                return encode_answer(await self._memory.allocate(op, self._caller, node))
-            if type(op) not in self._answers:
+            if (bound := self._endpoints.get(type(op))) is None:
                 raise Refused("from another node only the memory pool can be asked for")
-            return encode_answer(await self._answers[type(op)](op, self._caller))
+            home = (node,) if isinstance(op, requests.AllocateBlock) else ()
+            return encode_answer(await bound.call(op, self._caller, *home))
         except GridError as error:
             return encode_answer({"error": error_view(error)})

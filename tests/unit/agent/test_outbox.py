@@ -97,3 +97,14 @@ def test_a_step_of_a_move_is_kept_until_it_is_acknowledged_and_repeated_under_it
     sent.outbox.forget_move("move-1")
     assert sent.outbox.is_empty
     assert sent.outbox.acknowledged(2) is None
+
+
+def test_a_delayed_end_is_kept_at_once_and_sent_later_unless_it_was_acknowledged_meanwhile() -> None:
+    sent = Sent()
+    sent.outbox.ended("a.1", 7, DONE, delay_ms=500)
+    sent.outbox.ended("b.1", 7, DONE, delay_ms=500)
+    assert (sent.reports, sent.outbox.unacknowledged_ends()) == ([], ["a.1", "b.1"])
+    sent.outbox.acknowledged(2)
+    assert [ms for ms, _ in sent.later] == [500, 500]
+    sent.pass_time()
+    assert sent.reports == [AttemptEndedReport(1, "a.1", 7, DONE)]

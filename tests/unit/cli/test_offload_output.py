@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.cli.offload_output import auto_lines, move_lines, move_text, moves_table, scan_parts
-from distributed_grid.cli.offload_view import OffloadPicture, changed_lines
+from distributed_grid.cli.offload_output import (
+    OffloadPicture,
+    auto_lines,
+    changed_lines,
+    move_lines,
+    move_text,
+    moves_table,
+    scan_parts,
+)
 
 Row = dict[str, Any]
 

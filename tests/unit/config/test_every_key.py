@@ -746,7 +746,7 @@ SHOWN_BY = {
         f"{E2E}/test_predict.py::test_the_predictor_is_trained_as_often_as_the_config_says"
     ),
     "alerts.command": f"{E2E}/test_metrics.py::test_an_alert_reaches_its_command_and_the_log",
-    "alerts.webhook": "tests/unit/monitoring/test_alert_delivery.py::test_a_webhook_is_called_with_the_alert",
+    "alerts.webhook": "tests/unit/monitoring/test_alerts.py::test_a_webhook_is_called_with_the_alert",
     "max_files_gb": f"{E2E}/test_files_limit.py::test_files_above_the_limit_pause_a_job_and_then_end_it",
     "max_output_gb": f"{E2E}/test_output_limit.py::test_a_flood_is_kept_to_its_limit_and_its_newest_lines_are_shown",
     "server.tls": "tests/unit/config/test_sections.py::test_connections_without_tls_are_refused",

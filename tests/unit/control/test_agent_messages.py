@@ -35,8 +35,8 @@ def test_every_order_names_the_original_and_only_what_its_step_needs() -> None:
 
 def test_an_agent_is_ordered_what_the_ledger_calls_for_on_its_node() -> None:
     found = ledger(state=MoveState.RESERVED)
-    assert [order.step for order in orders_to(found, "gpu1", 0)] == ["open"]
-    assert orders_to(found, "gpu2", 0) == []
+    assert [order.step for order in orders_to(found, "gpu1")] == ["open"]
+    assert orders_to(found, "gpu2") == []
 
 
 def test_a_move_that_is_not_known_is_to_be_forgotten() -> None:

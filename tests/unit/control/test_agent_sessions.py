@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agent_sessions import MAX_RESENT, RESEND_MS
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared, TimePassed
 from distributed_grid.domain.jobs import Ending, Outcome
@@ -24,6 +23,7 @@ from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor.dispatch import REPORT_BURST
+from distributed_grid.reactor.effects import AttemptEffect
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from distributed_grid.scheduling.queue.reasons import why_not_lent
 from distributed_grid.wire import (
@@ -98,7 +98,8 @@ CLOCK = Clock()
 def with_a_grid(story: Story, store: InMemoryStore | None = None) -> None:
     async def run() -> None:
         gateway = AgentGateway()
-        grid = Grid(store or InMemoryStore(), CLOCK, EffectRouter(gateway.perform))
+        grid = Grid(store or InMemoryStore(), CLOCK)
+        grid.perform_with({AttemptEffect: gateway.perform})
         await grid.start()
         gateway.start(grid)
         try:

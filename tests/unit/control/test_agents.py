@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from distributed_grid import wire
 from distributed_grid.control.agent_sessions import MAX_WAITING_REPORTS, NodeRegistry
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import ClocksConfirmed, NodeDeclared, ReassessmentRequested, TimePassed
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.states import JobState, NodeState
+from distributed_grid.domain.states import JobState, NodeState, WorkerState
+from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.reactor.effects import AttemptEffect
 from tests.support.builders import a_capacity, a_node, a_request, a_submission
 from tests.unit.control.test_grid import ShakyStore
 
@@ -81,7 +82,8 @@ class World:
 
     def __init__(self) -> None:
         self.store, self.clock, self.gateway = ShakyStore(), Clock(), AgentGateway()
-        self.grid = Grid(self.store, self.clock, EffectRouter(self.gateway.perform))
+        self.grid = Grid(self.store, self.clock)
+        self.grid.perform_with({AttemptEffect: self.gateway.perform})
         self.ash, self.elm = FarAgent(self.gateway, "ash"), FarAgent(self.gateway, "elm")
 
     async def open(self) -> None:
@@ -339,5 +341,24 @@ def test_other_rules_of_the_owner_reach_agents_that_are_connected_already() -> N
         world.gateway.send_owner_rules()
         assert [one.owner for one in world.ash.all(wire.Welcome)][-1] is None
         assert not world.ash.closed
+
+    play(story)
+
+
+def test_a_machine_that_says_it_ends_gets_nothing_of_what_its_next_report_frees() -> None:
+    async def story(world: World) -> None:
+        resources = WorkerResources(4000, 4 << 30)
+        joined = Worker("ash", "slurm", "cpu", resources, 0, state=WorkerState.JOINED)
+        world.grid.ledger.apply([joined])
+        job = await world.job_on(world.ash, "job")
+        await world.grid.handle(a_submission(a_request("next", cores=4, require=("ash",))))
+        world.ash.started(job)
+        await world.gateway.settled()
+        end = wire.AnnouncedEnd("SIGTERM: the time of this machine is over", 20_000)
+        world.ash.say(wire.Heartbeat("ash", Usage(), 2, end=end))
+        world.ash.ended(job)  # taken in together with it
+        await world.gateway.settled()
+        assert world.state("job") is None, "it is over"
+        assert world.state("next") is JobState.QUEUED
 
     play(story)

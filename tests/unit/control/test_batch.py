@@ -29,6 +29,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, IllegalStep, NotFound, Refused
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import OrderMoveStep, ShipFiles, StartAttempt, pending
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
 from tests.unit.reactor.offloading.move_builders import a_process_move
@@ -63,9 +64,9 @@ def test_a_refusal_is_the_answer_of_its_entry_and_stops_no_other() -> None:
 def test_what_a_batch_calls_for_is_known_once_it_is_decided() -> None:
     settled = Settled()
     batch = settled.settler.decide([Entry(a_submission(a_request("job", cores=1)))], NOW)
-    effects = settled.settler.effects(batch)
-    assert [effect.job.uid for effect in effects.attempts] == ["job"]
-    assert (effects.engine, effects.memory) == ([], [])
+    (effect,) = pending(settled.settler.ledger, batch.now, batch.changes)
+    assert isinstance(effect, StartAttempt)
+    assert effect.job.uid == "job"
 
 
 def test_a_sign_of_life_alone_need_not_be_stored_and_a_question_sees_what_came_before_it() -> None:
@@ -165,8 +166,8 @@ def test_a_move_is_an_effect_at_once_and_is_recalled_when_it_is_over() -> None:
     names = ("gpu1", "gpu2")
     settled.settle(*(NodeDeclared(a_node(name)) for name in names), *(HeartbeatReceived(one, Usage()) for one in names))
     batch = settled.settler.decide([Entry(MoveRequested(a_process_move()))], NOW)
-    assert [type(one).__name__ for one in settled.settler.effects(batch).moves] == ["OrderMoveStep", "ShipFiles"]
-    assert [len(one.moves) for one in settled.settler.effects(batch).each()] == [1, 1]
+    effects = pending(settled.settler.ledger, batch.now, batch.changes)
+    assert [type(effect) for effect in effects] == [OrderMoveStep, ShipFiles]
     settled.settle(MoveRequested(a_process_move()), MoveCancelled("move-1", "ada"))
     (again,) = settled.settle(MoveRequested(a_process_move()))
     assert (again.answer.move.end, again.answer.move.problem) == (MoveEnd.CANCELLED, "cancelled by ada")

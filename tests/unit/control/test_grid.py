@@ -13,7 +13,6 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.control.batch import EffectRouter, Effects
 from distributed_grid.control.grid import KEEP_HISTORY_MS, STEP_SECONDS, Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -30,7 +29,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed, StoreRefused
 from distributed_grid.ports import Batch, EventRow, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.reactor.effects import Effect, StartAttempt
+from distributed_grid.reactor.effects import AttemptEffect, Effect, StartAttempt
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
 from tests.support.small_disks import SmallDisk, small_disk
@@ -75,7 +74,8 @@ class Ticking:
 
 async def a_grid(store: Store, performed: list[Effect] | None = None) -> Grid:
     """A grid with one node of four cores."""
-    grid = Grid(store, Ticking(), EffectRouter((performed if performed is not None else []).extend))
+    grid = Grid(store, Ticking())
+    grid.perform_with({AttemptEffect: (performed if performed is not None else []).append})
     await grid.start()
     await grid.handle(NodeDeclared(a_node("here", cores=4)))
     await grid.handle(HeartbeatReceived("here", Usage()))
@@ -268,29 +268,29 @@ def test_a_new_owner_goes_on_where_the_last_one_was() -> None:
     run(story)
 
 
-class FailingSink:
-    """Performs what it is given, but for one job, of which it knows nothing but a bug."""
+class FailingPerformer:
+    """Performs effects on attempts, and raises a bug for those of one job."""
 
     def __init__(self, poison: str) -> None:
         self.poison = poison
         self.performed: list[str] = []
 
-    def perform(self, effects: Effects) -> None:
-        for effect in effects.attempts:
-            if effect.job.uid == self.poison:
-                raise ZeroDivisionError(self.poison)
-            self.performed.append(effect.job.uid)
+    def perform(self, effect: AttemptEffect) -> None:
+        if effect.job.uid == self.poison:
+            raise ZeroDivisionError(self.poison)
+        self.performed.append(effect.job.uid)
 
 
 def test_an_effect_that_fails_keeps_no_other_from_being_performed_and_nobody_from_being_answered() -> None:
     async def story() -> None:
-        sink = FailingSink("bad")
-        grid = Grid(ShakyStore(), Ticking(), sink)
+        performer = FailingPerformer("bad")
+        grid = Grid(ShakyStore(), Ticking())
+        grid.perform_with({AttemptEffect: performer.perform})
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))
         await grid.handle_all(a_submission(a_request(uid, cores=0.1)) for uid in ("first", "bad", "last"))
-        assert sink.performed == ["first", "last"]
+        assert performer.performed == ["first", "last"]
         assert await leases_of(grid) == {"first.1", "bad.1", "last.1"}
         await grid.stop()
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.memory.protocol.authentication import FILL, read_claims
+from distributed_grid.reactor.effects import MemoryEffect
 from distributed_grid.wire import (
     MAX_IDS,
     CopiesFreedReport,
@@ -65,7 +65,8 @@ def in_a_pool(story: Any) -> None:
     async def run() -> None:
         agents = {"ash": Agent("ash"), "birch": Agent("birch")}
         lending = MemoryGateway(agents)
-        grid = Grid(InMemoryStore(), Clock(), EffectRouter(memory=lending.perform))
+        grid = Grid(InMemoryStore(), Clock())
+        grid.perform_with({MemoryEffect: lending.perform})
         await grid.start()
         lending.start(grid, lambda node: (b"certificate", b"key"))
         try:

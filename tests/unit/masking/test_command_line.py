@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.masking.command_line import mask_secrets, mask_text, shown_command
-from distributed_grid.masking.secret_names import MASK
+from distributed_grid.masking.secret_patterns import MASK
 
 SECRET = "xK9" + "vQ2mT7pLs4WzR8bN1"  # put together, so that nobody takes it for a real one
 WORD = "hunter" + "two"  # a secret that does not look random

@@ -20,7 +20,7 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import StoreFailed
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import Batch
-from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
+from distributed_grid.scheduling.pressure.scan import automatic_leases
 from distributed_grid.server.daemon import rebalance_forever, rebalance_once
 from tests.support.builders import GB, a_node
 from tests.unit.monitoring.watched_grid import ManualClock

@@ -17,8 +17,7 @@ from distributed_grid.prediction.task_predictor import (
     UsageEstimate,
     with_margin,
 )
-from distributed_grid.prediction.task_runs import RunSummary, TaskRun
-from distributed_grid.prediction.tiers import Tier, TierSettings
+from distributed_grid.prediction.task_runs import RunSummary, TaskRun, Tier, TierSettings
 
 MB = 1 << 20
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.prediction.task_runs import MAX_QUANTITY, TYPICAL_VALUES, RunSummary, TaskRun
+from distributed_grid.domain.jobs import MAX_RERUNS
+from distributed_grid.domain.resources import MAX_AMOUNT
+from distributed_grid.prediction.task_runs import (
+    MAX_QUANTITY,
+    MIN_LIMIT_BYTES,
+    TYPICAL_VALUES,
+    Coverage,
+    MemoryPrediction,
+    RunSummary,
+    TaskRun,
+    Tier,
+    limits_of,
+    rounded_limit,
+)
 
 quantities = st.integers(0, MAX_QUANTITY)
 
@@ -45,3 +60,61 @@ def test_many_runs_leave_so_many_values_with_the_largest() -> None:
 def test_runs_that_were_cut_short_are_not_counted() -> None:
     assert RunSummary().plus([a_run(5, 5, is_lower_bound=True)]) == RunSummary()
     assert RunSummary().plus([a_run(0, 5)]).count == 0
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
+def test_confidence_comes_to_the_true_share(share: float) -> None:
+    dice = random.Random(3)
+    seen = []
+    coverage = Coverage()
+    for _ in range(3000):
+        coverage.add(dice.random() < share)
+        seen.append(coverage.confidence)
+    assert sum(seen[500:]) / len(seen[500:]) == pytest.approx(share, abs=0.03)
+
+
+def test_nothing_measured_and_little_measured_is_no_certainty() -> None:
+    coverage = Coverage()
+    assert (coverage.total, coverage.confidence) == (0, 0.5)
+    coverage.add(True)
+    assert coverage.confidence < 0.7
+    coverage.add(True)
+    assert 0.7 < coverage.confidence < 0.8
+
+
+def test_what_changes_is_noticed_within_fifty_runs() -> None:
+    coverage = Coverage()
+    for _ in range(500):
+        coverage.add(True)
+    for _ in range(30):
+        coverage.add(False)
+    assert coverage.confidence < 0.7
+
+
+@given(st.lists(st.booleans(), max_size=300))
+def test_confidence_is_a_share_whatever_comes(results: list[bool]) -> None:
+    coverage = Coverage()
+    for covered in results:
+        coverage.add(covered)
+    assert 0 < coverage.confidence < 1
+    assert 0 <= coverage.total <= 50.0001
+
+
+MB = 1 << 20
+
+
+def test_limits_grow_and_are_four_whatever_the_predictor_says() -> None:
+    for following in ((), (200 * MB,), (50 * MB, 100 * MB, 100 * MB), tuple(range(MB, 9 * MB, MB))):
+        limits = limits_of(MemoryPrediction(100 * MB, following, None, Tier.STATISTICS, 0.8, 9))
+        assert len(limits) == 1 + MAX_RERUNS
+        assert list(limits) == sorted(set(limits))
+        assert limits[-1] >= 10 * limits[0]
+    assert limits_of(MemoryPrediction(MAX_AMOUNT, (), None, Tier.ML, 0.8, 9)) == (MAX_AMOUNT,)
+
+
+@pytest.mark.parametrize("size", [1, MIN_LIMIT_BYTES, 100 * MB + 1, 1023 * MB, 1 << 40, MAX_AMOUNT, MAX_AMOUNT + 1])
+def test_a_limit_is_rounded_up_by_less_than_a_hundredth(size: int) -> None:
+    rounded = rounded_limit(size)
+    most = size + size // 128
+    assert min(max(size, MIN_LIMIT_BYTES), MAX_AMOUNT) <= rounded <= min(max(most, MIN_LIMIT_BYTES), MAX_AMOUNT)
+    assert rounded_limit(rounded) == rounded

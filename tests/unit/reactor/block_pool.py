@@ -6,8 +6,7 @@ from typing import Any
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.events import BlockAsked, CopiesFreed, MemoryServed
-from distributed_grid.reactor import pending_memory
-from distributed_grid.reactor.effects import FreeCopies
+from distributed_grid.reactor.effects import FreeCopies, memory_effects
 from tests.support.builders import GB, Scenario, a_node
 
 HOUR = 3_600_000
@@ -32,7 +31,7 @@ def ask(scenario: Scenario, name: str = "b1", gb: int = 2, *, copies: int = 1, u
 
 
 def effects(scenario: Scenario, kind: type) -> list:
-    return [effect for effect in pending_memory(scenario.ledger) if isinstance(effect, kind)]
+    return [effect for effect in memory_effects(scenario.ledger) if isinstance(effect, kind)]
 
 
 def freed(scenario: Scenario) -> None:

@@ -19,8 +19,8 @@ from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import pending, step
-from distributed_grid.reactor.effects import StartAttempt, StopAttempt
+from distributed_grid.reactor import step
+from distributed_grid.reactor.effects import StartAttempt, StopAttempt, attempt_effects
 from tests.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 from tests.support.scaling import MIDDAY_MS
@@ -296,7 +296,7 @@ class World(LedgerWatch):
 
     def work(self, every: int, stops: bool = True) -> None:
         """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
-        for effect in pending(self.ledger)[:: every + 1]:
+        for effect in attempt_effects(self.ledger)[:: every + 1]:
             attempt = effect.job.attempt
             assert attempt is not None
             if isinstance(effect, StartAttempt):
@@ -361,7 +361,7 @@ class World(LedgerWatch):
             self.handle(events.NodeDeclared(replace(a_node(worker.id, cores=4, hold_s=60), joined=True)))
             self.handle(events.HeartbeatReceived(worker.id, USAGES[0]))
         else:
-            self.handle(events.OutputsBroughtHome(worker.id, wall_ms))
+            self.handle(events.OutputsCollected(worker.id, wall_ms))
 
     def take_away(self, which: int, ends_in_ms: int | None, withdrawn: bool) -> None:
         """The agent of a worker says that its machine ends, and time is compared with what was announced."""

@@ -14,8 +14,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.states import LeaseState
-from distributed_grid.reactor import pending_memory
-from distributed_grid.reactor.effects import MakeCopy, ServeMemory
+from distributed_grid.reactor.effects import MakeCopy, ServeMemory, memory_effects
 from tests.support.builders import GB, Scenario, a_node
 from tests.unit.reactor.block_pool import a_pool, ask, effects, freed, served
 
@@ -32,7 +31,7 @@ def test_a_node_whose_memory_nobody_has_used_yet_is_asked_to_serve_it():
     assert effects(scenario, ServeMemory) == [ServeMemory("gpu1")]
     served(scenario, "gpu1")
     assert scenario.ledger.blocks["b1"].places[0].incarnation == "gpu1-life1"
-    assert not pending_memory(scenario.ledger)
+    assert not memory_effects(scenario.ledger)
 
 
 def test_a_node_whose_memory_cannot_be_served_loses_what_was_to_be_there():

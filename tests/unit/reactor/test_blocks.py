@@ -7,7 +7,7 @@ import pytest
 from distributed_grid.domain.events import BlockNamed, BlockReleased, BlocksRenewed, LeaseReleased
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor import pending_memory
+from distributed_grid.reactor.effects import memory_effects
 from tests.support.builders import GB, a_request
 from tests.unit.reactor.block_pool import HOUR, a_pool, ask, freed
 
@@ -20,7 +20,7 @@ def test_a_block_is_a_memory_lease_of_the_node_that_lends_it():
     assert (place.node, place.incarnation) == ("gpu2", "gpu2-life1")
     assert (lease.node, lease.claim.memory_bytes, lease.state) == ("gpu2", 2 * GB, LeaseState.ACTIVE)
     assert lease.ends_at_ms == block.ends_at_ms
-    assert not pending_memory(scenario.ledger)
+    assert not memory_effects(scenario.ledger)
 
 
 def test_the_same_block_asked_for_twice_is_one_block():

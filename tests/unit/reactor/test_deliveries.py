@@ -18,7 +18,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.errors import Conflict
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import pending_deliveries
+from distributed_grid.reactor.effects import delivery_effects
 from tests.support.builders import Scenario, a_command, a_node, a_request, an_exit
 
 ORDER = FetchOrder(("out/**",), "/data/ana/work")
@@ -45,17 +45,17 @@ def delivery_in(stepped: StepResult) -> Delivery:
 
 def test_a_delivery_begins_with_the_end_of_its_job() -> None:
     scenario = submitted()
-    assert pending_deliveries(scenario.ledger) == []
+    assert delivery_effects(scenario.ledger) == []
     scenario.start("j1")
     scenario.end("j1", an_exit())
-    (effect,) = pending_deliveries(scenario.ledger)
+    (effect,) = delivery_effects(scenario.ledger)
     delivery = effect.delivery
     assert (delivery.job, delivery.job_id, delivery.node, delivery.order) == ("j1", "job", "n1", ORDER)
     assert "j1" not in scenario.ledger.jobs
 
 
 def test_a_job_without_wanted_files_has_no_delivery() -> None:
-    assert pending_deliveries(ended(None).ledger) == []
+    assert delivery_effects(ended(None).ledger) == []
 
 
 def test_a_cancelled_job_in_the_queue_has_a_delivery_that_names_no_node() -> None:
@@ -70,7 +70,7 @@ def test_delivered_files_end_the_delivery_once() -> None:
     stepped = scenario.handle(FilesDelivered("j1", FILES))
     assert (delivery_in(stepped).end, delivery_in(stepped).delivered) == (DeliveryEnd.DELIVERED, FILES)
     assert [record.type for record in stepped.records] == ["files-delivered"]
-    assert pending_deliveries(scenario.ledger) == []
+    assert delivery_effects(scenario.ledger) == []
     again = scenario.handle(FilesDelivered("j1", FILES))
     assert (again.changes, again.records) == ([], [])
 
@@ -79,7 +79,7 @@ def test_a_delay_is_noted_once_per_reason_and_the_delivery_stays_pending() -> No
     scenario = ended()
     assert delivery_in(scenario.handle(FilesDelayed("j1", "n1 is not connected"))).problem == "n1 is not connected"
     assert scenario.handle(FilesDelayed("j1", "n1 is not connected")).changes == []
-    assert len(pending_deliveries(scenario.ledger)) == 1
+    assert len(delivery_effects(scenario.ledger)) == 1
     assert delivery_in(scenario.handle(FilesDelivered("j1", FILES))).problem == ""
 
 
@@ -95,7 +95,7 @@ def test_a_fetch_by_hand_is_recorded_and_does_not_end_an_ordered_delivery() -> N
     assert delivery_in(ended(None).handle(fetched)).end is DeliveryEnd.DELIVERED
     scenario = ended()
     assert scenario.handle(fetched).changes == []
-    assert len(pending_deliveries(scenario.ledger)) == 1
+    assert len(delivery_effects(scenario.ledger)) == 1
 
 
 def test_the_same_request_with_other_files_is_refused() -> None:

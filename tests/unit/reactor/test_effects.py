@@ -30,12 +30,10 @@ from distributed_grid.reactor.effects import (
     ServeMemory,
     StartAttempt,
     StopAttempt,
+    attempt_effects,
+    memory_effects,
     overdue,
     overdue_memory,
-    pending,
-    pending_for,
-    pending_memory,
-    pending_memory_for,
 )
 from tests.support.builders import GB, Scenario, a_node, a_request, a_submission
 from tests.support.offload_looks import Looks, apart, degraded_grid, pauses
@@ -44,7 +42,7 @@ from tests.support.offload_looks import Looks, apart, degraded_grid, pauses
 def test_low_work_of_a_degraded_node_is_paused_again_and_again_and_goes_on_afterwards():
     grid = degraded_grid()
     grid.looks(2, ash=900)
-    assert pauses([*pending(grid.ledger, "ash")]) == {"r1": True}
+    assert pauses([*attempt_effects(grid.ledger, node="ash")]) == {"r1": True}
     assert pauses([*overdue(grid.ledger, "ash", grid.now)]) == {"r1": True}  # ordered again with heartbeats
     attempt = grid.job("r1").attempt
     assert attempt is not None
@@ -55,8 +53,8 @@ def test_low_work_of_a_degraded_node_is_paused_again_and_again_and_goes_on_after
     grid.advance(60)
     readings = (PressureReading("ash", 500, 500, 500),)
     stepped = grid.handle(OffloadEvaluated(readings, grid.rules, grid.offload))
-    assert pauses([*pending_for(grid.ledger, stepped.changes)]) == {"r1": False}
-    assert pauses([*pending(grid.ledger)]) == {}
+    assert pauses([*attempt_effects(grid.ledger, stepped.changes)]) == {"r1": False}
+    assert pauses([*attempt_effects(grid.ledger)]) == {}
 
 
 def test_what_begins_on_a_degraded_node_stands_still_at_once():
@@ -67,7 +65,7 @@ def test_what_begins_on_a_degraded_node_stands_still_at_once():
     attempt = grid.job("r2").attempt
     assert attempt is not None
     stepped = grid.handle(AttemptStarted("r2", attempt.number, attempt.fence, 8))
-    assert pauses([*pending_for(grid.ledger, stepped.changes)]) == {"r2": True}
+    assert pauses([*attempt_effects(grid.ledger, stepped.changes)]) == {"r2": True}
 
 
 NODES = ("gpu1", "gpu2")
@@ -105,15 +103,17 @@ def act(scenario: Scenario, what: str, number: int) -> list[Row]:
 def test_whatever_begins_to_be_pending_was_called_for_by_the_rows_that_changed(script):
     scenario = Scenario(*(a_node(name, cores=2) for name in NODES))
     for what, number in script:
-        before = pending(scenario.ledger)
+        before = attempt_effects(scenario.ledger)
         changed: list[Row] = []
         with contextlib.suppress(GridError):
             changed = act(scenario, what, number)
-        after = pending(scenario.ledger)
-        called_for = pending_for(scenario.ledger, changed)
+        after = attempt_effects(scenario.ledger)
+        called_for = attempt_effects(scenario.ledger, changed)
         assert all(effect in after for effect in called_for)
         assert all(effect in before or effect in called_for for effect in after)
-        assert sorted(map(repr, after)) == sorted(repr(one) for node in NODES for one in pending(scenario.ledger, node))
+        assert sorted(map(repr, after)) == sorted(
+            repr(one) for node in NODES for one in attempt_effects(scenario.ledger, node=node)
+        )
     scenario.ledger.check()
 
 
@@ -124,7 +124,7 @@ def test_a_restart_of_the_control_plane_calls_for_the_same(script):
         with contextlib.suppress(GridError):
             act(scenario, what, number)
     again = Ledger(scenario.ledger.rows(durable_only=True))
-    assert sorted(map(repr, pending(again))) == sorted(map(repr, pending(scenario.ledger)))
+    assert sorted(map(repr, attempt_effects(again))) == sorted(map(repr, attempt_effects(scenario.ledger)))
 
 
 def test_an_order_that_was_called_for_before_a_moment_and_not_reported_is_overdue():
@@ -144,12 +144,12 @@ def test_an_order_that_was_called_for_before_a_moment_and_not_reported_is_overdu
 def test_the_memory_of_a_node_is_served_before_anything_else_is_done_with_it():
     scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
     scenario.handle(BlockAsked("b1", "ada", GB, 3_600_000, prefer="gpu1"))
-    assert pending_memory(scenario.ledger) == [ServeMemory("gpu1")]
-    assert pending_memory(scenario.ledger, "gpu2") == overdue_memory(scenario.ledger, "gpu2") == []
+    assert memory_effects(scenario.ledger) == [ServeMemory("gpu1")]
+    assert memory_effects(scenario.ledger, node="gpu2") == overdue_memory(scenario.ledger, "gpu2") == []
     assert overdue_memory(scenario.ledger, "gpu1") == [ServeMemory("gpu1")]
     scenario.handle(MemoryServed(MemoryServerRow("gpu1", "10.0.0.1", 7000, incarnation="life1", key_bytes=b"k" * 32)))
-    assert pending_memory(scenario.ledger) == overdue_memory(scenario.ledger, "gpu1") == []
+    assert memory_effects(scenario.ledger) == overdue_memory(scenario.ledger, "gpu1") == []
     result = scenario.handle(BlockReleased("b1", "ada"))
     freed = FreeCopies("gpu1", ("b1:1",))
-    assert pending_memory(scenario.ledger) == pending_memory_for(scenario.ledger, result.changes) == [freed]
+    assert memory_effects(scenario.ledger) == memory_effects(scenario.ledger, result.changes) == [freed]
     assert overdue_memory(scenario.ledger, "gpu1") == [freed]

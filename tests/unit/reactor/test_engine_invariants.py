@@ -23,8 +23,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import pending_bindings
-from distributed_grid.reactor.effects import BindLease, SetGroupTerm
+from distributed_grid.reactor.effects import BindLease, SetGroupTerm, engine_effects
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 NODES = ("gpu1", "gpu2")
@@ -88,7 +87,7 @@ class Scene:
 
     def perform(self, *, answer: bool = True, backwards: bool = False) -> None:
         """Do what is called for; without an answer the control plane died before it heard what became of it."""
-        effects = [] if self.engine.away else pending_bindings(self.scenario.ledger)
+        effects = [] if self.engine.away else engine_effects(self.scenario.ledger)
         for effect in reversed(effects) if backwards else effects:
             binding = effect.binding
             if isinstance(effect, BindLease):

@@ -24,8 +24,14 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import Refused
-from distributed_grid.reactor import pending, pending_bindings, pending_bindings_for
-from distributed_grid.reactor.effects import BindLease, FreeBinding, SetGroupTerm, StartAttempt
+from distributed_grid.reactor.effects import (
+    BindLease,
+    FreeBinding,
+    SetGroupTerm,
+    StartAttempt,
+    attempt_effects,
+    engine_effects,
+)
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 WANTED = EngineRegistered("ray", SSH, "10.0.0.1:6379", nodes=("gpu1", "gpu2"))
@@ -107,10 +113,10 @@ def test_a_lease_is_active_only_when_the_engine_has_its_group():
     binding = only_binding(scenario)
     assert (lease.state, lease.engine) == (LeaseState.RESERVING, "ray")
     assert (binding.place, binding.group) == ("n1", f"grid-boost-r1-{lease.fence}")
-    assert pending_bindings(scenario.ledger) == [BindLease(binding, lease)]
+    assert engine_effects(scenario.ledger) == [BindLease(binding, lease)]
     scenario.handle(GroupBound(binding.key))
     assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
-    assert pending_bindings(scenario.ledger) == []
+    assert engine_effects(scenario.ledger) == []
     scenario.ledger.check()
 
 
@@ -129,7 +135,7 @@ def test_what_is_released_is_freed_and_forgotten_only_then():
     scenario = with_ray()
     binding = bound(scenario, a_request("r1"))
     scenario.release("r1")
-    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
+    assert engine_effects(scenario.ledger) == [FreeBinding(binding)]
     scenario.handle(GroupFreed(binding.key))
     assert not scenario.ledger.bindings
     scenario.handle(GroupFreed(binding.key))
@@ -142,7 +148,7 @@ def test_a_lease_that_ends_while_it_is_being_bound_is_freed():
     binding = only_binding(scenario)
     scenario.release("r1")
     scenario.handle(GroupBound(binding.key))
-    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
+    assert engine_effects(scenario.ledger) == [FreeBinding(binding)]
 
 
 def test_every_change_of_an_end_is_called_for_until_the_engine_knows_it():
@@ -151,17 +157,17 @@ def test_every_change_of_an_end_is_called_for_until_the_engine_knows_it():
     binding = only_binding(scenario)
     first = scenario.ledger.leases["r1"].ends_at_ms
     scenario.handle(GroupBound(binding.key, first))
-    assert pending_bindings(scenario.ledger) == []
+    assert engine_effects(scenario.ledger) == []
     told = scenario.handle(LeaseExtended("r1", "ada", 30_000, "e1"))
     lease = scenario.ledger.leases["r1"]
     called_for = [SetGroupTerm(only_binding(scenario), lease)]
-    assert pending_bindings_for(scenario.ledger, told.changes) == pending_bindings(scenario.ledger) == called_for
+    assert engine_effects(scenario.ledger, told.changes) == engine_effects(scenario.ledger) == called_for
     scenario.handle(GroupTermSet(binding.key, first))  # of what was sent before
-    assert pending_bindings(scenario.ledger) == called_for
+    assert engine_effects(scenario.ledger) == called_for
     scenario.handle(GroupTermSet(binding.key, lease.ends_at_ms))
     scenario.handle(GroupTermSet(binding.key, first))  # late
     scenario.handle(GroupTermSet("gone-1", 1))
-    assert pending_bindings(scenario.ledger) == []
+    assert engine_effects(scenario.ledger) == []
     scenario.ledger.check()
 
 
@@ -170,20 +176,20 @@ def test_a_lease_that_was_extended_while_it_was_being_bound_is_not_forgotten():
     first = scenario.ask(a_request("r1", duration_s=60)).ends_at_ms
     scenario.handle(LeaseExtended("r1", "ada", 30_000, "e1"))
     scenario.handle(GroupBound(only_binding(scenario).key, first))
-    assert pending_bindings(scenario.ledger) == [SetGroupTerm(only_binding(scenario), scenario.ledger.leases["r1"])]
+    assert engine_effects(scenario.ledger) == [SetGroupTerm(only_binding(scenario), scenario.ledger.leases["r1"])]
 
 
 def test_a_command_starts_only_under_a_reservation():
     scenario = with_ray()
     scenario.submit(a_request("j1"))
-    assert pending(scenario.ledger) == []
+    assert attempt_effects(scenario.ledger) == []
     scenario.handle(GroupBound(only_binding(scenario).key))
-    (start,) = pending(scenario.ledger)
+    (start,) = attempt_effects(scenario.ledger)
     assert isinstance(start, StartAttempt)
     scenario.start("j1")
     binding = only_binding(scenario)
     scenario.end("j1")
-    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
+    assert engine_effects(scenario.ledger) == [FreeBinding(binding)]
 
 
 def test_a_command_whose_place_is_refused_looks_for_another():
@@ -192,7 +198,7 @@ def test_a_command_whose_place_is_refused_looks_for_another():
     assert scenario.lease_of("j1").node == "gpu1"
     scenario.handle(GroupRefused(only_binding(scenario).key, "no room"))
     assert (scenario.lease_of("j1").node, scenario.job("j1").state) == ("gpu2", JobState.ASSIGNED)
-    assert len(pending(scenario.ledger)) == 1  # gpu2 is no node of the engine
+    assert len(attempt_effects(scenario.ledger)) == 1  # gpu2 is no node of the engine
     scenario.ledger.check()
 
 
@@ -204,9 +210,9 @@ def test_a_group_that_vanished_is_made_again_under_a_new_fence():
     lease = scenario.ledger.leases["r1"]
     new = scenario.ledger.binding_of(lease)
     assert (lease.state, new.fence > old.fence, new.again) == (LeaseState.RESERVING, True, True)
-    assert pending_bindings(scenario.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
+    assert engine_effects(scenario.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
     scenario.handle(GroupFreed(old.key))
-    assert pending_bindings(scenario.ledger) == [BindLease(new, lease)]
+    assert engine_effects(scenario.ledger) == [BindLease(new, lease)]
     scenario.handle(GroupBound(new.key))
     assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
     scenario.ledger.check()
@@ -337,9 +343,9 @@ def test_who_makes_room_is_gone_before_the_urgent_lease_is_bound():
     scenario.advance(3600)
     scenario.handle(LeaseAsked(a_request("hot", priority="urgent")))
     hot = scenario.ledger.binding_of(scenario.ledger.leases["hot"])
-    assert pending_bindings(scenario.ledger) == []
+    assert engine_effects(scenario.ledger) == []
     scenario.end("low")
-    effects = pending_bindings(scenario.ledger)
+    effects = engine_effects(scenario.ledger)
     assert BindLease(hot, scenario.ledger.leases["hot"]) in effects
     assert FreeBinding(scenario.ledger.bindings[victim.key]) in effects
     scenario.handle(GroupBound(hot.key))

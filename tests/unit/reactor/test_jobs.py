@@ -31,10 +31,10 @@ from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor import JobAnswer, pending, pending_for, step
+from distributed_grid.reactor import JobAnswer, step
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import StartAttempt, StopAttempt
+from distributed_grid.reactor.effects import StartAttempt, StopAttempt, attempt_effects
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from tests.support.builders import GB, NOW, Scenario, a_command, a_node, a_request, a_submission, an_exit
 
@@ -51,7 +51,7 @@ def lease_end(stepped: StepResult) -> LeaseEnd | None:
 
 
 def effects(scenario: Scenario) -> list[tuple[str, str]]:
-    return [(type(effect).__name__, effect.job.uid) for effect in pending(scenario.ledger)]
+    return [(type(effect).__name__, effect.job.uid) for effect in attempt_effects(scenario.ledger)]
 
 
 def full(scenario: Scenario) -> Scenario:
@@ -76,13 +76,15 @@ def test_a_job_runs_from_queue_to_exit(new_scenario):
     assert (result.answer.job, result.answer.lease, result.answer.reasons) == (job, lease, ())
     assert (job.state, lease.state) == (JobState.ASSIGNED, LeaseState.RESERVING)
     assert (
-        pending(scenario.ledger) == pending_for(scenario.ledger, result.changes) == [StartAttempt("gpu1", job, lease)]
+        attempt_effects(scenario.ledger)
+        == attempt_effects(scenario.ledger, result.changes)
+        == [StartAttempt("gpu1", job, lease)]
     )
     scenario.now += 500
     running = scenario.start("j1", pid=77)
     assert (running.state, scenario.lease_of("j1").state) == (JobState.RUNNING, LeaseState.ACTIVE)
     assert (running.attempt.pid, running.attempt.started_at_ms) == (77, NOW + 500)
-    assert pending(scenario.ledger) == []
+    assert attempt_effects(scenario.ledger) == []
     ended = scenario.end("j1", an_exit(0))
     job = over(ended)
     assert (job.outcome, job.ended_at_ms, lease_end(ended)) == (an_exit(0), NOW + 500, LeaseEnd.RELEASED)
@@ -96,7 +98,7 @@ def test_a_job_that_does_not_fit_waits_and_then_gets_its_attempt(new_scenario):
     result = scenario.handle(a_submission(a_request("j1")))
     assert result.answer.reasons == ("gpu1: 0 cores free, 1 core asked",)
     assert scenario.job("j1").state is JobState.QUEUED
-    assert pending(scenario.ledger) == []
+    assert attempt_effects(scenario.ledger) == []
     scenario.release("full")
     assert effects(scenario) == [("StartAttempt", "j1")]
 
@@ -277,8 +279,8 @@ def test_a_job_that_has_its_attempt_is_stopped_and_over_when_that_is_proven(new_
     result = scenario.cancel("j1")
     assert (scenario.job("j1").state, scenario.lease_of("j1").state) == (JobState.STOPPING, LeaseState.RELEASING)
     assert (
-        pending(scenario.ledger)
-        == pending_for(scenario.ledger, result.changes)
+        attempt_effects(scenario.ledger)
+        == attempt_effects(scenario.ledger, result.changes)
         == [StopAttempt("gpu1", scenario.job("j1"))]
     )
     job = over(scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15)))
@@ -447,7 +449,7 @@ def test_a_restart_finds_running_jobs_running_and_the_rest_to_do(new_scenario):
     scenario.cancel("stopping")
     again = new_scenario(ledger=Ledger(scenario.ledger.rows(durable_only=True)))
     again.handle(ControlPlaneStarted(2))
-    assert pending(again.ledger) == pending(scenario.ledger)
+    assert attempt_effects(again.ledger) == attempt_effects(scenario.ledger)
     assert effects(again) == [("StartAttempt", "assigned"), ("StopAttempt", "stopping")]
     assert over(again.end("running")).outcome.succeeded
 
@@ -569,7 +571,7 @@ def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(new_sc
     lease = scenario.ask(a_request("b1", cores=3, duration_s=60))
     scenario.submit(using("b1"))
     assert scenario.ledger.claims_on("gpu1").cpu_milli == 3000
-    (start,) = pending(scenario.ledger)
+    (start,) = attempt_effects(scenario.ledger)
     assert order_of(scenario.ledger, start).claim == lease.claim
 
 

@@ -15,7 +15,7 @@ from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.states import JobState
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import ResizeAttempt, most_held_bytes, overdue, pending, pending_for
+from distributed_grid.reactor.effects import ResizeAttempt, attempt_effects, most_held_bytes, overdue
 from tests.support.builders import GB, Scenario, a_command, a_node, a_request, an_exit
 
 OVER = Outcome(Ending.OVER_LIMIT, detail="over limit: used 16.0 GB of 16.0 GB")
@@ -156,13 +156,13 @@ def test_who_gave_way_to_an_owner_asks_for_as_much_as_it_had():
 def test_an_agent_is_told_the_size_of_a_lease_until_its_attempt_is_over():
     scenario = a_scenario()
     stepped = outgrow(scenario, 4)
-    (resize,) = pending_for(scenario.ledger, stepped.changes)
+    (resize,) = attempt_effects(scenario.ledger, stepped.changes)
     assert isinstance(resize, ResizeAttempt)
     assert resize.lease.claim.memory_bytes == 5 * GB
     assert most_held_bytes(scenario.ledger, resize.lease) == 16 * GB
-    assert pending(scenario.ledger, "n1") == overdue(scenario.ledger, "n1", 1) == [resize]
+    assert attempt_effects(scenario.ledger, node="n1") == overdue(scenario.ledger, "n1", 1) == [resize]
     scenario.end("j1")
-    assert pending(scenario.ledger, "n1") == []
+    assert attempt_effects(scenario.ledger, node="n1") == []
 
 
 def test_a_node_that_drains_lets_nothing_grow():

@@ -20,7 +20,7 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Refused
-from distributed_grid.reactor import pending
+from distributed_grid.reactor.effects import attempt_effects
 from tests.support.builders import Scenario, a_command, a_node, a_request
 
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)
@@ -42,7 +42,7 @@ def in_use(scenario: Scenario) -> float:
 
 
 def to_start(scenario: Scenario) -> set[str]:
-    return {effect.job.uid for effect in pending(scenario.ledger) if effect.job.state is JobState.ASSIGNED}
+    return {effect.job.uid for effect in attempt_effects(scenario.ledger) if effect.job.state is JobState.ASSIGNED}
 
 
 def test_a_plain_lease_is_taken_away_at_once_and_says_for_whom(new_scenario):

@@ -35,8 +35,9 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState, LeaseEnd, NodeState
-from distributed_grid.reactor import decide, pending
+from distributed_grid.reactor import decide
 from distributed_grid.reactor.dispatch import REPORT_BURST
+from distributed_grid.reactor.effects import attempt_effects
 from distributed_grid.reactor.jobs import CLOSED_MS, NOT_RUN_AGAIN
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
@@ -366,7 +367,7 @@ def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_
     far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
     far_scenario.submit(a_request("r1"))
     far_scenario.handle(AttemptsListed("gpu2", (), "boot-1"))
-    assert len(pending(far_scenario.ledger)) == 1
+    assert len(attempt_effects(far_scenario.ledger)) == 1
     far_scenario.handle(AttemptsListed("gpu2", (), "boot-2"))
     assert "r1" not in far_scenario.ledger.jobs
     far_scenario.submit(a_request("r2"))

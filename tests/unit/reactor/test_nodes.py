@@ -27,7 +27,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused
-from distributed_grid.reactor import pending
+from distributed_grid.reactor.effects import attempt_effects
 from distributed_grid.scheduling.queue.reasons import why_not_lent, why_not_now
 from tests.support.builders import Scenario, a_capacity, a_node, a_request, a_usage, caps, thresholds
 
@@ -123,7 +123,7 @@ def test_after_a_restart_nobody_was_heard_and_nothing_is_offered(new_scenario):
     scenario.submit(a_request("j1"))
     again = Ledger(scenario.ledger.rows(durable_only=True))
     assert again.observations == again.offers == {}
-    assert pending(again) == pending(scenario.ledger)
+    assert attempt_effects(again) == attempt_effects(scenario.ledger)
 
 
 def test_a_node_declared_larger_lends_more_at_once_also_to_those_who_wait(new_scenario):

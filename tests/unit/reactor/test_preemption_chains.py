@@ -12,8 +12,8 @@ from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState
-from distributed_grid.reactor import pending
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import attempt_effects
 from tests.support.builders import Scenario, a_node, a_request, a_submission
 
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)
@@ -51,7 +51,7 @@ class Contest:
 
     def agents_work(self) -> None:
         """Everything that is to start starts, everything that is to stop stops."""
-        while effects := pending(self.scenario.ledger):
+        while effects := attempt_effects(self.scenario.ledger):
             for effect in effects:
                 job = self.scenario.ledger.jobs.get(effect.job.uid)
                 if job is None or job.attempt is None:

@@ -23,8 +23,8 @@ from distributed_grid.domain.rebalancing import (
 )
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.reactor import Record
-from distributed_grid.scheduling.rebalancing.loans import total_of
-from distributed_grid.scheduling.rebalancing.pressure import RETRY_UNUSED
+from distributed_grid.scheduling.pressure.loans import total_of
+from distributed_grid.scheduling.pressure.scan import RETRY_UNUSED
 from tests.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, a_request, thresholds
 from tests.support.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules

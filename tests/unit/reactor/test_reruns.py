@@ -25,7 +25,7 @@ from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Conflict, Refused
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import StartAttempt, pending, pending_checkpoints, pending_for
+from distributed_grid.reactor.effects import StartAttempt, attempt_effects, checkpoint_effects
 from tests.support.builders import GB, Scenario, a_command, a_node, a_request, an_exit, caps
 
 OVER = Outcome(Ending.OVER_LIMIT, detail="over limit: used 1.0 GB of 1.0 GB")
@@ -237,19 +237,19 @@ def shipped(scenario: Scenario, manifest: str = "m1", number: int = 1, problem: 
 
 def starts(scenario: Scenario) -> list[str]:
     """The checkpoints with which attempts are to be started."""
-    return [effect.job.checkpoint for effect in pending(scenario.ledger) if isinstance(effect, StartAttempt)]
+    return [effect.job.checkpoint for effect in attempt_effects(scenario.ledger) if isinstance(effect, StartAttempt)]
 
 
 def test_the_next_attempt_waits_until_what_the_last_one_left_is_here(new_scenario):
     scenario = a_displaced_job(new_scenario())
     assert starts(scenario) == []
-    (effect,) = pending_checkpoints(scenario.ledger)
+    (effect,) = checkpoint_effects(scenario.ledger)
     assert (effect.job.uid, effect.attempt.number) == ("j1", 1)
     done = scenario.handle(CheckpointShipped("j1", 1, "m1", "", 3, 42))
-    assert [effect.job.checkpoint for effect in pending_for(scenario.ledger, done.changes)] == ["m1"]
+    assert [effect.job.checkpoint for effect in attempt_effects(scenario.ledger, done.changes)] == ["m1"]
     job = scenario.job("j1")
     assert (job.checkpoint_attempt, job.checkpoint_files, job.checkpoint_bytes) == (1, 3, 42)
-    assert pending_checkpoints(scenario.ledger) == []
+    assert checkpoint_effects(scenario.ledger) == []
     assert [(one.type, one.data["bytes"]) for one in done.records] == [("checkpoint-shipped", 42)]
     assert decode_row("job", encode_row(job)) == job
 
@@ -315,7 +315,7 @@ def test_a_job_that_ends_needs_nothing(new_scenario):
     (job,) = reported(scenario, an_exit(0))
     assert job.is_over
     assert job.checkpoint_from == 0
-    assert pending_checkpoints(scenario.ledger) == []
+    assert checkpoint_effects(scenario.ledger) == []
 
 
 def test_a_job_that_is_cancelled_while_it_waits_needs_nothing(new_scenario):
@@ -325,7 +325,7 @@ def test_a_job_that_is_cancelled_while_it_waits_needs_nothing(new_scenario):
     never = Outcome(Ending.NEVER_STARTED, detail="not known here")
     scenario.handle(AttemptEnded("j1", attempt.number, attempt.fence, never, (attempt.node,)))
     assert "j1" not in scenario.ledger.jobs
-    assert pending_checkpoints(scenario.ledger) == []
+    assert checkpoint_effects(scenario.ledger) == []
 
 
 def test_a_new_place_that_is_lost_before_it_started_costs_no_retry(new_scenario):
@@ -390,4 +390,4 @@ def test_nobody_brings_the_checkpoint_of_another_nodes_attempt(new_scenario):
     attempt = scenario.job("j1").attempts[-1]
     lie = AttemptEnded("j1", 1, attempt.fence, Outcome(Ending.LOST), ("gpu2",), has_checkpoint=True)
     scenario.handle(lie)
-    assert pending_checkpoints(scenario.ledger) == []
+    assert checkpoint_effects(scenario.ledger) == []

@@ -15,6 +15,7 @@ from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.domain.events import AttemptEnded, JobCancelled, NodeForgotten
 from distributed_grid.domain.jobs import Ending, Job, Outcome
+from distributed_grid.reactor.effects import ShipCheckpoint
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
 from distributed_grid.trees.content_store import ContentStore, ContentStores
 from distributed_grid.trees.manifest import ManifestEntry, encode_listing_pages
@@ -73,6 +74,7 @@ class Shipping:
         """A new shipper, as after a crash."""
         files = AttemptFiles(self.jobs, self.agent.files, lambda name: name != FAR)
         self.shipper = CheckpointShipper(self.grid.grid, files, self.store)
+        self.grid.grid.perform_with({ShipCheckpoint: self.shipper.perform})
         self.task = asyncio.create_task(self.shipper.run())
 
     async def crash(self) -> None:

@@ -29,7 +29,7 @@ from distributed_grid import __version__
 from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 from distributed_grid.posix.environment import child_environment
 
-AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
+AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0
 PACKAGE = Path(__file__).parents[2]
 _SKIPPED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json")

@@ -54,7 +54,8 @@ class SpawnerClient:
             except OSError as error:
                 raise BadInput(f"cannot use {self._root}/{job_dir.HOST_LOCK}: {error.strerror}") from error
         try:  # a predecessor's spawner may need a moment to see that it is alone
-            await asyncio.wait_for(wait_until(lambda: try_lock(self._lock)), self._lock_timeout_s)
+            async with asyncio.timeout(self._lock_timeout_s):
+                await wait_until(lambda: try_lock(self._lock))
         except TimeoutError as error:
             self._unlock_root()
             raise BadInput(f"{self._root} is in use by another agent") from error

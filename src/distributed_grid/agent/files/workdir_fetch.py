@@ -128,7 +128,8 @@ class FetchedWorkDirs:
             with store.writer(digest=digest) as writer:
                 while True:
                     try:
-                        chunk = await asyncio.wait_for(chunks.get(), CHUNK_SECONDS)
+                        async with asyncio.timeout(CHUNK_SECONDS):
+                            chunk = await chunks.get()
                     except TimeoutError:
                         raise Unreachable("the control plane does not send") from None
                     if chunk is None:

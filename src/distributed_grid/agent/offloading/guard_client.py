@@ -117,7 +117,8 @@ class GuardClient:
             start_new_session=True,
         )
         try:
-            _, said = await asyncio.wait_for(process.communicate(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                _, said = await process.communicate()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

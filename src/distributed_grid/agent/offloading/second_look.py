@@ -14,7 +14,7 @@ from distributed_grid.agent.offloading.move_journal import OriginalProcess
 from distributed_grid.agent.offloading.process_inventory import ProcessInventory, Surroundings
 from distributed_grid.domain.processes import ProcessLook
 from distributed_grid.errors import GridError
-from distributed_grid.scheduling.offloading.process_changes import changes_text, process_changes
+from distributed_grid.scheduling.offloading.processes import changes_text, process_changes
 
 LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ async def look_again(original: OriginalProcess, first: ProcessLook, surroundings
     """The reason why the original may not be ended; empty where it is as it was at the request."""
     try:
         around = surroundings()
-        return await asyncio.wait_for(asyncio.to_thread(_changes_of, original, first, around), LOOK_SECONDS)
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await asyncio.to_thread(_changes_of, original, first, around)
     except TimeoutError:
         return f"it could not be looked at a second time within {LOOK_SECONDS:.0f} s"
     except (GridError, OSError, ValueError) as failure:

@@ -18,6 +18,7 @@ from distributed_grid.cli.output import (
 from distributed_grid.cli.request_options import job_options, lending_options
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
+from distributed_grid.number_text import counted
 
 if TYPE_CHECKING:
     from distributed_grid.client.client import Client
@@ -49,19 +50,19 @@ def request_boost(
     """Request a boost for a node; None for a dry run, whose verdict is printed."""
     if options["only"] and not options["source"]:
         raise BadInput("--only goes with --source NODE")
-    message = {
-        "request_id": uuid.uuid4().hex,
-        "target": target,
-        "resource_type": resource_type,
-        "amount": amount,
-        "priority": options["priority"],
-        "duration_seconds": options["duration"],
-        "source": options["source"],
-        "only": options["only"],
-        "wait_seconds": options["wait"],
-        "dry_run": options["dry_run"],
-    }
-    found = session.call("request_boost", **message)
+    found = session.call(
+        "request_boost",
+        request_id=uuid.uuid4().hex,
+        target=target,
+        resource_type=resource_type,
+        amount=amount,
+        priority=options["priority"],
+        duration_seconds=options["duration"],
+        source=options["source"],
+        only=options["only"],
+        wait_seconds=options["wait"],
+        dry_run=options["dry_run"],
+    )
     if found["note"]:
         echo(printable(f"grid: {found['note']}"), err=True)
     if not options["dry_run"]:
@@ -86,7 +87,7 @@ def granted_lines(found: dict[str, Any]) -> list[str]:
 
 
 def use_text(boost: dict[str, Any]) -> str:
-    """What to type to use a boost."""
+    """The command that uses a boost."""
     text = f"use it: grid boost run {boost['boost_id']} -- COMMAND"
     return f"{text}; in a Ray program: with boost.use()" if boost["placement_group"] else text
 
@@ -99,7 +100,7 @@ def release_text(name: str, lease: dict[str, Any], answer: dict[str, Any]) -> st
 
 
 def lent_text(lease: dict[str, Any], source: str) -> str:
-    """How much one node lends to another, and until when."""
+    """The amount that one node lends to another, and its end."""
     amount = format_amount(lease["resource_type"], lease["amount"])
     return printable(f"{amount} from {source} for {lease['target_node']}, until {format_time(lease['expires_at'])}")
 
@@ -112,10 +113,9 @@ def status(session: CliSession, node: str) -> None:
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The boosts, summed up and one by one, and what is wrong."""
+    """The boosts, summed up and one by one, and the warnings."""
     boosts, totals = found["boosts"], found["totals"]
-    count = found["active_boosts"]
-    head = f"{count} active boost{'' if count == 1 else 's'}"
+    head = counted(found["active_boosts"], "active boost")
     if totals:
         head += ": " + ", ".join(format_amount(kind, total) for kind, total in totals.items())
     short = unique_prefixes(boost["boost_id"] for boost in boosts)
@@ -128,7 +128,7 @@ def status_text(found: dict[str, Any]) -> str:
             boost["resource_type"],
             format_amount(boost["resource_type"], boost["amount"]),
             *([_used(boost)] if automatic else []),
-            _state(boost),
+            "recovered, not confirmed yet" if boost["recovered"] else boost["state"],
             format_time(boost["allocated_at"]),
             format_time(boost["expires_at"]),
             "Ray" if boost["enforced_by"] == "ray" else "grid alone",
@@ -145,15 +145,11 @@ def status_text(found: dict[str, Any]) -> str:
 
 
 def _used(boost: dict[str, Any]) -> str:
-    """How much of an automatic boost was used; of the others the grid does not know."""
+    """The used part of an automatic boost; of the others the grid does not know."""
     used = boost["used_amount"]
     if used is None:
         return "-"
     return format_amount(boost["resource_type"], used) if used else "nothing"
-
-
-def _state(boost: dict[str, Any]) -> str:
-    return "recovered, not confirmed yet" if boost["recovered"] else str(boost["state"])
 
 
 @boost.command(Argument("boost_id", metavar="ID"), Argument("seconds", type=FloatRange(above=0)))

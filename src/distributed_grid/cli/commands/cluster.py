@@ -29,7 +29,7 @@ INHERITED_VARIABLES = (
     *("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRID_WHEELS"),
 )
-"""What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
+"""Variables of the caller that fetch packages for nodes; the environment of the control plane is clean."""
 USE_RAY = 'for `ray status` and Ray programs, in each new shell: eval "$(grid cluster env)"'
 USE_FAR_RAY = 'for Ray programs, in each new shell: eval "$(grid cluster env)"; then also: ray status --address {head}'
 """Where Ray's head is another machine: programs may have to use Ray Client, which `ray status` cannot."""
@@ -122,7 +122,13 @@ def env(session: CliSession, node: str | None) -> None:
     )
     environ = view["environ"]
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environ.items())]
-    if path := os.path.dirname(environ.get("GRID_RAY_PYTHON", "")) if node else _ray_command_path():
+    if node:
+        path = os.path.dirname(environ.get("GRID_RAY_PYTHON", ""))
+    else:  # the `ray` command of this environment, where it is not on the caller's path
+        path = os.path.dirname(sys.executable)
+        is_known = path in os.environ.get("PATH", "").split(os.pathsep)
+        path = path if not is_known and os.path.exists(os.path.join(path, "ray")) else ""
+    if path:
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"')
     if environ["RAY_ADDRESS"].startswith("ray://") and view["ray"]["head"]:
         lines.append(f"# ray status needs another address here: ray status --address {view['ray']['head']}")
@@ -163,15 +169,8 @@ def _run(session: CliSession, op: str, **options: Any) -> int:
     return 0 if all(row["ok"] for row in last["results"]) else 1
 
 
-def _ray_command_path() -> str:
-    """The directory of the `ray` command of this environment, where it is not on the caller's path."""
-    own = os.path.dirname(sys.executable)
-    is_known = own in os.environ.get("PATH", "").split(os.pathsep)
-    return own if not is_known and os.path.exists(os.path.join(own, "ray")) else ""
-
-
 def _ray_token() -> str:
-    """The token that Ray itself would use here; nothing where there is none."""
+    """The token that Ray itself would use here; empty where there is none."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip()
     path = os.path.expanduser(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
@@ -220,18 +219,13 @@ def _show_nothing(node: str, step: str) -> None:
 
 @contextmanager
 def _progress(session: CliSession) -> Iterator[Show]:
-    """How steps are shown: one live line per node on a terminal, else one plain line per step."""
+    """Display of steps: one live line per node on a terminal, else one plain line per step."""
     if session.json:
         yield _show_nothing
-    elif sys.stdout.isatty():
-        with _live_lines() as show:
-            yield show
-    else:
+        return
+    if not sys.stdout.isatty():
         yield lambda node, step: echo(f"{node}: {printable(step)}")
-
-
-@contextmanager
-def _live_lines() -> Iterator[Show]:
+        return
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.table import Table

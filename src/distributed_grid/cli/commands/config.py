@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.command_line import Argument, Option, command, group
 from distributed_grid.cli.output import print_answer, printable
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.conversation import ClientConfig, named_config
 from distributed_grid.errors import BadInput, GridError
-
-if TYPE_CHECKING:
-    from distributed_grid.config import ClusterConfig
+from distributed_grid.number_text import counted
 
 
 @command(Argument("path", required=False), Option("--force", is_flag=True, help="Replace a file that is there."))
@@ -53,54 +50,35 @@ def check(session: CliSession, path: str | None, providers: bool) -> int:
     try:
         found = named_config(chosen)
     except ConfigProblems as problems:
-        listed = [
-            {
-                "file": p.file,
-                "line": p.line,
-                "key": p.key,
-                "found": p.found,
-                "expected": p.expected,
-                "message": p.message,
-            }
-            for p in problems.problems
-        ]
+        from msgspec.structs import asdict
+
+        listed = [asdict(problem) for problem in problems.problems]
         print_answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
         return 1
     lines = [f"warning: {warning}" for warning in found.warnings]
-    lines.append(f"{chosen}: fine, {len(found.nodes)} node{'' if len(found.nodes) == 1 else 's'}")
+    lines.append(f"{chosen}: fine, {counted(len(found.nodes), 'node')}")
     answer = {"ok": True, "path": chosen, "warnings": list(found.warnings)}
     if providers:
-        reports = _provider_reports(session, found)
-        lines += provider_lines(reports) or ["no providers"]
+        from distributed_grid.server.workers.provider_registry import check_providers, report_view
+
+        listens_on = ""  # a control plane that was told to listen elsewhere does so
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            listens_on = str(json.loads((session.state_dir.host_dir / "listen.json").read_text()).get("host", ""))
+        reports = [dict(report_view(one)) for one in check_providers(found, listens_on=listens_on)]
+        lines += [] if reports else ["no providers"]
+        for one in reports:
+            lines.append(f"{one['provider']}: {'can be used' if one['ok'] else 'cannot be used'}")
+            lines += [f"  problem: {problem}" for problem in one["problems"]]
+            lines += [f"  {check}" for check in one["checks"]]
         answer |= {"ok": all(one["ok"] for one in reports), "providers": reports}
     print_answer(session, answer, "\n".join(printable(line) for line in lines))
     return 0 if answer["ok"] else 1
 
 
-def _provider_reports(session: CliSession, config: ClusterConfig) -> list[dict[str, Any]]:
-    """What each provider lacks; a control plane that was told to listen elsewhere does so."""
-    from distributed_grid.server.workers.provider_registry import check_providers, report_view
-
-    listens_on = ""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        listens_on = str(json.loads((session.state_dir.host_dir / "listen.json").read_text()).get("host", ""))
-    return [dict(report_view(one)) for one in check_providers(config, listens_on=listens_on)]
-
-
-def provider_lines(reports: list[dict[str, Any]]) -> list[str]:
-    """Each provider, and below it what it lacks and what works."""
-    lines = []
-    for one in reports:
-        lines.append(f"{one['provider']}: {'can be used' if one['ok'] else 'cannot be used'}")
-        lines += [f"  problem: {problem}" for problem in one["problems"]]
-        lines += [f"  {check}" for check in one["checks"]]
-    return lines
-
-
 @config.command(Argument("path", required=False))
 def show(session: CliSession, path: str | None) -> None:
     """Show a cluster file (default: the one in use) in its one normal form."""
-    from distributed_grid.config.yaml_parser import render
+    from distributed_grid.config.yaml_document import render
 
     if path is None and session.config is None:
         shown = session.query("get_config")["config"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.output import echo, format_time, note, print_answer, printable, table
@@ -173,7 +172,11 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     """Start the control plane and let it stay until it is stopped."""
     if tls is False or force_plain:
         raise BadInput(NO_PLAIN)
-    where = _listening(listen)
+    where = {} if listen is None else {"listen": listen}
+    if listen is not None:
+        from distributed_grid.server.rest.listener import parse_address
+
+        parse_address(listen)  # refused before anything is started
     try:
         with session.client(may_start=False) as client:
             info = client.call("keep_running", **where)
@@ -238,16 +241,6 @@ def status(session: CliSession) -> None:
     lines.append(f"{'name:':16}{printable(info['name'])}")
     lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
     print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
-
-
-def _listening(listen: str | None) -> dict[str, Any]:
-    """The field that says where to listen; what cannot be is refused before anything is started."""
-    if listen is None:
-        return {}
-    from distributed_grid.server.rest.listener import parse_address
-
-    parse_address(listen)
-    return {"listen": listen}
 
 
 def _is_alive(pid: int) -> bool:

@@ -7,7 +7,6 @@ import math
 import signal
 import time
 import uuid
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +28,7 @@ from distributed_grid.cli.signals import handled_signals, raise_keyboard_interru
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.number_text import counted
 
 Row = dict[str, Any]
 PROBES_PER_NODE = 3
@@ -43,10 +43,6 @@ def distribute() -> None:
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
     nodes = session.query("get_status")["nodes"]
-    print_answer(session, nodes, _workers_table(nodes))
-
-
-def _workers_table(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
@@ -62,19 +58,8 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
         )
         for node in nodes
     ]
-    headings = (
-        "NODE",
-        "STATE",
-        "OPEN",
-        *FREE_AND_LENT,
-        "LEASES",
-        "PRESSURE",
-        "PRIORITY",
-        "SPEED",
-        "COST PER HOUR",
-        "WHY NOT MORE",
-    )
-    return table(headings, rows, empty="no nodes")
+    headings = ("NODE", "STATE", "OPEN", *FREE_AND_LENT, "LEASES", "PRESSURE", "PRIORITY", "SPEED", "COST PER HOUR")
+    print_answer(session, nodes, table((*headings, "WHY NOT MORE"), rows, empty="no nodes"))
 
 
 @distribute.command(
@@ -110,26 +95,22 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     failed = [probe for probe in found["probes"] if not probe["ok"]]
     found["nodes"] = node_rows(known, found["probes"])
     used = sum(1 for row in found["nodes"] if row["probes"])
-    lines = [_spread_table(found["nodes"])]
+    rows = [
+        (row["node_id"], row["probes"], row["failed"], *map(_seconds, (row["waited_seconds"], row["ran_seconds"])))
+        for row in found["nodes"]
+    ]
+    lines = [table(("NODE", "PROBES", "FAILED", "WAITED", "RAN"), rows, empty="no nodes")]
     lines += named_in_part([f"{probe['job_id']} failed: {probe['detail']}" for probe in failed], 10)
-    many = len(found["probes"])
     lines.append(
-        f"{many} probe{'' if many == 1 else 's'} on {used} node{'' if used == 1 else 's'} by {strategy}, "
+        f"{counted(len(found['probes']), 'probe')} on {counted(used, 'node')} by {strategy}, "
         f"{len(failed)} failed, {found['seconds']:.2f} s in all"
     )
     print_answer(session, found, "\n".join(lines))
     return 1 if failed else 0
 
 
-def _spread_table(nodes: list[dict[str, Any]]) -> str:
-    def seconds(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f} s"
-
-    rows = [
-        (row["node_id"], row["probes"], row["failed"], seconds(row["waited_seconds"]), seconds(row["ran_seconds"]))
-        for row in nodes
-    ]
-    return table(("NODE", "PROBES", "FAILED", "WAITED", "RAN"), rows, empty="no nodes")
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
 
 
 class Probes:
@@ -165,46 +146,38 @@ class Probes:
     def run(self) -> Row:
         """Submit all, wait for all; the result of each. On any error all are cancelled."""
         began = time.monotonic()
-        with self._cancel_on_error(), self._session.client() as client:
-            for name in self._names:
-                client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
-            jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
-            probes = [_probe_row(job, _probe_output(client, job["uid"])) for job in jobs]
-        return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
-
-    @contextlib.contextmanager
-    def _cancel_on_error(self) -> Iterator[None]:
         with handled_signals(raise_keyboard_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             try:
-                yield
-            except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
+                with self._session.client() as client:
+                    for name in self._names:
+                        client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
+                    jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
+                    probes = [_probe_row(client, job) for job in jobs]
+            except BaseException:  # an interrupt, too: the probes are cancelled, then it is raised again
                 self._cancel()
                 raise
+        return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
 
     def _cancel(self) -> None:
-        found = []
+        jobs = []
         with contextlib.suppress(GridError), self._session.client(may_start=False, any_config=True) as client:
             sent = []
             for name in self._names:
                 with contextlib.suppress(GridError):  # it was never sent
                     sent.append(client.call("cancel_job", job_id=name)["job"]["uid"])
-            found = cancel_jobs(client, sent)
-        for count, what in (
-            (sum(job["outcome"] == "cancelled" for job in found), "cancelled"),
-            (sum(job["state"] != "ended" for job in found), "stopping"),
+            jobs = cancel_jobs(client, sent)
+        for count, state in (
+            (sum(job["outcome"] == "cancelled" for job in jobs), "cancelled"),
+            (sum(job["state"] != "ended" for job in jobs), "stopping"),
         ):
             if count:
-                echo(f"grid: {count} probe{'' if count == 1 else 's'} {what}", err=True)
+                echo(f"grid: {counted(count, 'probe')} {state}", err=True)
 
 
-def _probe_output(client: Client, uid: str) -> list[str]:
-    """What a probe printed, as words."""
-    parts = client.stream("read_logs", job_id=uid)
-    return b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
-
-
-def _probe_row(job: Row, output: list[str]) -> Row:
+def _probe_row(client: Client, job: Row) -> Row:
     """The result of one probe; it is ok when it ended well and ran where the grid says it did."""
+    parts = client.stream("read_logs", job_id=job["uid"])
+    output = b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
     node, host = output if len(output) == 2 else (None, None)
     ok = job["outcome"] == "exited" and job["exit_code"] == 0 and node == job["node_id"]
     started = job["attempts"][-1]["started_at"] if job["attempts"] else None
@@ -213,18 +186,16 @@ def _probe_row(job: Row, output: list[str]) -> Row:
         "node_id": job["node_id"],
         "host": host,
         "ok": ok,
-        "waited_seconds": None if started is None else _between(job["submitted_at"], started),
+        "waited_seconds": None
+        if started is None
+        else (datetime.fromisoformat(started) - datetime.fromisoformat(job["submitted_at"])).total_seconds(),
         "ran_seconds": None if started is None else job["wall_seconds"],
         "detail": None if ok else job["detail"] or f"{job['outcome']}, printed {' '.join(output)!r}",
     }
 
 
-def _between(earlier: str, later: str) -> float:
-    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-
-
 def node_rows(known: list[Row], probes: list[Row]) -> list[Row]:
-    """How many probes each node ran and how long they took on average, nodes without probes included."""
+    """Number and mean times of the probes of each node, nodes without probes included."""
     rows = []
     for name in [node["node_id"] for node in known]:
         here = [probe for probe in probes if probe["node_id"] == name]

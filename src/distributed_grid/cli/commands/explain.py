@@ -56,12 +56,19 @@ def explanation_lines(found: View) -> Iterator[str]:
         yield from _rows("machine", machine_end_lines(found["machine_end"]))
     if found["stopping"]:
         yield _row("stopping", found["stopping"])
-    if found["offloading"] is not None:
-        yield from _rows("offloading", _offloading_lines(found["offloading"]))
+    if (seen := found["offloading"]) is not None:
+        moved_or_left = [f"{format_time(seen['at'])}: {seen['reason']}"] if seen["reason"] else []
+        degraded = [f"{seen['node_id']} is degraded: {seen['degraded']}"] if seen["degraded"] else []
+        yield from _rows("offloading", [*moved_or_left, *degraded])
     for place in found["placements"]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
         yield from _placement(place, one_of=len(found["placements"]), show_end=not last)
-    yield from _rows("moves", map(_moved, found.get("moves", ())))
+    moves = (
+        f"{move['move_id']}, {move['source_node']} to {move['target_node']}, {move['end'] or move['state']}"
+        + _because(move["problem"])
+        for move in found.get("moves", ())
+    )
+    yield from _rows("moves", moves)
     if found["end"] is not None:
         yield _row(
             "ended", f"{format_time(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}"
@@ -85,14 +92,6 @@ def _node(found: View) -> Iterator[str]:
     yield from _rows("events", lines)
 
 
-def _offloading_lines(seen: View) -> Iterator[str]:
-    """Why automatic offloading has moved or left a job, and whether its node is degraded."""
-    if seen["reason"]:
-        yield f"{format_time(seen['at'])}: {seen['reason']}"
-    if seen["degraded"]:
-        yield f"{seen['node_id']} is degraded: {seen['degraded']}"
-
-
 def _move_lines(move: View, events: Iterable[View]) -> Iterator[str]:
     """A move from its request on."""
     what = f"job {move['job_id']}" if move["pid"] is None else f"process {move['pid']}"
@@ -100,23 +99,11 @@ def _move_lines(move: View, events: Iterable[View]) -> Iterator[str]:
     yield printable(f"{move['move_id']} is {how}: {what} leaves {move['source_node']} for {move['target_node']}")
     yield _row("asked", f"{move['reason']}, at {format_time(move['requested_at'])}")
     for event in events:
-        if event["type"] == "move-advanced":
-            yield _row(event["data"]["state"], _told(event))
-        elif event["type"] == "move-ended":
-            yield _row("ended", _told(event))
+        if event["type"] in ("move-advanced", "move-ended"):
+            name = event["data"]["state"] if event["type"] == "move-advanced" else "ended"
+            yield _row(name, f"{format_time(event['time'])}{_because(event['reason'])}")
     if move["waits_for"]:
         yield _row("waits for", move["waits_for"])
-
-
-def _told(event: View) -> str:
-    why = f": {event['reason']}" if event["reason"] else ""
-    return f"{format_time(event['time'])}{why}"
-
-
-def _moved(move: View) -> str:
-    how = move["end"] or move["state"]
-    why = f": {move['problem']}" if move["problem"] else ""
-    return f"{move['move_id']}, {move['source_node']} to {move['target_node']}, {how}{why}"
 
 
 def _summary(found: View) -> str:
@@ -157,7 +144,7 @@ def _waiting(waiting: View) -> Iterator[str]:
 
 
 def machine_end_lines(end: View) -> Iterator[str]:
-    """The announced end of the machine that it is on, which whoever placed it there did not know."""
+    """The announced end of its machine, which was not known at its placement."""
     if end["at"] is None:
         yield f"may be taken away at any time: {end['reason']}"
         return
@@ -206,7 +193,7 @@ _SCORED = {
     "fragmentation_aware": "GPUs lost",
     "fittest": "fitness",
 }
-"""What counts below the criterion of a strategy, where that is not the room left; the less, the better."""
+"""Second score of a strategy, below its criterion, where that is not the room left; the less, the better."""
 
 
 def _how_it_ended(place: View) -> str:

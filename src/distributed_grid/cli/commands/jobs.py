@@ -34,6 +34,7 @@ from distributed_grid.cli.output import (
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.errors import BadInput, NotFound
+from distributed_grid.number_text import counted
 
 LISTED = 20
 MAX_LISTED = 10_000
@@ -78,14 +79,15 @@ def list_(session: CliSession, all_: bool, limit: int | None) -> None:
 @jobs.command(Argument("job_id"))
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
-    answer = session.query("get_job", job_id=job_id)
-    job = {**answer["job"], "delivery": answer["delivery"]}
-    print_answer(session, job, "\n".join(_lines(job)))
-
-
-def _lines(job: dict[str, Any]) -> list[str]:
     from distributed_grid.cli.returned_files import delivery_text
 
+    answer = session.query("get_job", job_id=job_id)
+    job = {**answer["job"], "delivery": answer["delivery"]}
+    expected = job["expected_seconds"]
+    takes = None if expected is None or job["ended_at"] else f"about {format_span(expected, '.3g')}, by earlier runs"
+    detached = None
+    if job.get("detached_at") is not None:
+        detached = f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
     shown = [
         ("job", job["job_id"]),
         ("state", job["state"]),
@@ -96,7 +98,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("user", job["user"]),
         ("asked", format_amount(job["resource_type"], job["amount"])),
         ("memory", format_sizing(job["sizing"]) if job["sizing"] is not None else None),
-        ("takes", _expected(job)),
+        ("takes", takes),
         ("priority", job["priority"]),
         ("submitted", format_time(job["submitted_at"])),
         ("waits", _wait(job)),
@@ -106,15 +108,15 @@ def _lines(job: dict[str, Any]) -> list[str]:
         ("restartable", "yes" if job["restartable"] else None),
         ("moved", format_time(job["moved_at"])),
         ("files", delivery_text(job["delivery"])),
-        ("detached", _detached(job)),
+        ("detached", detached),
         ("result", None if job["result"] is None else json.dumps(job["result"])),
     ]
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
     for attempt in job["attempts"]:
-        cores = ",".join(map(str, attempt["cores"]))
+        cores = attempt["cores"]
         parts = [attempt["node_id"]]
         if cores:
-            parts.append(f"core{'' if len(attempt['cores']) == 1 else 's'} {cores}")
+            parts.append(f"core{'' if len(cores) == 1 else 's'} {','.join(map(str, cores))}")
         since = format_time(attempt["started_at"])
         if attempt["ended_at"]:
             parts.append(f"{since} to {format_time(attempt['ended_at'])}")
@@ -127,35 +129,27 @@ def _lines(job: dict[str, Any]) -> list[str]:
         if attempt["outcome"]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
-    return lines
+    print_answer(session, job, "\n".join(lines))
 
 
 def _memory(job: dict[str, Any], attempt: dict[str, Any]) -> str:
-    """The memory limit of an attempt, or the size of its lease where that may grow, and what became of that."""
+    """The memory limit of an attempt, or the size of its lease where that may grow, and its growth."""
     size = format_amount("memory", attempt["memory_limit_gb"])
     if not (job["sizing"] is not None and job["sizing"]["may_outgrow"]):
         return f"limit {size}"
-    times = attempt["growths"]
-    grown = f", grown {times} time{'' if times == 1 else 's'}" if times else ""
+    grown = f", grown {counted(attempt['growths'], 'time')}" if attempt["growths"] else ""
     refused = f", not larger ({attempt['growth_refused']})" if attempt["growth_refused"] else ""
     return f"{size} leased{grown}{refused}"
 
 
-def _detached(job: dict[str, Any]) -> str | None:
-    """When and why nobody followed the job any more, and how to come back; None for a job that nobody left."""
-    if job.get("detached_at") is None:
-        return None
-    return f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
-
-
 def _checkpoint(job: dict[str, Any]) -> str | None:
-    """What the next attempt finds in the checkpoint directory; None where no attempt has left anything."""
+    """The content of the checkpoint directory for the next attempt; None where no attempt has left anything."""
     found = job.get("checkpoint")
     if found is None:
         return None
     parts = []
     if found["attempt"] is not None:
-        files = f"{found['files']} file{'' if found['files'] == 1 else 's'}"
+        files = counted(found["files"], "file")
         parts.append(f"{files}, {format_size(found['bytes'])}, of attempt {found['attempt']}")
     if found["awaited_attempt"] is not None:
         parts.append(f"that of attempt {found['awaited_attempt']} is being brought")
@@ -165,18 +159,12 @@ def _checkpoint(job: dict[str, Any]) -> str | None:
 
 
 def _wait(job: dict[str, Any]) -> str | None:
-    """How long a queued job waits for resources; one that has run before does not give up."""
+    """The time limit of a queued job's wait for resources; one that has run before does not give up."""
     if job["state"] != "queued":
         return None
     if job["wait_seconds"] is None or job["attempts"]:
         return "until it starts or is cancelled"
     return f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
-
-
-def _expected(job: dict[str, Any]) -> str | None:
-    """How long a job that is not over takes by earlier runs; None where there were none."""
-    expected = job["expected_seconds"]
-    return None if expected is None or job["ended_at"] else f"about {format_span(expected, '.3g')}, by earlier runs"
 
 
 @jobs.command(
@@ -230,9 +218,9 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
 def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started; says `stopping` where that takes longer."""
     with session.client(any_config=True) as client:
-        found = cancel_jobs(client, job_ids)
-    _forget(session, found)
-    print_answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
+        cancelled = cancel_jobs(client, job_ids)
+    _forget(session, cancelled)
+    print_answer(session, cancelled, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in cancelled))
 
 
 def _fate(job: dict[str, Any]) -> str:
@@ -251,34 +239,29 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
     Without names: all jobs of yours that are going on, and the detached ones that ended since and that no `jobs wait`
     or `jobs cancel` has shown yet. So a job that fails before the wait begins counts, too.
     """
+    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
+
     deadline = time.monotonic() + timeout if timeout is not None else None
     with session.client(query_only=True) as client:
         if job_ids:
-            found = [_ended(client, name, deadline) for name in job_ids]
+            ended = [_ended(client, name, deadline) for name in job_ids]
         else:
-            found = _wait_for_all(session, client, deadline)
-    _forget(session, found)
-    print_answer(session, found, "\n".join(f"{job['job_id']}: {format_outcome(job)}" for job in found) or "no jobs")
-    return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
-
-
-def _wait_for_all(session: CliSession, client: Client, deadline: float | None) -> list[dict[str, Any]]:
-    """The live jobs and those that were detached and not waited for yet, as they ended, in the order of submission."""
-    from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
-
-    unwaited = UnwaitedJobs(session.state_dir)
-    noted = unwaited.read()
-    found = []
-    for uid in dict.fromkeys([*noted, *client.call("list_live_jobs")["uids"]]):
-        try:
-            found.append(_ended(client, uid, deadline))
-        except NotFound:  # of a database that was removed, or ended before the kept history
-            unwaited.remove([uid])
-    return sorted(found, key=lambda job: job["submitted_at"] or "")
+            unwaited = UnwaitedJobs(session.state_dir)
+            noted, ended = unwaited.read(), []
+            for uid in dict.fromkeys([*noted, *client.call("list_live_jobs")["uids"]]):
+                try:
+                    ended.append(_ended(client, uid, deadline))
+                except NotFound:  # of a database that was removed, or ended before the kept history
+                    unwaited.remove([uid])
+            ended.sort(key=lambda job: job["submitted_at"] or "")
+    _forget(session, ended)
+    print_answer(session, ended, "\n".join(f"{job['job_id']}: {format_outcome(job)}" for job in ended) or "no jobs")
+    return next((int(job["shell_code"]) for job in ended if job["shell_code"]), 0)
 
 
 def _ended(client: Client, name: str, deadline: float | None) -> dict[str, Any]:
-    job: dict[str, Any] = client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"]
+    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    job: dict[str, Any] = client.call("wait_for_job", job_id=name, timeout_seconds=left)["job"]
     return job
 
 
@@ -288,7 +271,3 @@ def _forget(session: CliSession, shown: Iterable[dict[str, Any]]) -> None:
 
     with contextlib.suppress(OSError):  # then they are shown once more
         UnwaitedJobs(session.state_dir).remove({job["uid"] for job in shown if job["state"] == "ended"})
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -33,8 +33,17 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
     by day, and counts on the day it ended.
     """
-    found = session.query("get_lending_report", since_seconds=seconds(since), by=by or "")
-    print_answer(session, found, _lending_report(found))
+    report = session.query("get_lending_report", since_seconds=seconds(since), by=by or "")
+    rows, began = report["rows"], f"since {format_time(report['since'])}"
+    keys = [key for key in NAMES if rows and key in rows[0] and any(row[key] for row in rows)]
+    lines = [(*(row[key] for key in keys), *_amounts(row)) for row in rows]
+    if len(rows) > 1:
+        lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(report["total"])))
+    headings = (*(NAMES[key] for key in keys), *AMOUNTS)
+    parts = [_table(headings, lines, left=len(keys)) if rows else f"nothing was lent {began}"]
+    if rows and report["by"] is None:
+        parts += [_totals("LENDER", "node_id", report["lenders"]), _totals("BORROWER", "user", report["borrowers"])]
+    print_answer(session, report, "\n\n".join([*(part for part in parts if part), *([began] if rows else [])]))
 
 
 def seconds(word: str) -> float:
@@ -46,20 +55,6 @@ def seconds(word: str) -> float:
     return length
 
 
-def _lending_report(found: dict[str, Any]) -> str:
-    rows, total = found["rows"], found["total"]
-    keys = [key for key in NAMES if rows and key in rows[0] and any(row[key] for row in rows)]
-    lines = [(*(row[key] for key in keys), *_amounts(row)) for row in rows]
-    if len(rows) > 1:
-        lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(total)))
-    headings = (*(NAMES[key] for key in keys), *AMOUNTS)
-    since = f"since {format_time(found['since'])}"
-    parts = [_table(headings, lines, left=len(keys)) if rows else f"nothing was lent {since}"]
-    if rows and found["by"] is None:
-        parts += [_totals("LENDER", "node_id", found["lenders"]), _totals("BORROWER", "user", found["borrowers"])]
-    return "\n\n".join([*(part for part in parts if part), *([since] if rows else [])])
-
-
 def _totals(heading: str, key: str, rows: Sequence[dict[str, Any]]) -> str:
     if len(rows) < 2:
         return ""
@@ -67,23 +62,14 @@ def _totals(heading: str, key: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _amounts(row: dict[str, Any]) -> tuple[str, ...]:
-    hours = (_hours(row[name]) for name in ("core_hours", "gb_hours", "gpu_hours"))
-    return (f"{row['leases']:,}", *hours, _held(row))
-
-
-def _hours(hours: float) -> str:
-    if not hours:
-        return "-"
-    return f"{hours:,.2f}" if hours >= 0.01 else "<0.01"
-
-
-def _held(row: dict[str, Any]) -> str:
-    if not row["held_leases"]:
-        return "-"
+    """The cells of a row under `AMOUNTS`."""
+    hours = [row[name] for name in ("core_hours", "gb_hours", "gpu_hours")]
+    shown = ("-" if not each else f"{each:,.2f}" if each >= 0.01 else "<0.01" for each in hours)
     kinds = (("held_cores", "cpu"), ("held_gb", "memory"), ("held_gpus", "gpu"))
     parts = [format_amount(kind, row[name]) for name, kind in kinds if row[name]]
     count = row["held_leases"]
-    return f"{count:,} lease{'' if count == 1 else 's'}: {', '.join(parts) or 'others'}"
+    held = f"{count:,} lease{'' if count == 1 else 's'}: {', '.join(parts) or 'others'}" if count else "-"
+    return (f"{row['leases']:,}", *shown, held)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int) -> str:
@@ -130,29 +116,32 @@ def events(
             after = after or 0
         elif shows_part and after is None:
             after = _show_part(session, filters, None, may_start=False)
-        _follow_events(session, {"limit": limit or PAGE_EVENTS, "after": after, **filters})
+        options = {"limit": limit or PAGE_EVENTS, "after": after, **filters}
+        # Goes on with the events of the next control plane.
+        following = session.follow("list_events", lambda: {**options, "follow": True}, query_only=True, may_start=False)
+        for _, event in following:
+            assert isinstance(event, dict)
+            if "seq" in event:
+                _show_events(session, [event])
+                options["after"] = event["seq"]
     elif shows_part:
         _show_part(session, filters, after)
     else:
         with session.client(query_only=True) as client:
             if limit is not None:
                 _show_events(session, _page(client, limit=limit, after=after, **filters))
-            else:
-                _show_all(session, client, filters, after or 0)
-
-
-def _follow_events(session: CliSession, options: dict[str, Any]) -> None:
-    """Show events and those that still come, also those of the next control plane."""
-    following = session.follow("list_events", lambda: {**options, "follow": True}, query_only=True, may_start=False)
-    for _, event in following:
-        assert isinstance(event, dict)
-        if "seq" in event:
-            _show_events(session, [event])
-            options["after"] = event["seq"]
+                return
+            after = after or 0
+            while True:
+                page = _page(client, limit=PAGE_EVENTS, after=after, **filters)
+                _show_events(session, page)
+                if len(page) < PAGE_EVENTS:
+                    return
+                after = page[-1]["seq"]
 
 
 def _show_part(session: CliSession, filters: dict[str, Any], after: int | None, *, may_start: bool = True) -> int:
-    """Show as many events as a terminal is good for, and say so where there are more; the number of the last one."""
+    """Show `SHOWN_EVENTS` events, and say so where there are more; returns the number of the last one."""
     with session.client(query_only=True, may_start=may_start) as client:
         found = _page(client, limit=SHOWN_EVENTS + 1, after=after, **filters)
     is_cut = len(found) > SHOWN_EVENTS
@@ -165,16 +154,6 @@ def _show_part(session: CliSession, filters: dict[str, Any], after: int | None, 
     return int(shown[-1]["seq"]) if shown else after or 0
 
 
-def _show_all(session: CliSession, client: Client, filters: dict[str, Any], after: int) -> None:
-    """Show every event after a number, page by page."""
-    while True:
-        page = _page(client, limit=PAGE_EVENTS, after=after, **filters)
-        _show_events(session, page)
-        if len(page) < PAGE_EVENTS:
-            return
-        after = page[-1]["seq"]
-
-
 def _page(client: Client, **options: Any) -> list[dict[str, Any]]:
     parts = [part for _, part in client.stream("list_events", **options)]
     return [part for part in parts if isinstance(part, dict) and "seq" in part]
@@ -182,13 +161,13 @@ def _page(client: Client, **options: Any) -> list[dict[str, Any]]:
 
 def _show_events(session: CliSession, events: Iterable[dict[str, Any]]) -> None:
     for event in events:
-        echo(json.dumps(event) if session.json else _event_line(event))
-
-
-def _event_line(event: dict[str, Any]) -> str:
-    parts = [format_time(event["time"]), event["type"].ljust(TYPE_WIDTH), event["job_id"] or event["subject"]]
-    parts += [event["data"].get("state", "")] if event["type"] == "move-advanced" else []
-    parts += [f"on {event['node_id']}"] if event["node_id"] else []
-    parts += [f"by {event['user']}"] if event["user"] else []
-    parts += [f"({event['reason']})"] if event["reason"] not in (None, "", event["type"], f"by {event['user']}") else []
-    return printable("  ".join(parts))
+        if session.json:
+            echo(json.dumps(event))
+            continue
+        user, reason = event["user"], event["reason"]
+        parts = [format_time(event["time"]), event["type"].ljust(TYPE_WIDTH), event["job_id"] or event["subject"]]
+        parts += [event["data"].get("state", "")] if event["type"] == "move-advanced" else []
+        parts += [f"on {event['node_id']}"] if event["node_id"] else []
+        parts += [f"by {user}"] if user else []
+        parts += [f"({reason})"] if reason not in (None, "", event["type"], f"by {user}") else []
+        echo(printable("  ".join(parts)))

@@ -19,6 +19,7 @@ from distributed_grid.cli.offload_output import (
     progress_text,
     scan_parts,
     subject_of,
+    watch_offload,
 )
 from distributed_grid.cli.output import ProgressLine, echo, format_time, note, print_answer, printable, table
 from distributed_grid.cli.request_options import ship_option
@@ -90,10 +91,16 @@ def execute(session: CliSession, /, **options: Any) -> int:
         raise BadInput("name a pid or a job, or use --all-recommended")
     if options["env"] and not options["consent"]:
         raise BadInput("variables travel only with your consent: add --consent to --env")
+    rows: list[Row] = []
     refused = False
     with session.client() as client:
         if options["all_recommended"]:
-            rows, refused = _execute_recommended(client, options)
+            for subject, node, seen in _recommended(client, options):
+                try:
+                    rows.append(_execute(client, options, subject, node, seen))
+                except (Refused, Conflict) as refusal:  # the others can be moved all the same
+                    refused = True
+                    echo(printable(f"grid: {subject}: {refusal}"), err=True)
         else:
             rows = [_execute(client, options, options["subject"], options["node"])]
         if not options["no_wait"]:
@@ -104,23 +111,10 @@ def execute(session: CliSession, /, **options: Any) -> int:
     return 1 if refused or any(row["end"] in FAILED_ENDS for row in rows) else 0
 
 
-def _execute_recommended(client: Client, options: Row) -> tuple[list[Row], bool]:
-    """Begin to move what a scan advises; what could be begun, and whether anything was refused."""
-    rows, refused = [], False
-    for subject, node, seen in _recommended(client, options):
-        try:
-            rows.append(_execute(client, options, subject, node, seen))
-        except (Refused, Conflict) as refusal:  # the others can be moved all the same
-            refused = True
-            echo(printable(f"grid: {subject}: {refusal}"), err=True)
-    return rows, refused
-
-
 def _recommended(client: Client, options: Row) -> list[tuple[str, str, Row]]:
-    """What a scan advises to move, as (pid or job, node, what was seen of the process); the rest of it is named."""
-    found = client.call("scan_offload", node=options["node"])["proposals"]
+    """The moves that a scan advises: pid or job, node, identity of the process. Those without consent are named."""
     chosen = []
-    for row in found:
+    for row in client.call("scan_offload", node=options["node"])["proposals"]:
         if not (row["recommended"] and row["movable"]):
             continue
         if row["needs_consent"] and not options["consent"]:
@@ -262,8 +256,6 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
 )
 def watch(session: CliSession, interval: float, node: str) -> None:
     """Pressure, proposals and moves as they change, until Ctrl-C; where the output is no terminal, what has changed."""
-    from distributed_grid.cli.offload_view import watch_offload
-
     watch_offload(session, interval, node)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
@@ -65,7 +63,14 @@ def record(session: CliSession, /, **options: Any) -> None:
         given = [name for name in ("task_type", "memory", "command") if options[name]]
         if given:
             raise BadInput("with --from everything is in the file: give no task and no amounts")
-        found = _record_all(session, _executions(options["file"]))
+        messages = []  # all of them, so that a mistake is found before the first is recorded
+        for number, one in enumerate(_executions(options["file"]), 1):
+            try:
+                messages.append(execution_fields(one["task_id"], one))
+            except BadInput as problem:
+                raise BadInput(f"execution {number}: {problem}") from None
+        with session.client() as client:
+            found = [client.call("record_execution", **message)["execution"] for message in messages]
         new = sum(not one["known"] for one in found)
         text = f"{new} recorded, {len(found) - new} known already"
         print_answer(session, {"executions": found}, text)
@@ -96,7 +101,19 @@ def show(session: CliSession, /, **options: Any) -> None:
     """What the next run of COMMAND, or of a task type, needs; without either, what is known at all."""
     if not options["command"] and not options["task_type"]:
         found = session.query("list_task_types", limit=options["limit"] or LISTED_TYPES)
-        print_answer(session, {"task_types": found["task_types"]}, _types_text(found["task_types"]))
+        rows = [
+            (
+                one["samples"],
+                one["tier"] or "-",
+                "-" if one["confidence"] is None else f"{one['confidence']:.2f}",
+                format_time(one["last_run_at"]),
+                one["key"],
+            )
+            for one in found["task_types"]
+        ]
+        headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
+        text = table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")
+        print_answer(session, {"task_types": found["task_types"]}, text)
         if found["more"] and options["limit"] is None:
             note(f"only the {LISTED_TYPES} types that ran last are listed: --limit N lists more of them")
         return
@@ -115,13 +132,22 @@ def train(session: CliSession) -> None:
             if "training" in message:
                 training = message["training"]
             else:
-                line.draw(partial(_progress_text, message["trained"], message["total"]))
+                done, total = message["trained"], message["total"]
+                line.draw(lambda: f"{progress_bar(done, total)} {done} of {_count(total, 'type')}")  # noqa: B023, at once
     line.clear()
-    print_answer(session, training, _training_text(training))
-
-
-def _progress_text(done: int, total: int) -> str:
-    return f"{progress_bar(done, total)} {done} of {_count(total, 'type')}"
+    rows = [
+        (
+            one["samples"],
+            "-" if one["tier_before"] is None else f"{one['tier_before']} {one['confidence_before']:.2f}",
+            f"{one['tier']} {one['confidence']:.2f}",
+            one["key"],
+        )
+        for one in training["trained"]
+    ]
+    end = f"{_count(len(rows), 'type')} trained in {training['seconds']:.1f} s"
+    end += f", {_count(training['folded_runs'], 'old run')} folded" if training["folded_runs"] else ""
+    lines = [table(("RUNS", "BEFORE", "AFTER", "KEY"), rows, empty="")] if rows else []
+    print_answer(session, training, "\n".join([*lines, end]))
 
 
 def _task_fields(options: dict[str, Any]) -> dict[str, Any]:
@@ -178,35 +204,12 @@ def _executions(file: str) -> list[dict[str, Any]]:
     return found
 
 
-def _record_all(session: CliSession, executions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Record executions; what is wrong with one is found before the first is recorded."""
-    messages = []
-    for number, one in enumerate(executions, 1):
-        try:
-            messages.append(execution_fields(one["task_id"], one))
-        except BadInput as problem:
-            raise BadInput(f"execution {number}: {problem}") from None
-    with session.client() as client:
-        return [client.call("record_execution", **message)["execution"] for message in messages]
-
-
-def _types_text(types: Sequence[dict[str, Any]]) -> str:
-    headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
-    rows = [
-        (
-            one["samples"],
-            one["tier"] or "-",
-            "-" if one["confidence"] is None else f"{one['confidence']:.2f}",
-            format_time(one["last_run_at"]),
-            one["key"],
-        )
-        for one in types
-    ]
-    return table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")
-
-
 def _prediction_text(found: dict[str, Any]) -> str:
-    rows = [("memory", "no limit: not known" if found["memory_mb"] is None else _memory_text(found))]
+    memory = "no limit: not known"
+    if found["memory_mb"] is not None:
+        reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
+        memory = f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
+    rows = [("memory", memory)]
     rows += [("run time", "not known" if found["run_seconds"] is None else format_span(found["run_seconds"], ".3g"))]
     rows += [("cores", f"{found['cpu_cores']:.2f}")] if found["cpu_cores"] is not None else []
     rows += [("GPU memory", _mb(found["gpu_memory_mb"]))] if found["gpu_memory_mb"] is not None else []
@@ -215,28 +218,8 @@ def _prediction_text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, [found["key"], *(f"  {name:<11}{value}" for name, value in rows)]))
 
 
-def _memory_text(found: dict[str, Any]) -> str:
-    reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
-    return f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
-
-
 def _mb(value: float) -> str:
     return format_size(round(value * MB))
-
-
-def _training_text(training: dict[str, Any]) -> str:
-    rows = [
-        (
-            one["samples"],
-            "-" if one["tier_before"] is None else f"{one['tier_before']} {one['confidence_before']:.2f}",
-            f"{one['tier']} {one['confidence']:.2f}",
-            one["key"],
-        )
-        for one in training["trained"]
-    ]
-    done = f"{_count(len(rows), 'type')} trained in {training['seconds']:.1f} s"
-    folded = f", {_count(training['folded_runs'], 'old run')} folded" if training["folded_runs"] else ""
-    return "\n".join([*([table(("RUNS", "BEFORE", "AFTER", "KEY"), rows, empty="")] if rows else []), done + folded])
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from distributed_grid.cli.commands.status import sharing_parts
 from distributed_grid.cli.output import echo, format_unused_borrowing, named_in_part, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
-from distributed_grid.number_text import plain_number
+from distributed_grid.number_text import counted, plain_number
 
 MAX_NODES = 5
 """How many nodes a note names."""
@@ -94,8 +94,7 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
 
     last = session.stream_steps("drain_node", show, node=node, off=off, wait_seconds=wait)
     last.pop("done", None)
-    count = last["given_back"]
-    given = f", {count} lease{'' if count == 1 else 's'} given back" if count else ""
+    given = f", {counted(last['given_back'], 'lease')} given back" if last["given_back"] else ""
     print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))
 
 
@@ -133,7 +132,12 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
         if not over or name not in nodes:
             continue
         unused = {row["resource_type"]: row for row in nodes[name]["unused_borrowing"]}
-        texts.append(f"{name}: {', '.join(_pressure_text(kind, part, unused) for kind, part in over.items())}")
+        uses = [
+            f"{USED[kind]} at {100 * part:.0f} %"
+            + (f" ({format_unused_borrowing(unused[kind])})" if kind in unused else "")
+            for kind, part in over.items()
+        ]
+        texts.append(f"{name}: {', '.join(uses)}")
         for kind, part in over.items():
             boost = _boost_command(found["offers"], nodes[name], kind, part - marks[f"{kind}_pressure_high"])
             boosts += [boost] if boost and kind not in unused else []
@@ -146,11 +150,6 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
     if is_hopeless:
         note += "; add nodes, raise the …_pressure_high marks, or look for what leaks there"
     return [note]
-
-
-def _pressure_text(kind: str, part: float, unused: dict[str, dict[str, Any]]) -> str:
-    text = f"{USED[kind]} at {100 * part:.0f} %"
-    return f"{text} ({format_unused_borrowing(unused[kind])})" if kind in unused else text
 
 
 def _boost_command(offers: list[dict[str, Any]], node: dict[str, Any], kind: str, excess: float) -> str:

@@ -39,11 +39,11 @@ from distributed_grid.client.job_payload import (
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
 WAIT_SECONDS = 300.0
-"""How long a command that is followed waits for resources; a detached one waits until it starts or is cancelled."""
+"""Wait for resources of a command that is followed; a detached one waits until it starts or is cancelled."""
 CANCEL_SECONDS = 3.0
-"""How long to wait for the end of what was cancelled."""
+"""Wait for the end of cancelled jobs."""
 DETACH_SECONDS = 5
-"""How long the control plane has to note that a job was detached."""
+"""Time of the control plane to note that a job was detached."""
 MAX_REASON_CHARS = 200
 
 
@@ -80,16 +80,6 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
     directory; on another node in a private one, into which the current directory is shipped when it is small. Its
     output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
     """
-    submission = _submission(options)
-
-    def submit(client: Client) -> dict[str, Any]:
-        upload = upload_for(session, client, options, submission["require"])
-        return client.call("submit_job", **submission | upload)
-
-    return run_job(session, options, submission["request_id"], submit)
-
-
-def _submission(options: dict[str, Any]) -> dict[str, Any]:
     words = list(options["command"])
     if not all(math.isfinite(options[name] or 0) for name in ("amount", "wait", "timeout", "grace")):
         raise BadInput("an amount or a time must be a number, not nan or inf")
@@ -98,7 +88,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
     require_utf8(options["resource_type"] or "", options["priority"])
-    return {
+    submission = {
         **placement_fields(options),
         **job_fields(words, options),
         "resource_type": options["resource_type"],
@@ -112,6 +102,12 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         "restartable": options["restartable"],
         "dry_run": options["dry_run"],
     }
+
+    def submit(client: Client) -> dict[str, Any]:
+        upload = upload_for(session, client, options, submission["require"])
+        return client.call("submit_job", **submission | upload)
+
+    return run_job(session, options, submission["request_id"], submit)
 
 
 def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +160,8 @@ def run_job(
             with session.client() as client:
                 accepted = submit(client)
             if options.get("dry_run"):
-                return _print_verdict(session, accepted)
+                _print_verdict(session, accepted)
+                return 0
             try:
                 return _attend_job(session, options, accepted, hangup)
             except (HungUp, OutputFailed) as loss:
@@ -264,7 +261,7 @@ def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
     return variables
 
 
-def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
+def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> None:
     job = accepted["job"]
     asked = format_amount(job["resource_type"], job["amount"])
     sized = f" ({format_sizing(job['sizing'])})" if job["sizing"] is not None else ""
@@ -274,32 +271,26 @@ def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
         text = f"would run on {job['node_id']} with {asked}{sized}"
         text += f"; {printable(accepted['note'])}" if accepted.get("note") else ""
     print_answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
-    return 0
-
-
-def _overrun_limits(job: dict[str, Any]) -> list[float]:
-    """The limits after which a job was run again with more."""
-    limits: list[float] = job["sizing"]["limits_gb"]
-    return limits[: job["sizing"]["overruns"]]
 
 
 class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
 
 
+def _interrupt(number: int, stack: FrameType | None) -> None:
+    raise _Interrupted
+
+
 def cancel_jobs(client: Client, names: Sequence[str]) -> list[dict[str, Any]]:
     """Cancel jobs and wait a moment until they are over; one that is not by then is still `stopping`."""
-    found = [client.call("cancel_job", job_id=name)["job"] for name in names]
+    jobs = [client.call("cancel_job", job_id=name)["job"] for name in names]
     deadline = time.monotonic() + CANCEL_SECONDS
-    return [_over_by(client, job, deadline) for job in found]
-
-
-def _over_by(client: Client, job: dict[str, Any], deadline: float) -> dict[str, Any]:
-    if job["state"] != "ended":
-        left = max(deadline - time.monotonic(), 0.0)
-        with contextlib.suppress(TimedOut):
-            job = client.call("wait_for_job", job_id=job["uid"], timeout_seconds=left)["job"]
-    return job
+    for at, job in enumerate(jobs):
+        if job["state"] != "ended":
+            left = max(deadline - time.monotonic(), 0.0)
+            with contextlib.suppress(TimedOut):
+                jobs[at] = client.call("wait_for_job", job_id=job["uid"], timeout_seconds=left)["job"]
+    return jobs
 
 
 class NoticePrinter:
@@ -337,8 +328,17 @@ class JobFollower:
     def run(self) -> int:
         """The exit code. HungUp and OutputFailed leave the job as it is, unless it was cancelled before."""
         try:
-            with handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM), self._hangup.may_leave():
-                return self._follow()
+            with handled_signals(_interrupt, signal.SIGINT, signal.SIGTERM), self._hangup.may_leave():
+                while True:  # the first interrupt cancels, a second one gets through
+                    try:
+                        return self._stream_output()
+                    except _Interrupted:
+                        if self._cancelled:
+                            raise
+                        self._cancel()
+                    except BrokenPipeError:
+                        self._output_closed = True
+                        self._cancel()
         except _Interrupted:
             if not self._cancelled:
                 self._cancel()
@@ -349,30 +349,20 @@ class JobFollower:
         echo("grid: the job is being stopped; not waiting for it", err=True)
         return 130
 
-    def _follow(self) -> int:
-        """Until the end; the first interrupt cancels, a second one gets through."""
-        while True:
-            try:
-                return self._stream_output()
-            except _Interrupted:
-                if self._cancelled:
-                    raise
-                self._cancel()
-            except BrokenPipeError:
-                self._output_closed = True
-                self._cancel()
-
-    def _on_signal(self, number: int, stack: FrameType | None) -> None:
-        raise _Interrupted
-
     def _cancel(self) -> None:
         self._cancelled = True
         self._session.call("cancel_job", job_id=self._uid)
 
     def _stream_output(self) -> int:
-        for kind, part in self._session.follow("read_logs", self._position):
+        def position() -> dict[str, Any]:
+            seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
+            return {"job_id": self._uid, "follow": True, "notices_seen": self._notices.seen, **seen}
+
+        for kind, part in self._session.follow("read_logs", position):
             if isinstance(part, bytes):
-                self._show(kind, part)
+                self._seen[kind] += len(part)
+                if not self._output_closed:
+                    write_output(kind, part)
             elif "dropped" in part:
                 self._seen[STDOUT if part["stream"] == "stdout" else STDERR] += part["dropped"]
                 echo(f"grid: {part['message']}", err=True)
@@ -382,21 +372,12 @@ class JobFollower:
                 return self._finish(part["job"])
         raise AssertionError("a stream ends with its last message")
 
-    def _position(self) -> dict[str, Any]:
-        seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-        return {"job_id": self._uid, "follow": True, "notices_seen": self._notices.seen, **seen}
-
-    def _show(self, kind: bytes, chunk: bytes) -> None:
-        self._seen[kind] += len(chunk)
-        if not self._output_closed:
-            write_output(kind, chunk)
-
     def _finish(self, job: dict[str, Any]) -> int:
         self.ended_job = job
         if self._output_closed:
             return 141
-        if job["sizing"] is not None and job["sizing"]["overruns"]:
-            limits = ", ".join(format_amount("memory", limit) for limit in _overrun_limits(job))
+        if job["sizing"] is not None and (overruns := job["sizing"]["overruns"]):
+            limits = ", ".join(format_amount("memory", limit) for limit in job["sizing"]["limits_gb"][:overruns])
             echo(f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more", err=True)
         if job["outcome"] == "waited_too_long":
             raise TimedOut(f"No resource offers available: {job['detail']}")

@@ -67,16 +67,25 @@ def simulate(
         if plot:
             from distributed_grid.replay.replay_statistics import chart
 
-            _write(plot, chart(replays))
+            try:
+                Path(plot).write_text(chart(replays), encoding="utf-8")
+            except OSError as failure:
+                raise GridError(f"cannot write {plot}: {failure.strerror}") from None
     except KeyboardInterrupt:
         bar.clear()
         echo("grid: stopped; a simulation changes nothing", err=True)
         return 130
     tables = [(name, figures.table()) for name, figures in replays]
+    from msgspec.structs import asdict
+
+    def rounded(figures: StatisticsTable) -> dict[str, Any]:
+        fields = asdict(figures)
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields.items()}
+
     data = {
         "trace": found.name,
         "left_out": dict(found.left_out),
-        "policies": [{"policy": name, **_fields(figures)} for name, figures in tables],
+        "policies": [{"policy": name, **rounded(figures)} for name, figures in tables],
         "plot": plot,
     }
     print_answer(session, data, _text(tables, found.left_out, plot))
@@ -89,15 +98,6 @@ def _this_machine() -> Capacity:
     from distributed_grid.agent.hardware import HardwareDetector
 
     return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
-
-
-def _fields(figures: StatisticsTable) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in msgspec.structs.asdict(figures).items()
-    }
 
 
 def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, int], ...], plot: str | None) -> str:
@@ -139,15 +139,8 @@ def _check_writable(path: str) -> None:
         raise GridError(f"cannot write {path}: {why}")
 
 
-def _write(path: str, content: str) -> None:
-    try:
-        Path(path).write_text(content, encoding="utf-8")
-    except OSError as failure:
-        raise GridError(f"cannot write {path}: {failure.strerror}") from None
-
-
 class _ProgressBar:
-    """How far the replay of each policy is, one policy after the other."""
+    """Progress of the replay of each policy, one policy after the other."""
 
     def __init__(self) -> None:
         self.policies: list[str] = []
@@ -155,11 +148,9 @@ class _ProgressBar:
         self._line = ProgressLine()
 
     def show(self, done: int, total: int) -> None:
-        self._line.draw(lambda: f"{self._policy()}{progress_bar(done, total)} {done:,} of {total:,}")
-
-    def _policy(self) -> str:
         count = len(self.policies)
-        return f"{self.policies[self._finished]}, {self._finished + 1} of {count}: " if count > 1 else ""
+        policy = f"{self.policies[self._finished]}, {self._finished + 1} of {count}: " if count > 1 else ""
+        self._line.draw(lambda: f"{policy}{progress_bar(done, total)} {done:,} of {total:,}")
 
     def next(self) -> None:
         """The next policy begins."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from distributed_grid.cli.command_line import Option, command
@@ -28,7 +28,7 @@ from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
 MAX_NAMED = 5
-"""How many stopped nodes are named."""
+"""Number of stopped nodes that are named."""
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
@@ -42,26 +42,38 @@ def status(session: CliSession, all_: bool) -> None:
 
 
 def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
-    """The status for a person: at most so many rows of each kind, within so many columns (0: any number)."""
+    """The status for a person: at most `max_rows` of each kind, within `width` columns (0: any number)."""
     nodes, jobs = found["nodes"], found["jobs"]
     problems = [
         f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in nodes if node["rejected"]
     ]
     problems += [f"{node['node_id']} is degraded: {node['degraded']}" for node in nodes if node["degraded"]]
-    problems += _stopped_line(nodes)
+    stopped = [node["node_id"] for node in nodes if node["stopped"]]
+    if stopped:
+        be = "is" if len(stopped) == 1 else "are"
+        words = " ".join(stopped) if len(stopped) <= MAX_NAMED else "NODE"
+        names = ", ".join(named_in_part(stopped, MAX_NAMED))
+        problems.append(f"{names} {be} stopped; type: grid cluster start {words}")
     problems += [node["clock_jump"] for node in nodes if node["clock_jump"]]
     states, omitted = found["job_states"], found["omitted"]
     running = states.get("running", 0)
     held = len(found["allocations"]) + omitted["allocations"]
     leases = f"{held:,} lease{'' if held == 1 else 's'}"
     summary = f"{leases}, {running:,} job{'' if running == 1 else 's'} running, {found['waiting']:,} waiting"
-    recommendations = found["recommendations"]
+    moves = ""
+    if recommendations := found["recommendations"]:
+        rows = [
+            (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
+            for one in recommendations[:max_rows]
+        ]
+        moves = table(*narrowed(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, width), empty="")
+        moves += _more(len(recommendations) - len(rows), "grid status --all")
     parts = [
         _nodes(nodes, max_rows, width),
         "\n".join(map(printable, named_in_part(problems, max_rows))),
         summary,
         "\n".join([_jobs(jobs, states, max_rows, width), *detached_lines(jobs)]) if jobs else "",
-        _recommendations(recommendations, max_rows, width) if recommendations else "",
+        moves,
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -77,15 +89,16 @@ def shared_status(session: CliSession) -> None:
 
 
 def sharing_parts(shared: dict[str, Any], omitted: int, head: str = "") -> list[str]:
-    """Offers and allocations below a line about sharing; where sharing is off nothing is offered. So many
-    allocations are left out."""
+    """Offers and allocations below a line about sharing; where sharing is off nothing is offered."""
     first = [*([head] if head else []), offers_table(shared["offers"])] if shared["enabled"] else [OFF]
     return [*first, allocations_table(shared["allocations"], omitted)]
 
 
 def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
     """A table of nodes; where there are too many, those with a problem come first."""
-    shown = nodes if len(nodes) <= max_rows else sorted(nodes, key=_is_well)[:max_rows]
+    shown = nodes
+    if len(nodes) > max_rows:
+        shown = sorted(nodes, key=lambda node: _state(node) == "alive" and not node["rejected"])[:max_rows]
     rows = [
         (
             node["node_id"],
@@ -98,35 +111,17 @@ def _nodes(nodes: list[dict[str, Any]], max_rows: int, width: int) -> str:
         for node in shown
     ]
     headings = ("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT")
-    more = _more(len(nodes) - len(shown), "grid status --all", _counts(map(_state, nodes)))
+    more = _more(len(nodes) - len(shown), "grid status --all", _totals(Counter(map(_state, nodes))))
     return table(*narrowed(headings, rows, width), empty="no nodes") + more
 
 
-def _stopped_line(nodes: list[dict[str, Any]]) -> list[str]:
-    """The stopped nodes and the command that starts them."""
-    names = [node["node_id"] for node in nodes if node["stopped"]]
-    if not names:
-        return []
-    be = "is" if len(names) == 1 else "are"
-    words = " ".join(names) if len(names) <= MAX_NAMED else "NODE"
-    return [f"{', '.join(named_in_part(names, MAX_NAMED))} {be} stopped; type: grid cluster start {words}"]
-
-
-def _is_well(node: dict[str, Any]) -> bool:
-    return _state(node) == "alive" and not node["rejected"]
-
-
-def _counts(states: Iterable[str]) -> str:
-    """How many there are in each state, the most frequent first."""
-    return _totals(Counter(states))
-
-
 def _totals(counts: Mapping[str, int]) -> str:
+    """Number in each state, the most frequent first."""
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items(), key=lambda one: -one[1]))
 
 
 def _more(left_out: int, advice: str, totals: str = "") -> str:
-    """The line that says how many rows are left out; nothing where none is."""
+    """The line about rows that are left out; empty where none is."""
     if left_out <= 0:
         return ""
     return f"\n… and {left_out:,} more ({advice})" + (f"; in all {totals}" if totals else "")
@@ -154,15 +149,6 @@ def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, wid
 
 
 _JOB_ORDER = {state: at for at, state in enumerate(("running", "paused", "stopping", "assigned", "queued"))}
-
-
-def _recommendations(recommendations: list[dict[str, Any]], max_rows: int, width: int) -> str:
-    rows = [
-        (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
-        for one in recommendations[:max_rows]
-    ]
-    more = _more(len(recommendations) - len(rows), "grid status --all")
-    return table(*narrowed(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, width), empty="") + more
 
 
 def offers_table(offers: list[dict[str, Any]]) -> str:

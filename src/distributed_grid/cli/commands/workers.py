@@ -1,4 +1,4 @@
-"""`grid workers`: start, list and end the workers of a provider."""
+"""`grid workers` and `grid scale`: start, list and end the workers of a provider, by hand or as the queue calls for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Op
 from distributed_grid.cli.output import (
     confirm,
     echo,
+    format_span,
     narrowed,
     note,
     print_answer,
@@ -21,7 +22,7 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import GridError, Refused, TimedOut
-from distributed_grid.number_text import plain_number
+from distributed_grid.number_text import counted, plain_number
 
 POLL_SECONDS = 0.5
 PROVIDER = Option("--provider", default="", metavar="NAME", help="A provider of the config (default: the only one).")
@@ -44,27 +45,13 @@ def workers() -> None:
     Option("--wait", default=0.0, type=FloatRange(0), metavar="SECONDS", help="Until they have joined."),
 )
 def create(
-    session: CliSession,
-    provider: str,
-    worker_type: str,
-    count: int,
-    cpu: float,
-    memory: float,
-    gpu: int,
-    dry_run: bool,
-    yes: bool,
-    wait: float,
-) -> None:
+    session: CliSession, provider: str, worker_type: str, count: int, cpu: float, memory: float, gpu: int,
+    dry_run: bool, yes: bool, wait: float,
+) -> None:  # fmt: skip
     """Start workers. On a terminal the price is shown first, and asked about unless --yes is given."""
     ids = [f"worker-{secrets.token_hex(6)}" for _ in range(count)]
-    asked = {
-        "worker_ids": ids,
-        "provider": provider,
-        "worker_type": worker_type,
-        "cpu": cpu,
-        "memory_gb": memory,
-        "gpu": gpu,
-    }
+    size = {"cpu": cpu, "memory_gb": memory, "gpu": gpu}
+    asked = {"worker_ids": ids, "provider": provider, "worker_type": worker_type, **size}
     if dry_run or (not yes and not session.json and sys.stdout.isatty()):
         plan = session.call("create_workers", **asked, dry_run=True)
         if dry_run:
@@ -77,38 +64,34 @@ def create(
     if not session.json:
         echo(started_text(made))
     if wait:
-        made = _wait(session, [one["worker_id"] for one in made["workers"]], wait)
+        made = _wait_for_join(session, [one["worker_id"] for one in made["workers"]], wait)
     if session.json:
         print_answer(session, made, "")
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """What would be started, and what that costs."""
-    first, budget = plan["workers"][0], plan["budget"]
-    count = len(plan["workers"])
-    what = f"{count} {first['worker_type']} worker{'' if count == 1 else 's'} of {first['provider']} ({first['offer']})"
-    price = (
-        "at an unknown price"
-        if first["price_per_hour"] is None
-        else f"at ${plain_number(first['price_per_hour'])} an hour"
-    )
-    return printable(f"would start {what} {price}; then all workers cost {cost_text(budget)}")
+    """The workers of a plan, and their cost."""
+    first, price = plan["workers"][0], plan["workers"][0]["price_per_hour"]
+    workers = counted(len(plan["workers"]), "worker").replace(" ", f" {first['worker_type']} ")
+    cost = "at an unknown price" if price is None else f"at ${plain_number(price)} an hour"
+    text = f"would start {workers} of {first['provider']} ({first['offer']}) {cost}"
+    return printable(f"{text}; then all workers cost {cost_text(plan['budget'])}")
 
 
 def cost_text(budget: dict[str, Any]) -> str:
-    """What workers cost in money and in core-hours, and the limits."""
+    """The cost of workers in money and in core-hours, and the limits."""
     used = [f"{name}: {core_hours_text(one)}" for name, one in budget["core_hours"].items()]
     return "; ".join([money_text(budget), *used])
 
 
 def core_hours_text(one: dict[str, Any]) -> str:
-    """What workers of a provider use of its core-hours, and the limit."""
+    """The core-hours of a provider that its workers use, and the limit."""
     used, ahead, limit = one["core_hours_today"], one["by_midnight"], one["budget_core_hours"]
     return f"{plain_number(used)} core-hours today ({plain_number(ahead)} by midnight UTC) of {plain_number(limit)}"
 
 
 def money_text(budget: dict[str, Any]) -> str:
-    """What workers cost in money, and the limits."""
+    """The cost of workers in money, and the limits."""
     hour, day = f"${plain_number(budget['per_hour'])} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
         hour += f" of ${plain_number(budget['budget_per_hour'])}"
@@ -118,11 +101,10 @@ def money_text(budget: dict[str, Any]) -> str:
 
 
 def started_text(made: dict[str, Any]) -> str:
-    lines = [printable(f"{one['worker_id']}: {one['state']}") for one in made["workers"]]
-    return "\n".join(lines)
+    return "\n".join(printable(f"{one['worker_id']}: {one['state']}") for one in made["workers"])
 
 
-def _wait(session: CliSession, ids: list[str], seconds: float) -> dict[str, Any]:
+def _wait_for_join(session: CliSession, ids: list[str], seconds: float) -> dict[str, Any]:
     """Wait until the workers have joined, and show each step; a worker that takes another's place is waited for."""
     deadline = time.monotonic() + seconds
     shown: dict[str, str] = {}
@@ -170,7 +152,7 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
             one["zone"],
             one["market"],
             "not known" if one["price_per_hour"] is None else f"${plain_number(one['price_per_hour'])}",
-            age_text(one["age_seconds"]),
+            format_span(one["age_seconds"]),
             one["state"],
             why_text(one),
         )
@@ -184,26 +166,14 @@ def list_(session: CliSession, everything: bool, provider: str) -> None:
 
 
 def why_text(worker: dict[str, Any]) -> str:
-    """What is wrong with a worker, else why it is as it is, and when its provider ends it."""
-    said = [worker["problem"] or worker["reason"], worker["warning"]]
+    """The problem of a worker, else the reason of its state, and when its provider ends it."""
+    parts = [worker["problem"] or worker["reason"], worker["warning"]]
     if worker["ends_at"] and worker["state"] != "gone":
-        said.append(f"ends in {age_text(seconds_until(worker['ends_at']))}")
-    return "; ".join(one for one in said if one)
+        from datetime import UTC, datetime
 
-
-def seconds_until(moment: str) -> float:
-    """How far a time in ISO 8601 is ahead; 0 where it has passed."""
-    from datetime import UTC, datetime
-
-    return max((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds(), 0.0)
-
-
-def age_text(seconds: float) -> str:
-    """An age in the largest unit that says enough."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+        left = (datetime.fromisoformat(worker["ends_at"]) - datetime.now(UTC)).total_seconds()
+        parts.append(f"ends in {format_span(left)}")
+    return "; ".join(part for part in parts if part)
 
 
 @workers.command(
@@ -228,3 +198,109 @@ def terminate(
         rows = [session.query("get_worker", worker_id=one["worker_id"])["worker"] for one in found["workers"]]
         found = {**found, "workers": rows}
     print_answer(session, found, started_text(found))
+
+
+@group()
+def scale() -> None:
+    """Start workers when the queue calls for them, and give them back when it does not."""
+
+
+@scale.command()
+def status(session: CliSession) -> None:
+    """Workers by state, utilization over the window, what waits, cooldowns, and money."""
+    found = session.query("get_scaling")["scaling"]
+    print_answer(session, found, "\n".join(status_lines(found)))
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """How scaling stands, line by line."""
+    provider = found["provider"]
+    lines = [f"provider: {provider}" if provider else "provider: none; set scaling.provider to start workers by itself"]
+    if found["problem"]:
+        lines.append(f"no workers can be started: {found['problem']}")
+    states = ", ".join(f"{count} {state}" for state, count in found["workers"].items()) or "none"
+    lines.append(f"workers: {states}; at least {found['min_workers']}, at most {found['max_workers']}")
+    if found["idle"]:
+        longest = max(found["idle"].values())
+        lines.append(f"idle: {len(found['idle'])}, the longest for {longest:.0f} s")
+    used = ", ".join(f"{name} {100 * part:.0f} %" for name, part in found["utilization"].items())
+    lines.append(f"utilization over {plain_number(found['window_seconds'])} s: {used}")
+    demand = found["demand"]
+    lines.append(f"waiting for a worker: {demand['requests']} requests, {demand['unmet']} of them unmet")
+    lines += [f"  not counted: {count} ({why})" for why, count in demand["not_counted"].items()]
+    for name, key in (("up", "scale_up_cooldown"), ("down", "scale_down_cooldown")):
+        if found[key]:
+            lines.append(f"scaling {name} rests for {found[key]:.0f} s")
+    if found["expected_load"] is not None:
+        lines.append(f"expected load: {found['expected_load']:.1f} workers")
+    if found["warm_workers"]:
+        lines.append(f"kept warm: {found['warm_workers']} workers")
+    lines.append(f"cost: {money_text(found['budget'])}")
+    lines += [f"  {spending_text(one, found['budget'])}" for one in found["spending"]]
+    return [printable(line) for line in lines]
+
+
+def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
+    """The cost of one provider's workers, and the spent part of the day's budgets."""
+    count = counted(one["workers"], "worker")
+    text = f"{one['provider']}: {count}, ${plain_number(one['per_hour'])} an hour, ${one['spent_today']:.4f} today"
+    if budget["budget_per_day"]:
+        text += f" ({100 * one['spent_today'] / budget['budget_per_day']:.0f} % of the day's budget)"
+    cores = budget["core_hours"].get(one["provider"])
+    return text if cores is None else f"{text}, {core_hours_text(cores)}"
+
+
+@scale.command()
+def plan(session: CliSession) -> None:
+    """What would be done now, why, and what it would cost an hour and until midnight. Nothing is done."""
+    found = session.query("plan_scaling")
+    print_answer(session, found, "\n".join(plan_lines(found)))
+
+
+def plan_lines(found: dict[str, Any]) -> list[str]:
+    """A plan and its price, line by line."""
+    shown, decision = found["plan"], found["plan"]["decision"]
+    lines = [f"{action_text(decision)}: {decision['reason']}"]
+    if found["problem"]:
+        lines.append(f"no workers can be started: {found['problem']}")
+    lines += [f"  {worker_id}" for worker_id in decision["worker_ids"]]
+    if decision["count"] and decision["action"] == "scale_up":
+        if shown["cost_per_hour"] is None:
+            lines.append("what they cost is not known")
+        else:
+            hour, day = shown["cost_per_hour"], shown["cost_until_midnight"]
+            today = plain_number(float(f"{day:.4g}"))
+            lines.append(f"they cost ${plain_number(hour)} an hour, ${today} until midnight UTC")
+    lines.append(f"all workers then: {cost_text(shown['budget'])}")
+    return [printable(line) for line in lines]
+
+
+def action_text(decision: dict[str, Any]) -> str:
+    """The action of a decision, in words."""
+    count, kept = decision["count"], len(decision["worker_ids"])
+    if decision["action"] == "scale_down":
+        return f"give back {counted(count, 'worker')}"
+    if decision["action"] == "none":
+        return "do nothing"
+    parts = [f"keep {kept} that drain"] if kept else []
+    if count:
+        what = f"{decision['worker_type']} worker{'' if count == 1 else 's'} of {decision['provider']}"
+        parts.insert(0, f"start {count} {what} ({decision['offer']})")
+    return ", ".join(parts)
+
+
+@scale.command(Option("--yes", "-y", is_flag=True, help="Do not ask."))
+def run(session: CliSession, yes: bool) -> None:
+    """Evaluate once now, and act. What it costs is shown first, and asked about unless --yes is given."""
+    if not yes:
+        planned = session.query("plan_scaling")
+        if planned["plan"]["decision"]["action"] != "none":
+            echo("\n".join(plan_lines(planned)), err=session.json)
+            if not sys.stdin.isatty():
+                raise Refused("nothing was done; without a terminal to ask on, type: grid scale run --yes")
+            if not confirm("do it?"):
+                raise Refused("nothing was done")
+    done = session.call("run_scaling")
+    lines = plan_lines(done)
+    lines += [printable(f"{worker_id}: wanted") for worker_id in done["started"]]
+    print_answer(session, done, "\n".join(lines))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
-    OutputsBroughtHome,
+    OutputsCollected,
     ScalingEvaluated,
     ScalingRulesSet,
     WorkerDrainRequested,
@@ -96,7 +96,7 @@ def _marked(decision: Decision, *, spare: bool) -> Decision:
     return decision
 
 
-def on_outputs_brought_home(ledger: Ledger, event: OutputsBroughtHome, now: int) -> Decision:
+def on_outputs_collected(ledger: Ledger, event: OutputsCollected, now: int) -> Decision:
     """Terminate a worker that drains, if nothing is lent there; what could not be copied is recorded."""
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state is not WorkerState.DRAINING or ledger.leases_on.get(worker.node):
@@ -108,7 +108,7 @@ def on_outputs_brought_home(ledger: Ledger, event: OutputsBroughtHome, now: int)
     return decision
 
 
-def _kept(worker: Worker, event: OutputsBroughtHome) -> Record:
+def _kept(worker: Worker, event: OutputsCollected) -> Record:
     files = f"{event.files:,} file{'' if event.files == 1 else 's'} of ended jobs brought home"
     lost = f", {len(event.lost):,} lost: {'; '.join(event.lost[:MAX_LOST_LISTED])}" if event.lost else ""
     data = {"files": event.files, "bytes": event.bytes, "lost": list(event.lost[:MAX_LOST_LISTED])}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.engines import EngineCapacity, EngineResources
+from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -67,7 +67,17 @@ def next_offer(
     elif seen.disk_full:
         lends, withheld = NOTHING, (disk_reason(seen.usage),)
     elif engine_capacity is not None:
-        lends, withheld = _limit_to_engine(lends, engine_capacity.room, withheld, used or NodeClaims())
+        room, held = engine_capacity.room, (used or NodeClaims()).gpu_milli
+        most = -(-room.gpu_milli // WHOLE_GPU)
+        devices = sorted(lends.gpus, key=lambda device: (device.index not in held, device.index))[:most]
+        limited = Capacity(
+            min(lends.cpu_milli, room.cpu_milli),
+            min(lends.memory_bytes, room.memory_bytes),
+            tuple(sorted(devices, key=lambda device: device.index)),
+            lends.custom,
+        )
+        if limited != lends:
+            lends, withheld = limited, (*withheld, "its engine has given the rest to others")
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
     names = tuple(one.name for one in paused)
@@ -126,21 +136,6 @@ def _empty_offer(offer: Offer, reason: str) -> Offer:
     return replace(offer, generation=offer.generation + 1, lends=NOTHING, withheld=(reason,), paused=())
 
 
-def _limit_to_engine(
-    lends: Capacity, room: EngineResources, withheld: tuple[str, ...], used: NodeClaims
-) -> tuple[Capacity, tuple[str, ...]]:
-    """The part of an offer that the node's engine has left for us."""
-    most = -(-room.gpu_milli // WHOLE_GPU)
-    devices = sorted(lends.gpus, key=lambda device: (device.index not in used.gpu_milli, device.index))[:most]
-    limited = Capacity(
-        min(lends.cpu_milli, room.cpu_milli),
-        min(lends.memory_bytes, room.memory_bytes),
-        tuple(sorted(devices, key=lambda device: device.index)),
-        lends.custom,
-    )
-    return limited, withheld if limited == lends else (*withheld, "its engine has given the rest to others")
-
-
 def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, ...]) -> bool:
     """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
     if (old.lends.gpus, old.lends.custom, len(old.withheld)) != (lends.gpus, lends.custom, len(withheld)):
@@ -159,8 +154,19 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
     Without `idle` the measurement is taken for the node's first.
     """
     most, limits = node.lendable, node.thresholds
+    if limits is None and not node.caps.can_share:
+        return most, ("does not share",)
     if limits is None:
-        return _lendable_without_thresholds(node, usage)
+        cpu, memory, gpus = most.cpu_milli, available_memory(node, usage), most.gpus
+        if node.simulated:
+            cpu = min(cpu, node.capacity.cpu_milli * max(1000 - usage.cpu_outside_milli, 0) // 1000)
+        elif node.is_pull:  # only the worker itself can take its machine back: use by others is the owner's
+            used = usage.cpu_outside_milli if usage.cpu_outside_milli > BACKGROUND_BUSY_MILLI else 0
+            cpu = min(cpu, node.capacity.cpu_milli * max(1000 - used, 0) // 1000)
+            busy = {gpu.index for gpu in usage.gpus if gpu.busy_milli}
+            gpus = tuple(device for device in gpus if device.index not in busy)
+        lends = replace(most, cpu_milli=cpu, memory_bytes=min(memory, most.memory_bytes), gpus=gpus)
+        return lends, ("all of its memory is in use",) if most.memory_bytes and not memory else ()
     if not usage.cpu_measured:
         return NOTHING, (NOT_MEASURED,)
     idle = idle or update_idleness(node, usage, None, 0)
@@ -170,23 +176,6 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
     memory = _lendable_memory(node, usage, limits, idle, withheld)
     gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, withheld))
     return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(withheld)
-
-
-def _lendable_without_thresholds(node: Node, usage: Usage) -> tuple[Capacity, tuple[str, ...]]:
-    most = node.lendable
-    if not node.caps.can_share:
-        return most, ("does not share",)
-    cpu, memory = most.cpu_milli, available_memory(node, usage)
-    gpus = most.gpus
-    if node.simulated:
-        cpu = min(cpu, node.capacity.cpu_milli * max(1000 - usage.cpu_outside_milli, 0) // 1000)
-    elif node.is_pull:  # nobody but itself can take its machine back: what it says that others use is theirs
-        used = usage.cpu_outside_milli if usage.cpu_outside_milli > BACKGROUND_BUSY_MILLI else 0
-        cpu = min(cpu, node.capacity.cpu_milli * max(1000 - used, 0) // 1000)
-        busy = {gpu.index for gpu in usage.gpus if gpu.busy_milli}
-        gpus = tuple(device for device in gpus if device.index not in busy)
-    withheld = ("all of its memory is in use",) if most.memory_bytes and not memory else ()
-    return replace(most, cpu_milli=cpu, memory_bytes=min(memory, most.memory_bytes), gpus=gpus), withheld
 
 
 def available_memory(node: Node, usage: Usage) -> int:

@@ -61,18 +61,27 @@ def update_idleness(node: Node, usage: Usage, seen: NodeObservation | None, now:
         )
     else:
         gpus = old.gpus if old else ()
+    cores, most_cpu = node.capacity.cpu_milli, limits.cpu_busy_max_milli
+    most_idle_cpu = 1000 - -(-1000 * limits.cpu_min_milli // cores) if cores else -1
+    cpu_marks = _IdleMarks(min(most_cpu, most_idle_cpu), min(most_cpu + limits.margin_milli, most_idle_cpu))
+    memory, most_memory = node.capacity.memory_bytes, limits.memory_used_max_milli
+    most_idle_memory = memory - limits.memory_min_bytes
+    start, stop = (((milli + 1) * memory - 1) // 1000 for milli in (most_memory, most_memory + limits.margin_milli))
+    memory_marks = _IdleMarks(min(start, most_idle_memory), min(stop, most_idle_memory))
     return Idleness(
-        _update_tendency(old.cpu if old else None, usage.cpu_outside_milli, _cpu_marks(node, limits), elapsed),
-        _update_tendency(old.memory if old else None, usage.memory_outside_bytes, _memory_marks(node, limits), elapsed),
+        _update_tendency(old.cpu if old else None, usage.cpu_outside_milli, cpu_marks, elapsed),
+        _update_tendency(old.memory if old else None, usage.memory_outside_bytes, memory_marks, elapsed),
         gpus,
     )
 
 
 def _update_tendency(old: IdleTendency | None, measured: int, marks: _IdleMarks, elapsed: _Elapsed) -> IdleTendency:
-    """The same resource after one more measurement."""
     if old is None:
         return IdleTendency(measured <= marks.start, measured)
-    level = _smoothed(old.level, measured, elapsed)
+    level, slowness_ms = measured, elapsed.dwell_ms // SMOOTHING_DIVISOR
+    if slowness_ms:  # a step towards the measurement, proportional to the time passed; rounded up, so that it arrives
+        step = -(-abs(measured - old.level) * elapsed.passed_ms // (elapsed.passed_ms + slowness_ms))
+        level = old.level + step if measured > old.level else old.level - step
     against = level > marks.stop if old.lent else level <= marks.start
     if not against:
         return IdleTendency(old.lent, level, None, old.turned)
@@ -81,29 +90,6 @@ def _update_tendency(old: IdleTendency | None, measured: int, marks: _IdleMarks,
     if elapsed.now - since < (elapsed.dwell_ms // STOP_DIVISOR if soon else elapsed.dwell_ms):
         return IdleTendency(old.lent, level, since, old.turned)
     return IdleTendency(not old.lent, level, None, True)
-
-
-def _smoothed(level: int, measured: int, elapsed: _Elapsed) -> int:
-    """A step towards the measurement, the larger the more time has passed; rounded up, so that it arrives."""
-    slowness_ms = elapsed.dwell_ms // SMOOTHING_DIVISOR
-    if not slowness_ms:
-        return measured
-    step = -(-abs(measured - level) * elapsed.passed_ms // (elapsed.passed_ms + slowness_ms))
-    return level + step if measured > level else level - step
-
-
-def _cpu_marks(node: Node, limits: OfferThresholds) -> _IdleMarks:
-    has = node.capacity.cpu_milli
-    enough_left = 1000 - -(-1000 * limits.cpu_min_milli // has) if has else -1
-    most = limits.cpu_busy_max_milli
-    return _IdleMarks(min(most, enough_left), min(most + limits.margin_milli, enough_left))
-
-
-def _memory_marks(node: Node, limits: OfferThresholds) -> _IdleMarks:
-    has, most = node.capacity.memory_bytes, limits.memory_used_max_milli
-    enough_left = has - limits.memory_min_bytes
-    start, stop = (((milli + 1) * has - 1) // 1000 for milli in (most, most + limits.margin_milli))
-    return _IdleMarks(min(start, enough_left), min(stop, enough_left))
 
 
 def _gpu_tendency(
@@ -175,7 +161,9 @@ def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) 
     level = old.level + (use - old.level) * min(passed_ms / SMOOTHING_MS, 1.0)
     anchor, anchored_at_ms, drift = old.anchor, old.anchored_at_ms, old.drift
     if now - anchored_at_ms >= DRIFT_STEP_MS:
-        drift = _updated_drift(old, level, now)
+        hours = (now - anchored_at_ms) / HOUR_MS
+        step = min(abs(level - anchor), JUMP_DEVIATIONS * sqrt(drift * hours) + NOISE_MILLI)
+        drift += DRIFT_WEIGHT * (step * step / hours - drift)
         anchor, anchored_at_ms = level, now
     trough, crest, rises, counted_at_ms = old.trough, old.crest, old.rises, old.counted_at_ms
     if level <= crest - MIN_RISE:
@@ -184,27 +172,15 @@ def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) 
         trough = level
     elif level > crest:
         if int(level) // 100 > int(crest) // 100:
-            rises, counted_at_ms = _count_rise(old, level, now), now
+            fade = decay(now - counted_at_ms)
+            counts = [count * fade for count in rises] or [0.0] * TENTHS
+            for tenth in range(TENTHS):
+                mark = 100 * (tenth + 1)
+                if crest < mark <= level and mark - trough >= MIN_RISE:
+                    counts[tenth] += 1.0
+            rises, counted_at_ms = tuple(counts), now
         crest = level
     return UsageTrace(level, trough, crest, anchor, anchored_at_ms, old.since_ms, counted_at_ms, drift, rises)
-
-
-def _updated_drift(old: UsageTrace, level: float, now: int) -> float:
-    """The drift after one more stride."""
-    hours = (now - old.anchored_at_ms) / HOUR_MS
-    step = min(abs(level - old.anchor), JUMP_DEVIATIONS * sqrt(old.drift * hours) + NOISE_MILLI)
-    return old.drift + DRIFT_WEIGHT * (step * step / hours - old.drift)
-
-
-def _count_rise(old: UsageTrace, level: float, now: int) -> tuple[float, ...]:
-    """The counts with a climb to this level among them."""
-    fade = decay(now - old.counted_at_ms)
-    counts = [count * fade for count in old.rises] or [0.0] * TENTHS
-    for tenth in range(TENTHS):
-        mark = 100 * (tenth + 1)
-        if old.crest < mark <= level and mark - old.trough >= MIN_RISE:
-            counts[tenth] += 1.0
-    return tuple(counts)
 
 
 def decay(age_ms: int) -> float:

@@ -98,7 +98,9 @@ def update_recent(node: Node, usage: Usage, seen: NodeObservation | None, now: i
     old = seen.recent if seen is not None and now - seen.at_ms <= node.offer_ms else None
     if not usage.cpu_measured:
         return old
-    values = _values(node, usage)
+    busy = {gpu.index: gpu.busy_milli for gpu in usage.gpus}
+    memory = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1)
+    values = (usage.cpu_outside_milli, memory, *(busy.get(device.index, 0) for device in node.lendable.gpus))
     if old is None or len(old.last) != len(values):
         recent, passed_ms = RecentUsage(((now, *(0 for _ in values)),), values), 0
     else:
@@ -146,13 +148,6 @@ def _marks(node: Node, limits: OfferThresholds) -> tuple[int, ...]:
     return (limits.cpu_busy_max_milli, limits.memory_used_max_milli, *gpus)
 
 
-def _values(node: Node, usage: Usage) -> tuple[int, ...]:
-    """What its owner uses of CPU, memory and each GPU, in thousandths."""
-    busy = {gpu.index: gpu.busy_milli for gpu in usage.gpus}
-    memory = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1)
-    return (usage.cpu_outside_milli, memory, *(busy.get(device.index, 0) for device in node.lendable.gpus))
-
-
 def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
     """The resources that a node offers and that are paused."""
     limits, recent, idle = node.thresholds, seen.recent, seen.idleness
@@ -162,23 +157,20 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
     for device in node.lendable.gpus:
         tendency = idle.gpu(device.index)
         offered.append(("gpu", device.index, tendency is not None and tendency.lent))
-    marks = _marks(node, limits)
-    return tuple(
-        _pause(recent, at, resource, index, marks[at], limits.dwell_ms)
-        for at, (resource, index, lent) in enumerate(offered[: len(recent.marks)])
-        if lent and recent.marks[at].is_paused
-    )
-
-
-def _pause(recent: RecentUsage, at: int, resource: str, index: int, mark: int, dwell_ms: int) -> OfferPause:
-    history, used, now = recent.marks[at], recent.minute[at], recent.integrals[-1][0]
-    if used > mark:
-        returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, dwell_ms), mark)
-        return OfferPause(resource, mark, used, returns_at_ms, index)
-    fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
-    since_ms = now if history.below_since_ms is None else history.below_since_ms
-    returns_at_ms = min(since_ms + dwell_ms, fades_at_ms)
-    return OfferPause(resource, mark, used, returns_at_ms, index, round(1000 * history.above_share))
+    marks, now, paused = _marks(node, limits), recent.integrals[-1][0], []
+    for at, (resource, index, lent) in enumerate(offered[: len(recent.marks)]):
+        history, used, mark = recent.marks[at], recent.minute[at], marks[at]
+        if not lent or not history.is_paused:
+            continue
+        if used > mark:
+            returns_at_ms = _earliest_return(recent, at, min(WINDOW_MS, limits.dwell_ms), mark)
+            paused.append(OfferPause(resource, mark, used, returns_at_ms, index))
+            continue
+        fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
+        since_ms = now if history.below_since_ms is None else history.below_since_ms
+        returns_at_ms = min(since_ms + limits.dwell_ms, fades_at_ms)
+        paused.append(OfferPause(resource, mark, used, returns_at_ms, index, round(1000 * history.above_share)))
+    return tuple(paused)
 
 
 def mean(recent: RecentUsage, at: int, window_ms: int) -> int:
@@ -187,15 +179,12 @@ def mean(recent: RecentUsage, at: int, window_ms: int) -> int:
     begin = max(last[0] - window_ms, first[0])
     if last[0] == begin:
         return recent.last[at]
-    return -((_integral(recent, at, begin) - last[at + 1]) // (last[0] - begin))
-
-
-def _integral(recent: RecentUsage, at: int, moment: int) -> int:
-    """The integral of one resource up to a moment within the history, rounded down."""
+    until_begin = last[at + 1]  # its integral up to the beginning of the window, rounded down
     for (before, *was), (after, *then) in pairwise(recent.integrals):
-        if moment <= after:
-            return int(was[at] + (then[at] - was[at]) * (moment - before) // (after - before))
-    return recent.integrals[-1][at + 1]
+        if begin <= after:
+            until_begin = int(was[at] + (then[at] - was[at]) * (begin - before) // (after - before))
+            break
+    return -((until_begin - last[at + 1]) // (last[0] - begin))
 
 
 def _earliest_return(recent: RecentUsage, at: int, window_ms: int, mark: int) -> int:

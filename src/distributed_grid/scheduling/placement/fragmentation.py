@@ -49,8 +49,14 @@ class UsableCapacity:
         allowed = np.array([columns.of_model(shape.models) for shape in shapes], dtype=np.float64)
         self._allowed = allowed.reshape(len(shapes), len(columns.models)).T.copy()
         self._choosy = any(shape.models for shape in shapes)
-        self.table = _device_table(shapes)
+        free = np.arange(WHOLE_GPU + 1)
+        self.table = np.zeros((WHOLE_GPU + 3, len(shapes)))
         """By what is free of a device: how much of it each shape could use. `NO_DEVICE` is the last row."""
+        for i, shape in enumerate(shapes):
+            if shape.is_part:
+                self.table[: WHOLE_GPU + 1, i] = free // shape.gpu_milli * shape.gpu_milli
+            else:
+                self.table[WHOLE_GPU : WHOLE_ONLY + 1, i] = WHOLE_GPU
 
     def held(self, devices: Ints, model: Ints) -> Floats:
         """What devices (R × G) hold of each shape (R × S): nothing where they are of another model."""
@@ -105,18 +111,6 @@ def chunks(rows: Ints) -> Iterator[Ints]:
     """The rows, some at once."""
     for start in range(0, len(rows), CHUNK_ROWS):
         yield rows[start : start + CHUNK_ROWS]
-
-
-def _device_table(shapes: Sequence[RequestShape]) -> Floats:
-    """What one device holds of each shape, by what is free of it."""
-    free = np.arange(WHOLE_GPU + 1)
-    held = np.zeros((WHOLE_GPU + 3, len(shapes)))
-    for i, shape in enumerate(shapes):
-        if shape.is_part:
-            held[: WHOLE_GPU + 1, i] = free // shape.gpu_milli * shape.gpu_milli
-        else:
-            held[WHOLE_GPU : WHOLE_ONLY + 1, i] = WHOLE_GPU
-    return held
 
 
 MAX_COLUMNS = 128
@@ -211,7 +205,9 @@ class FragmentationIndex:
             after += table.take(devices - shape.gpu_milli, axis=0)
             worth = np.where(tries, self._useful.worth(after, limits[:, np.newaxis]), -np.inf)
         else:  # of many rows only the devices where it fits, and of those alike only one
-            at, device = (tries & _first_of_its_kind(devices)).nonzero()
+            alike = devices[:, :, np.newaxis] == devices[:, np.newaxis, :]
+            first: Mask = alike.argmax(axis=2) == np.arange(devices.shape[1])
+            at, device = (tries & first).nonzero()
             free = devices[at, device]
             after = held.take(at, axis=0) - table.take(free, axis=0)
             after += table.take(free - shape.gpu_milli, axis=0)
@@ -240,13 +236,6 @@ class _LossColumn:
         self.counted = -1
 
 
-def _first_of_its_kind(devices: Ints) -> Mask:
-    """The devices (R × G) that no device before them on their row is like: those alike need not all be tried."""
-    alike = devices[:, :, np.newaxis] == devices[:, np.newaxis, :]
-    first: Mask = alike.argmax(axis=2) == np.arange(devices.shape[1])
-    return first
-
-
 MAX_SHAPES = 64
 HALVE_AFTER = 2**14
 TOTAL_WEIGHT = 2**17
@@ -268,7 +257,10 @@ def count_shape(request_shapes: RequestShapes, shape: RequestShape) -> RequestSh
     else:
         counts[at] = (shape, counts[at][1] + 1)
     after = RequestShapes(tuple(counts), request_shapes.counted + 1, request_shapes.weights, request_shapes.taken)
-    return after if after.counted < HALVE_AFTER else _halve_counts(after)
+    if after.counted < HALVE_AFTER:
+        return after
+    halves = tuple((shape, count // 2) for shape, count in after.counts if count > 1)
+    return RequestShapes(halves, sum(half for _, half in halves), after.weights, after.taken // 2)
 
 
 def reweigh(request_shapes: RequestShapes, supply: Sequence[int], free_milli: int) -> RequestShapes:
@@ -283,11 +275,6 @@ def reweigh(request_shapes: RequestShapes, supply: Sequence[int], free_milli: in
     shapes = [shape for shape, _ in request_shapes.counts]
     weights = [(shape, max(TOTAL_WEIGHT * part // total, 1)) for shape, part in zip(shapes, parts, strict=True)]
     return RequestShapes(request_shapes.counts, request_shapes.counted, tuple(weights), request_shapes.counted)
-
-
-def _halve_counts(request_shapes: RequestShapes) -> RequestShapes:
-    halves = tuple((shape, count // 2) for shape, count in request_shapes.counts if count > 1)
-    return RequestShapes(halves, sum(half for _, half in halves), request_shapes.weights, request_shapes.taken // 2)
 
 
 def shape_of(ask: Amounts) -> RequestShape:

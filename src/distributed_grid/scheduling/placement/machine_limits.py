@@ -131,8 +131,9 @@ def shortage_after_leaving(ledger: Ledger, request: Request) -> MachineShortage 
 
 
 def used_bytes(ledger: Ledger, lease: Lease) -> int:
-    """The memory of a lease, where a job or a block has it."""
-    return lease.claim.memory_bytes if lease.claim is not None and _is_used(ledger, lease) else 0
+    """The memory of a lease, where a job or a block has it; a job may run within another's lease."""
+    is_used = lease.job or lease.request.block or ledger.dependents.get(lease.id)
+    return lease.claim.memory_bytes if lease.claim is not None and is_used else 0
 
 
 def simulated_nodes(ledger: Ledger) -> list[Node]:
@@ -166,8 +167,3 @@ def _used_bytes(ledger: Ledger, nodes: list[Node]) -> int:
     """The limits of the jobs and the blocks on these nodes."""
     leases = (lease for node in nodes for lease in ledger.leases_of(node.name))
     return sum(used_bytes(ledger, lease) for lease in leases)
-
-
-def _is_used(ledger: Ledger, lease: Lease) -> bool:
-    """Whether a job or a block has the memory of a lease; a job may run within another's lease."""
-    return bool(lease.job or lease.request.block or ledger.dependents.get(lease.id))

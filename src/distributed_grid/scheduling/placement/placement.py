@@ -77,16 +77,6 @@ def _rows_of_kind(ledger: Ledger, request: Request) -> Mask | None:
     return able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
 
 
-def _unmet_kind(ledger: Ledger, request: Request, node: str) -> str | None:
-    """Why a node is not of the kind that a request needs, or None."""
-    is_pull = node in ledger.pull_nodes
-    if is_pull and request.runs_on is WorkerKind.AGENT:
-        return "a pull worker, which only runs tasks"
-    if not is_pull and request.runs_on is WorkerKind.PULL:
-        return "not a pull worker, and the task has no command"
-    return None
-
-
 def _intersect(one: Mask | None, other: Mask) -> Mask:
     return other if one is None else one & other
 
@@ -127,9 +117,11 @@ class Constraints:
     def unmet(self, node: str) -> str | None:
         """The constraint that a node does not meet, as text, or None."""
         ledger, request = self._ledger, self._request
-        unmet = _unmet_kind(ledger, request, node)
-        if unmet is not None:
-            return unmet
+        is_pull = node in ledger.pull_nodes
+        if is_pull and request.runs_on is WorkerKind.AGENT:
+            return "a pull worker, which only runs tasks"
+        if not is_pull and request.runs_on is WorkerKind.PULL:
+            return "not a pull worker, and the task has no command"
         if request.require and node not in self._required:
             return f"not one of the required nodes ({_listed(request.require)})"
         for key, value in request.labels:
@@ -145,20 +137,19 @@ class Constraints:
             if here == node == request.target:
                 return "it is the borrower"
             return "it must not be here" if here == node else f"{here} is here, and it must not be near to that"
-        if node in ledger.pull_nodes and node not in ledger.asking_nodes and not request.task:
+        if is_pull and node not in ledger.asking_nodes and not request.task:
             return "does not ask for a task now"
-        return None if self._lasting else _passing_obstacle(ledger, request, node)
-
-
-def _passing_obstacle(ledger: Ledger, request: Request, node: str) -> str | None:
-    """The reason that keeps a job from a node for its owner's sake, for now; None without one."""
-    if any(name == node for name, _ in request.closed):
-        return "it has evicted this job, and does not get it again for a while"
-    offer = ledger.offers.get(node)
-    if request.starts_without_cores and offer is not None and offer.keeps_cpu:
-        reasons = "; ".join(offer.withheld)
-        return f"no command starts there, with or without cores: {reasons}" if reasons else "its owner needs the CPU"
-    return None
+        if self._lasting:
+            return None
+        if any(name == node for name, _ in request.closed):
+            return "it has evicted this job, and does not get it again for a while"
+        offer = ledger.offers.get(node)
+        if request.starts_without_cores and offer is not None and offer.keeps_cpu:
+            reasons = "; ".join(offer.withheld)
+            return (
+                f"no command starts there, with or without cores: {reasons}" if reasons else "its owner needs the CPU"
+            )
+        return None
 
 
 def _listed(names: Sequence[str]) -> str:

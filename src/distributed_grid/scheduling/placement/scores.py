@@ -11,8 +11,6 @@ nothing else, so a node with more of everything free is never less fit for the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -44,8 +42,40 @@ MAX_RANK = 10**12
 
 
 def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
-    """How well each row serves the request, by the strategy."""
-    return _SCORERS[strategy](ledger, request)
+    """The score of each row for a request, by the strategy."""
+    columns, terms = ledger.columns, _score_terms(ledger)
+    match strategy:
+        case Strategy.BEST_FIT:
+            return _best_fit(ledger, request)
+        case Strategy.COST_OPTIMIZED:  # the lowest cost; then as best fit, so that costly nodes run empty
+            return -columns.cost * CLASS_UNIT + _best_fit(ledger, request)
+        case Strategy.FITTEST:  # the highest fitness, with the priority as a weight
+            return terms.base + fitness_rows(ledger, request.ask)
+        case Strategy.FRAGMENTATION_AWARE:  # for typical requests; before any GPU request, the fewest GPUs left
+            if ledger.request_shapes.weights:
+                losses = fragmentation_index(ledger).losses(shape_of(request.ask))
+                return terms.gpu_weight - np.minimum(losses, MAX_LOSS).astype(np.int64)
+            return terms.gpu_weight - columns.gpu_left * (GPU_LOSS // 1000)
+        case Strategy.LOCAL_FIRST:
+            # The node it is for, else the one it was typed on; where that is not known the head on this machine, or any
+            # node on it where the head is elsewhere.
+            named = request.target or request.origin
+            near = columns.mask_of((named,)) if named else columns.home
+            if not named and not near.any():
+                near = columns.local
+            return near * np.int64(CLASS_UNIT) + _balanced(ledger, request)
+        case Strategy.SPREAD:  # the fewest leases of the same group, or of anybody where it is in none
+            count = columns.leases
+            if request.group:
+                count = np.zeros(len(columns.open), dtype=np.int64)
+                for lease_id in ledger.groups.get(request.group, ()):
+                    count[columns.rows[ledger.leases[lease_id].node]] += 1
+            return -count * CLASS_UNIT + _balanced(ledger, request)
+        case Strategy.PERFORMANCE_OPTIMIZED:  # the most unused speed
+            speed = columns.speed * np.maximum(1000 - columns.busy, 0) // (1000 * SPEED_STEP)
+            return speed * (SPEED_STEP * CLASS_UNIT) + _balanced(ledger, request)
+        case Strategy.LOAD_BALANCED | Strategy.NODE_SPECIFIC:
+            return _balanced(ledger, request)
 
 
 def priority_weight(ledger: Ledger, node: str) -> int:
@@ -72,60 +102,12 @@ def _balanced(ledger: Ledger, request: Request) -> Scores:
     return room - columns.pressure * THOUSANDTH if request.target else room
 
 
-def _local(ledger: Ledger, request: Request) -> Scores:
-    """The node it is for, else the one it was typed on; where that is not known the head on this machine, or any node
-    on it where the head is elsewhere. Then as balanced."""
-    columns, named = ledger.columns, request.target or request.origin
-    near = columns.mask_of((named,)) if named else columns.home
-    if not named and not near.any():
-        near = columns.local
-    return near * np.int64(CLASS_UNIT) + _balanced(ledger, request)
-
-
 def _best_fit(ledger: Ledger, request: Request) -> Scores:
     """The least that is left afterwards, CPU and GPU alike, as parts of the largest node that is there."""
     columns, ask, terms = ledger.columns, request.ask, _score_terms(ledger)
     left = (columns.cpu - ask.cpu_milli) * 4000 // terms.most_cpu
     left += (columns.gpu_left - ask.gpu_milli) * 4000 // terms.most_gpu
     return terms.base - left * (WHOLE // 4000)
-
-
-def _spread(ledger: Ledger, request: Request) -> Scores:
-    """The fewest leases of the same group, or of anybody where it is in none; then as balanced."""
-    columns = ledger.columns
-    count = columns.leases
-    if request.group:
-        count = np.zeros(len(columns.open), dtype=np.int64)
-        for lease_id in ledger.groups.get(request.group, ()):
-            count[columns.rows[ledger.leases[lease_id].node]] += 1
-    return -count * CLASS_UNIT + _balanced(ledger, request)
-
-
-def _fastest(ledger: Ledger, request: Request) -> Scores:
-    """The most unused speed; then as balanced."""
-    columns = ledger.columns
-    idle = np.maximum(1000 - columns.busy, 0)
-    speed = columns.speed * idle // (1000 * SPEED_STEP)
-    return speed * (SPEED_STEP * CLASS_UNIT) + _balanced(ledger, request)
-
-
-def _cheapest(ledger: Ledger, request: Request) -> Scores:
-    """The lowest cost; then as best fit, so that costly nodes run empty and can be given up."""
-    return -ledger.columns.cost * CLASS_UNIT + _best_fit(ledger, request)
-
-
-def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
-    """The least fragmentation for typical requests; before any GPU request, the fewest GPUs left."""
-    weight = _score_terms(ledger).gpu_weight
-    if ledger.request_shapes.weights:
-        losses = fragmentation_index(ledger).losses(shape_of(request.ask))
-        return weight - np.minimum(losses, MAX_LOSS).astype(np.int64)
-    return weight - ledger.columns.gpu_left * (GPU_LOSS // 1000)
-
-
-def _fittest(ledger: Ledger, request: Request) -> Scores:
-    """The highest fitness, with the priority as a weight."""
-    return _score_terms(ledger).base + fitness_rows(ledger, request.ask)
 
 
 def fitness_rows(ledger: Ledger, ask: Amounts) -> Scores:
@@ -167,22 +149,17 @@ class _ScoreTerms(Struct, frozen=True):
     known: dict[Amounts, Scores]
 
     def without(self, ask: Amounts) -> Scores:
-        """What priorities weigh, less the parts of what each node lends that an ask takes of it."""
-        found = self.known.get(ask)
-        if found is None:
+        """The weights of priorities, less the parts (at most 1000 thousandths of each resource) that an ask takes."""
+        known = self.known.get(ask)
+        if known is None:
             if len(self.known) == MAX_CACHED_ASKS:
                 self.known.clear()
-            found = self.known[ask] = self.base - self._taken(ask) * THOUSANDTH
-        return found
-
-    def _taken(self, ask: Amounts) -> Scores:
-        """In thousandths, at most 1000 of each resource."""
-        columns = self.columns
-        cpu = np.minimum(1000 * ask.cpu_milli // np.maximum(columns.lends_cpu, 1), 1000)
-        memory = np.minimum(ask.memory_bytes // np.maximum(columns.lends_memory // 1000, 1), 1000)
-        gpu = np.minimum(ask.gpu_milli // np.maximum(columns.lends_gpus, 1), 1000)
-        taken: Scores = cpu + memory + gpu
-        return taken
+            columns = self.columns
+            cpu = np.minimum(1000 * ask.cpu_milli // np.maximum(columns.lends_cpu, 1), 1000)
+            memory = np.minimum(ask.memory_bytes // np.maximum(columns.lends_memory // 1000, 1), 1000)
+            gpu = np.minimum(ask.gpu_milli // np.maximum(columns.lends_gpus, 1), 1000)
+            known = self.known[ask] = self.base - (cpu + memory + gpu) * THOUSANDTH
+        return known
 
 
 def _score_terms(ledger: Ledger) -> _ScoreTerms:
@@ -196,16 +173,3 @@ def _score_terms(ledger: Ledger) -> _ScoreTerms:
         gpu_weight = weight * GPU_LOSS // WHOLE
         known = ledger.cache(_ScoreTerms(columns, version, weight, weight + OFFSET, gpu_weight, most_cpu, most_gpu, {}))
     return known
-
-
-_SCORERS: dict[Strategy, Callable[[Ledger, Request], Scores]] = {
-    Strategy.LOAD_BALANCED: _balanced,
-    Strategy.LOCAL_FIRST: _local,
-    Strategy.BEST_FIT: _best_fit,
-    Strategy.SPREAD: _spread,
-    Strategy.PERFORMANCE_OPTIMIZED: _fastest,
-    Strategy.COST_OPTIMIZED: _cheapest,
-    Strategy.NODE_SPECIFIC: _balanced,
-    Strategy.FRAGMENTATION_AWARE: _least_fragmentation,
-    Strategy.FITTEST: _fittest,
-}

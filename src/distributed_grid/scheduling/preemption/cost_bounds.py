@@ -82,14 +82,6 @@ class _Need:
         return np.maximum(found, 0)
 
 
-def _mebibytes(claim: Claim) -> int:
-    return -(-claim.memory_bytes >> 20)
-
-
-def _largest_share(claim: Claim) -> int:
-    return max((share.milli for share in claim.gpus), default=0)
-
-
 class _BoundSearch:
     """The nodes that may serve, the running leases that may go there, and the minimum counts and costs."""
 
@@ -121,13 +113,23 @@ class _BoundSearch:
         columns, running, ask = self._ledger.columns, self._ledger.running, request.ask
         kinds: list[tuple[Column, Column, Gives]] = [
             (ask.cpu_milli - columns.cpu, running.column("cpu"), lambda claim: claim.cpu_milli),
-            ((ask.memory_bytes - columns.memory) >> 20, -(-running.column("memory") >> 20), _mebibytes),
+            (
+                (ask.memory_bytes - columns.memory) >> 20,
+                -(-running.column("memory") >> 20),
+                lambda claim: -(-claim.memory_bytes >> 20),
+            ),
         ]
         if ask.gpu_milli >= WHOLE_GPU:
             wanted = ask.gpu_milli // WHOLE_GPU - columns.gpu_whole
             kinds.append((wanted, running.column("devices"), lambda claim: len(claim.gpus)))
         elif ask.gpu_milli:
-            kinds.append((ask.gpu_milli - columns.gpu_part, running.column("share"), _largest_share))
+            kinds.append(
+                (
+                    ask.gpu_milli - columns.gpu_part,
+                    running.column("share"),
+                    lambda claim: max((share.milli for share in claim.gpus), default=0),
+                )
+            )
         needs = []
         for short, amounts, gives in kinds:
             short = short[self._rows] - self._leaving(gives)

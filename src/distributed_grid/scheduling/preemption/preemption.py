@@ -29,7 +29,7 @@ from distributed_grid.scheduling.preemption.victims import (
     lightest_victims,
     work_lost,
 )
-from distributed_grid.scheduling.rebalancing.pressure import idle_automatic_leases
+from distributed_grid.scheduling.pressure.scan import idle_automatic_leases
 
 _NO_CLAIMS = NodeClaims()
 _NO_LIMIT = 1 << 200

@@ -177,20 +177,17 @@ class StartForecast:
             if name in exclude:
                 continue
             if row not in known:
-                known[row] = self._candidate(ask, row, int(ready[row]), estimates=estimates)
+                known[row] = None  # it could never serve the ask
+                nobody = NodeClaims()
+                if nobody.claim_for(ask, ledger.nodes[name].lendable) is not None:
+                    at_ms = self.earliest_ms(ask, name, estimates=estimates)
+                    owner = at_ms == NEVER and nobody.claim_for(ask, ledger.lends(name)) is None
+                    last_grant_ms = self.releases(name, estimates=estimates).last_grant_ms
+                    known[row] = (at_ms, owner, last_grant_ms, -int(ready[row]), row)
             candidate = known[row]
             if candidate is not None:
                 found.append(candidate)
         return found
-
-    def _candidate(self, ask: Amounts, row: int, ready: int, *, estimates: bool) -> StartCandidate | None:
-        """A node as a candidate for an ask, or None where it could never serve it."""
-        ledger, nobody, name = self._ledger, NodeClaims(), self._ledger.columns.names[row]
-        if nobody.claim_for(ask, ledger.nodes[name].lendable) is None:
-            return None
-        at_ms = self.earliest_ms(ask, name, estimates=estimates)
-        owner = at_ms == NEVER and nobody.claim_for(ask, ledger.lends(name)) is None
-        return at_ms, owner, self.releases(name, estimates=estimates).last_grant_ms, -ready, row
 
     def does_not_delay(self, reservation: Reservation, lease: Lease, node: str, claim: Claim) -> bool:
         """Whether a lease that starts on a node now does not delay the reservation there."""

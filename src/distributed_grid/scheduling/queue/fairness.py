@@ -34,7 +34,7 @@ RUNS_KEPT = 2
 EXACT_SHARE_USERS = 3
 """Up to so many users share exactly."""
 MAX_WAITING_USERS = 256
-"""Users that only wait, and count in the entitlements."""
+"""Users that only wait, and count in the entitlements: the mean weight of more is about the same."""
 MIN_SHARE = 0.4
 """Least entitlement of a user, where there are more."""
 EXCESS_STEPS = 10
@@ -71,8 +71,10 @@ def settle_account(
     old = ledger.accounts.get(user) or Account(user, now)
     policy = ledger.policy
     runs, overran_at_ms, promoted_at_ms = old.runs, old.overran_at_ms, old.promoted_at_ms
-    if begins is not None and _is_overdue(ledger, begins, now):
-        promoted_at_ms = now
+    if begins is not None and now - begins.asked_at_ms >= policy.starvation_ms:
+        oldest = ledger.waiting_index.oldest_of(begins.request.user)
+        if oldest is None or oldest[0] >= begins.asked_at_ms:  # no other of its user waits for longer
+            promoted_at_ms = now
     if over is not None:
         if over.job and over.end in _OWN_ENDS:
             runs = (*runs, max(now - over.granted_at_ms, 1))[-RUNS_KEPT:]
@@ -95,14 +97,6 @@ def settle_account(
         overran_at_ms,
         promoted_at_ms,
     )
-
-
-def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
-    """Whether a lease has waited for `starvation_ms`, and no other of its user for longer."""
-    if now - lease.asked_at_ms < ledger.policy.starvation_ms:
-        return False
-    oldest = ledger.waiting_index.oldest_of(lease.request.user)
-    return oldest is None or oldest[0] >= lease.asked_at_ms
 
 
 def overran_estimate(lease: Lease, now: int) -> bool:
@@ -129,7 +123,10 @@ class Shares:
         """0 for a user below its entitlement, now and recently; else by how much it is above, in steps from 1 on."""
         excess = self._known.get((user, team))
         if excess is None:
-            excess_share = max(self.held(user), self._had_recently(user)) - self.part(user, team)
+            recent = self.recent(user)
+            if self.is_exact and recent:  # among few users, the part of what they had together
+                recent /= max(sum(self.recent(one) for one in self._active_users), recent)
+            excess_share = max(self.held(user), recent) - self.part(user, team)
             excess = self._known[user, team] = 1 + int(EXCESS_STEPS * excess_share) if excess_share >= 0 else 0
         return excess
 
@@ -144,13 +141,6 @@ class Shares:
         """Whether so few users hold or wait for something that they share exactly."""
         return len(self._active_users) <= EXACT_SHARE_USERS
 
-    def _had_recently(self, user: str) -> float:
-        """A user's recent part of the grid; among few users, of what they had together."""
-        had = self.recent(user)
-        if not self.is_exact:
-            return had
-        return had / max(sum(self.recent(one) for one in self._active_users), had) if had else 0.0
-
     @cached_property
     def _active_users(self) -> dict[str, int]:
         """All who hold something or wait, with their weights."""
@@ -158,7 +148,10 @@ class Shares:
         holding = [ledger.leases[next(iter(leases))] for leases in ledger.leases_by_user.values() if leases]
         requests = [lease.request for lease in holding]
         requests += [self._newcomer.request] if self._newcomer is not None else []
-        teams = _teams_of_waiting(ledger) | {one.user: one.team for one in requests}
+        waiting = list(islice(ledger.waiting_index.by_user.items(), MAX_WAITING_USERS))
+        waiting.sort(key=lambda entry: entry[1][0])  # by priority and age of the first request; the last names the team
+        teams = {user: ledger.leases[keys[-1][-1]].request.team for user, keys in waiting}
+        teams |= {one.user: one.team for one in requests}
         return {user: max(ledger.policy.weight_of(user, team), 1) for user, team in teams.items()}
 
     def held(self, user: str) -> float:
@@ -167,34 +160,18 @@ class Shares:
 
     def recent(self, user: str) -> float:
         """The decayed average part of the grid that a user held, whatever its weight."""
-        return self.size(self._average(user))
-
-    def _average(self, user: str) -> tuple[float, float, float]:
-        """The decayed average of what a user held."""
         half_life_ms, account = self._ledger.policy.half_life_ms, self._ledger.accounts.get(user)
         if account is None or not half_life_ms:
-            return 0.0, 0.0, 0.0
+            return 0.0
         left, seconds = decay_factors(max(self._now - account.at_ms, 0), half_life_ms)
-        cpu, memory, gpu = rates(self._ledger.held_by(user))
+        before, held = (account.cpu, account.memory, account.gpu), rates(self._ledger.held_by(user))
         each = 1000 * math.log(2) / half_life_ms
-        return (
-            each * (account.cpu * left + cpu * seconds),
-            each * (account.memory * left + memory * seconds),
-            each * (account.gpu * left + gpu * seconds),
-        )
+        return self.size([each * (old * left + now * seconds) for old, now in zip(before, held, strict=True)])
 
     def size(self, amounts: Iterable[float]) -> float:
         """How large a part of the grid this is, in its largest resource."""
         parts = [amount / total for amount, total in zip(amounts, self._totals, strict=True) if total]
         return max(parts, default=0.0)
-
-
-def _teams_of_waiting(ledger: Ledger) -> dict[str, str]:
-    """The users who wait, by priority and age of their first request, each with the team that its last one names; at
-    most so many, for the mean weight of more is about the same."""
-    users = list(islice(ledger.waiting_index.by_user.items(), MAX_WAITING_USERS))
-    users.sort(key=lambda entry: entry[1][0])
-    return {user: ledger.leases[keys[-1][-1]].request.team for user, keys in users}
 
 
 Excess = tuple[str, str, str]
@@ -253,14 +230,11 @@ class Quotas:
     def _held_under(self, quota: Quota) -> tuple[NodeClaims, int]:
         found = self._held.get(quota.name)
         if found is None:
-            held = [lease for lease in self._leases() if quota.covers(lease.request.user, lease.request.team)]
+            leases = (self._ledger.leases[one] for ids in self._ledger.leases_by_user.values() for one in ids)
+            held = [lease for lease in leases if quota.covers(lease.request.user, lease.request.team)]
             found = NodeClaims(lease.claim for lease in held if lease.claim is not None), len(held)
             self._held[quota.name] = found
         return found
-
-    def _leases(self) -> list[Lease]:
-        ledger = self._ledger
-        return [ledger.leases[lease_id] for ids in ledger.leases_by_user.values() for lease_id in ids]
 
 
 def exceeds_quota_alone(ledger: Ledger, request: Request) -> str | None:

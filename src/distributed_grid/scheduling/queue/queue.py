@@ -5,10 +5,10 @@ length; age. A request that has waited for `starvation_ms` is promoted before al
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
 A request that much later work has overtaken comes before the others of its priority, and is promoted after
-`starvation_ms` if no higher priority waits; short terms may pass it (`overtaking`).
+`starvation_ms` if no higher priority waits; short terms may pass it (`order`).
 
 Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
-first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`contenders`):
+first; so only the oldest of each group competes. Of many groups a limited number competes in one scan (`order`):
 its cost does not grow with the queue, whatever waits there.
 
 The first request that fits is granted. The first that does not fit gets a reservation (`backfill`), and so do those
@@ -30,10 +30,7 @@ requests add at most the time in which the grid starts the work of its largest r
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from math import sqrt
 
 from msgspec import Struct
@@ -43,6 +40,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.scheduling.placement.machine_limits import node_ends, outlived_nodes
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
+from distributed_grid.scheduling.pressure.loans import carve_placement
 from distributed_grid.scheduling.queue.backfill import (
     NEVER,
     LowPriorityCapacity,
@@ -51,229 +49,17 @@ from distributed_grid.scheduling.queue.backfill import (
     expected_ms,
     resource_kinds,
 )
-from distributed_grid.scheduling.queue.contenders import Members, all_compete, contending_groups
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
-from distributed_grid.scheduling.queue.overtaking import (
-    OVERTAKEN,
-    UNKNOWN_LENGTH_MS,
-    Overtaking,
+from distributed_grid.scheduling.queue.order import (
+    SHORT,
+    Members,
+    QueueEntry,
+    QueueKey,
+    QueueOrder,
+    WaitingGroup,
+    contending_groups,
+    walk_in_order,
 )
-from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
-
-NO_DEADLINE = 2**62
-NEVER_ARRIVED = -1
-"""Before the arrival of every request."""
-SHORT, PROMOTED = -1, 0
-QueueKey = tuple[int, int, int, int, float, int, str]
-"""Short (-1), promoted (0) or neither (1), priority, deadline, rank, waiting time, age, id: the lowest is the first."""
-
-
-class WaitingGroup:
-    """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
-
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken", "_short")
-
-    def __init__(
-        self,
-        leases: Mapping[str, Lease],
-        members: Sequence[tuple[int, str]],
-        front: tuple[int, int, int],
-        length_ms: int,
-        overtaken: int,
-        overdue_ms: int,
-        now: int,
-        *,
-        short: bool,
-    ) -> None:
-        self._leases = leases
-        self._members = members
-        self._front = front
-        self._length_ms = length_ms
-        self._overtaken = overtaken
-        self._overdue_ms = overdue_ms
-        self._short = short
-        self._now = now
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def lease(self, at: int) -> Lease:
-        return self._leases[self._members[at][1]]
-
-    def key(self, at: int) -> QueueKey:
-        asked_at, lease_id = self._members[at]
-        priority, deadline, rank = self._front
-        if at < self._overtaken and asked_at <= self._overdue_ms:
-            return (PROMOTED, 0, 0, 0, 0.0, asked_at, lease_id)
-        if at < self._overtaken:
-            return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
-        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
-        if self._short:
-            return (SHORT, 0, 0, 0, -ratio, asked_at, lease_id)
-        return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
-
-
-QueueEntry = tuple[QueueKey, WaitingGroup, int]
-"""The sort key of a request, its group, and its position there."""
-
-
-class QueueOrder:
-    """The waiting requests at one moment, in groups of equal ones, and the sort key of each.
-
-    Only the `heads` compete: the oldest of each group, and beside it the one that was promoted. Where there are too
-    many groups to compare, positions are by priority and age.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        shares: Shares,
-        now: int,
-        *,
-        newcomer: Lease | None = None,
-        contending: Sequence[Members] | None = None,
-    ) -> None:
-        self._ledger = ledger
-        self._shares = shares
-        self._policy = ledger.policy
-        self._now = now
-        self._newcomer = newcomer if newcomer is not None and newcomer.id not in ledger.leases else None
-        self._contending = contending
-        self._overtaking = Overtaking(ledger, shares, now)
-        self._is_complete = all_compete(ledger)
-
-    @cached_property
-    def _groups(self) -> list[WaitingGroup]:
-        contending = contending_groups(self._ledger, self._now) if self._contending is None else self._contending
-        groups = [self._group(self._ledger.leases, members) for members in contending]
-        if self._newcomer is not None:
-            groups.append(self._group({self._newcomer.id: self._newcomer}, [self._newcomer.age_key]))
-        return groups
-
-    @cached_property
-    def heads(self) -> list[QueueEntry]:
-        heads: list[QueueEntry] = []
-        for group in self._groups:
-            first = 0
-            if (head := group.lease(0)).id in self._promoted and group.key(0)[0] != PROMOTED:
-                heads.append((_promoted_key(head), group, 0))
-                first = 1
-            if first < len(group):
-                heads.append((group.key(first), group, first))
-        return heads
-
-    def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
-        lease = leases[members[0][1]]
-        overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
-        front, overdue_ms = self._front(lease.request), self._overdue_ms(lease.request)
-        short = not overtaken and self._overtaking.is_short(lease)
-        length_ms = self._length_ms(lease)
-        return WaitingGroup(leases, members, front, length_ms, overtaken, overdue_ms, self._now, short=short)
-
-    def _overdue_ms(self, request: Request) -> int:
-        """Overtaken requests that arrived up to then are promoted; none while a higher priority waits."""
-        waiting = self._ledger.waiting
-        return (
-            self._now - self._policy.starvation_ms if waiting and -request.priority <= waiting[0][0] else NEVER_ARRIVED
-        )
-
-    def _front(self, request: Request) -> tuple[int, int, int]:
-        """What counts before the waiting time: priority, tight deadline, excess over the share."""
-        latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
-        return -request.priority, latest, self._shares.excess(request.user, request.team)
-
-    @cached_property
-    def _promoted(self) -> frozenset[str]:
-        overdue, oldest_of = self._now - self._policy.starvation_ms, self._ledger.waiting_index.oldest_of
-        oldest: dict[str, tuple[int, str]] = {}
-        for group in self._groups:
-            lease = group.lease(0)
-            if lease.asked_at_ms <= overdue:
-                user = lease.request.user
-                oldest[user] = min(oldest.get(user) or oldest_of(user) or lease.age_key, lease.age_key)
-        return frozenset(lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue))
-
-    def _may_be_promoted(self, user: str, overdue: int) -> bool:
-        account = self._ledger.accounts.get(user)
-        return account is None or account.promoted_at_ms <= overdue
-
-    def _length_ms(self, lease: Lease) -> int:
-        return expected_ms(self._ledger, lease) or UNKNOWN_LENGTH_MS
-
-    def wait_ratio(self, lease: Lease) -> float:
-        """Time from its arrival to its end if it started now, in multiples of its length."""
-        length = self._length_ms(lease)
-        return (self._now - lease.asked_at_ms + length) / length
-
-    def key_of(self, lease: Lease) -> QueueKey:
-        """The sort key of one request."""
-        if self.is_promoted(lease):
-            return _promoted_key(lease)
-        equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else None
-        if equal is None:
-            return self._group({lease.id: lease}, [lease.age_key]).key(0)
-        return self._group(self._ledger.leases, equal).key(bisect_left(equal, lease.age_key))
-
-    def in_order(self) -> Iterator[Lease]:
-        """All waiting requests from the first on, found one after the other."""
-        if self._is_complete:
-            return (group.lease(at) for _, group, at in walk_in_order(self.heads))
-        return (self._ledger.leases[lease_id] for *_, lease_id in self._ledger.waiting)
-
-    def position(self, lease: Lease) -> int:
-        """How many requests come before this one."""
-        if not self._is_complete:
-            return bisect_left(self._ledger.waiting, lease.queue_key)
-        key = self.key_of(lease)
-        before = 0
-        for first, group, at in self.heads:
-            if first[0] == PROMOTED != group.key(at)[0]:
-                before += first < key
-            else:
-                before += bisect_left(range(at, len(group)), key, key=group.key)
-        return before
-
-    def __len__(self) -> int:
-        return len(self._ledger.waiting) + (self._newcomer is not None)
-
-    def is_promoted(self, lease: Lease) -> bool:
-        """Whether a request goes before all others because it has waited for so long."""
-        if lease.id in self._promoted:
-            return True
-        return lease.asked_at_ms <= self._overdue_ms(lease.request) and self.is_overtaken(lease)
-
-    def is_overtaken(self, lease: Lease) -> bool:
-        """Whether so much work has overtaken a request that it comes before the others of its priority."""
-        return self._overtaking.is_overtaken(lease)
-
-    def is_tight(self, request: Request) -> bool:
-        """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
-        return is_tight(self._ledger, request, self._now)
-
-
-def is_tight(ledger: Ledger, request: Request, now: int) -> bool:
-    """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
-    if not request.deadline_ms:
-        return False
-    return request.latest_start_ms - now <= max(request.expects_ms, ledger.policy.reserve_after_ms)
-
-
-def _promoted_key(lease: Lease) -> QueueKey:
-    return (PROMOTED, 0, 0, 0, 0.0, *lease.age_key)
-
-
-def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = frozenset()) -> Iterator[QueueEntry]:
-    """The heads and those behind them in their groups, in the order of the queue; nobody else of a group that the
-    caller has put into `finished` meanwhile."""
-    ahead = list(heads)
-    heapify(ahead)
-    while ahead:
-        entry = key, group, at = heappop(ahead)
-        yield entry
-        is_alone = key[0] == PROMOTED != group.key(at)[0]
-        if not is_alone and at + 1 < len(group) and group not in finished:
-            heappush(ahead, (group.key(at + 1), group, at + 1))
-
 
 MAX_RESERVATIONS = 16
 """Reservations at one moment."""
@@ -329,11 +115,6 @@ def place_in_automatic_lease(ledger: Ledger, lease: Lease, now: int, *, waits: b
 def reserved_nodes(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:
     """The nodes that are reserved for others before this request: nobody is preempted there for it."""
     return QueueScan(ledger, now, newcomer=lease).reserved_nodes(lease) if ledger.waiting else frozenset()
-
-
-def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> QueueOrder:
-    """The order of all waiting requests; a newcomer is put where it would come."""
-    return QueueOrder(ledger, Shares(ledger, now, newcomer=newcomer), now, newcomer=newcomer)
 
 
 class QueueScan:

@@ -98,7 +98,7 @@ def timeout_reason(lease: Lease, why: str, now: int) -> str:
 
 
 def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
-    """What keeps each node from serving the request at this moment, or the quota that does."""
+    """The reason of each node for not serving the request at this moment, or the quota that it exceeds."""
     exceeded = Quotas(ledger).exceeded(request)
     if exceeded is not None:
         return (exceeded,)
@@ -106,8 +106,25 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     constraints = Constraints(ledger, request)
     listed = [(node, _why_not_there(ledger, request, constraints, node, now)) for node in nodes[:MAX_NODES_LISTED]]
     lines = _truncated([f"{node.name}: {reason}" for node, reason in listed], len(nodes))
-    hint = (DEDICATED_HINT,) if any(_waits_for_owner(node, reason) for node, reason in listed) else ()
-    return (*_workers_on_their_way(ledger, request)[:MAX_WORKERS_LISTED], *lines, *hint)
+    waits_for_owner = any(
+        any(words in reason for words in OWNER_WORDS)
+        and node.thresholds is not None
+        and node.host != "local"
+        and not node.joined
+        for node, reason in listed
+    )
+    coming: list[str] = []
+    if not (request.require or request.labels or request.runs_on is WorkerKind.PULL):
+        ask = request.ask
+        coming = [
+            f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}"
+            for worker in ledger.workers.values()
+            if worker.is_on_its_way
+            and worker.resources.cpu_milli >= ask.cpu_milli
+            and worker.resources.memory_bytes >= ask.memory_bytes
+            and WHOLE_GPU * worker.resources.gpu_count >= ask.gpu_milli
+        ]
+    return (*coming[:MAX_WORKERS_LISTED], *lines, *((DEDICATED_HINT,) if waits_for_owner else ()))
 
 
 def reason_key(ledger: Ledger, request: Request) -> object:
@@ -125,27 +142,6 @@ def reason_key(ledger: Ledger, request: Request) -> object:
         request.closed,
         machine,
     )
-
-
-def _waits_for_owner(node: Node, reason: str) -> bool:
-    """Whether a node of the cluster file keeps something for its owner by the limits of the cluster."""
-    by_owner = any(words in reason for words in OWNER_WORDS)
-    return by_owner and node.thresholds is not None and node.host != "local" and not node.joined
-
-
-def _workers_on_their_way(ledger: Ledger, request: Request) -> list[str]:
-    """The workers that could serve the request once they have joined."""
-    if request.require or request.labels or request.runs_on is WorkerKind.PULL:
-        return []
-    ask = request.ask
-    return [
-        f"{worker.id}: a worker of {worker.provider} that could serve it; it is {worker.state}"
-        for worker in ledger.workers.values()
-        if worker.is_on_its_way
-        and worker.resources.cpu_milli >= ask.cpu_milli
-        and worker.resources.memory_bytes >= ask.memory_bytes
-        and WHOLE_GPU * worker.resources.gpu_count >= ask.gpu_milli
-    ]
 
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:

@@ -32,7 +32,8 @@ from distributed_grid.scheduling.queue.backfill import (
     stated_ms,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas
-from distributed_grid.scheduling.queue.queue import fit_key, is_tight, queue_order
+from distributed_grid.scheduling.queue.order import is_tight, queue_order
+from distributed_grid.scheduling.queue.queue import fit_key
 
 MAX_PLANNED = 100
 """Queue positions that are planned."""
@@ -73,17 +74,14 @@ def _run_ms(ledger: Ledger, lease: Lease) -> int:
 
 def estimate_newcomer_start(ledger: Ledger, lease: Lease, now: int) -> int | None:
     """The expected start of a request that was just made; None where it is unknown, or too many are before it."""
-    if not is_tight(ledger, lease.request, now) and _certainly_before(ledger, lease) >= MAX_PLANNED_FOR_NEWCOMER:
-        return None
+    if not is_tight(ledger, lease.request, now):
+        # Whatever the shares, those of higher priorities and the older ones of its user come before it.
+        rank = (-int(lease.request.priority),)
+        own = ledger.waiting_index.by_user.get(lease.request.user, ())
+        before = bisect_left(ledger.waiting, rank) + bisect_left(own, lease.queue_key) - bisect_left(own, rank)
+        if before >= MAX_PLANNED_FOR_NEWCOMER:
+            return None
     return estimate_start(ledger, lease, now, max_planned=MAX_PLANNED_FOR_NEWCOMER).starts_at_ms
-
-
-def _certainly_before(ledger: Ledger, lease: Lease) -> int:
-    """How many requests come before one that was just made, whatever the shares: those of higher priorities, and the
-    older ones of its user."""
-    rank = (-int(lease.request.priority),)
-    own = ledger.waiting_index.by_user.get(lease.request.user, ())
-    return bisect_left(ledger.waiting, rank) + bisect_left(own, lease.queue_key) - bisect_left(own, rank)
 
 
 def estimate_start(ledger: Ledger, lease: Lease, now: int, *, max_planned: int = MAX_PLANNED) -> StartEstimate:

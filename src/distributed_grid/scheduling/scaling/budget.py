@@ -15,8 +15,6 @@ Money is in millionths of a dollar; times are the ledger's, only the day and its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -94,63 +92,46 @@ class BudgetState(Struct, frozen=True):
         return cost_micro(worker.price_micro or 0, min(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
 
     def with_workers(self, worker: Worker, count: int = 1) -> BudgetState:
-        """The same with so many more such workers, from now on."""
-        cores = tuple(
-            replace(one, ahead_ms=one.ahead_ms + count * self._core_ms(worker))
-            if one.provider == worker.provider
-            else one
-            for one in self.cores
-        )
+        """The state with this number of such workers more, from now on."""
+        more_ms = count * core_ms(worker, _on_its_day_ms(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
         return replace(
             self,
             rate_micro=self.rate_micro + count * (worker.price_micro or 0),
             ahead_micro=self.ahead_micro + count * self.new_cost_micro(worker),
-            cores=cores,
+            cores=tuple(
+                replace(one, ahead_ms=one.ahead_ms + more_ms) if one.provider == worker.provider else one
+                for one in self.cores
+            ),
         )
 
-    def _core_ms(self, worker: Worker) -> int:
-        return core_ms(worker, _on_its_day_ms(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
-
     def refusal(self, worker: Worker) -> str | None:
-        """Why one more such worker is not to be started; None where it may be."""
-        after = self.with_workers(worker)
-        return self._money_refusal(worker, after) or self._core_refusal(worker, after)
-
-    def _money_refusal(self, worker: Worker, after: BudgetState) -> str | None:
-        what, price_micro = _described(worker), worker.price_micro
-        if not self.is_limited:
-            return None
-        if price_micro is None:
-            return f"what {what} costs is not known, and there is a budget; set its price_per_hour"
-        if self.unpriced:
+        """The reason not to start one more such worker; None where it may be started."""
+        after, price_micro = self.with_workers(worker), worker.price_micro
+        kind = f"a {worker.worker_type} worker of {worker.provider}"
+        if self.is_limited and price_micro is None:
+            return f"what {kind} costs is not known, and there is a budget; set its price_per_hour"
+        if self.is_limited and self.unpriced:
             return f"what {self.unpriced[0]} costs is not known, and there is a budget; terminate it first"
         if self.per_hour_micro is not None and after.rate_micro > self.per_hour_micro:
             return (
-                f"{what} at {usd(price_micro)} an hour would make {usd(after.rate_micro)} an hour, "
+                f"{kind} at {usd(price_micro or 0)} an hour would make {usd(after.rate_micro)} an hour, "
                 f"and scaling.budget_per_hour is {usd(self.per_hour_micro)}"
             )
         if self.per_day_micro is not None and after.day_micro > self.per_day_micro:
             return (
-                f"{what} at {usd(price_micro)} an hour would make {usd(after.day_micro)} by midnight UTC "
+                f"{kind} at {usd(price_micro or 0)} an hour would make {usd(after.day_micro)} by midnight UTC "
                 f"({usd(self.spent_micro)} spent today), and scaling.budget_per_day is {usd(self.per_day_micro)}"
             )
-        return None
-
-    def _core_refusal(self, worker: Worker, after: BudgetState) -> str | None:
         for one in after.cores:
             if one.provider == worker.provider and one.day_ms > one.limit_ms:
                 cores, life = counted(worker.resources.cpu_milli / 1000, "core"), worker.lifetime_ms / HOUR_MS
                 size = f"{cores} for up to {plain_number(life)} h" if life else cores
                 return (
-                    f"{_described(worker)} with {size} would make {plain_number(core_hours(one.day_ms))} core-hours "
+                    f"{kind} with {size} would make {plain_number(core_hours(one.day_ms))} core-hours "
                     f"today ({plain_number(core_hours(one.used_ms))} used), and {core_budget_key(one.provider)} is "
                     f"{plain_number(one.limit_milli / 1000)}"
                 )
         return None
-
-
-def _described(worker: Worker) -> str:
-    return f"a {worker.worker_type} worker of {worker.provider}"
 
 
 def core_budget_key(provider: str) -> str:
@@ -220,7 +201,7 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     row = ledger.spending.get(provider)
     if row is None:
         return Spending(provider, day, 0, now)
-    if day > row.day and _has_passed(row, day, now, wall_ms):
+    if day > row.day and (day == row.day + 1 or wall_ms - (row.day + 1) * DAY_MS <= now - row.as_of_ms + HOUR_MS):
         midnight = now - (wall_ms - day * DAY_MS) if wall_ms >= day * DAY_MS else row.as_of_ms
         until_ms = min(max(midnight, row.as_of_ms), now)
         if day == row.day + 1:  # of a longer time nobody knows how much of it was on that day
@@ -230,11 +211,6 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
     elif day != row.day:
         row = _returned_to(row, day)
     return _charge_until(ledger, row, now, now)
-
-
-def _has_passed(row: Spending, day: int, now: int, wall_ms: int) -> bool:
-    """True if the day of a row is over: the next one begins, or as much time has passed as the wall clock says."""
-    return day == row.day + 1 or wall_ms - (row.day + 1) * DAY_MS <= now - row.as_of_ms + HOUR_MS
 
 
 def _returned_to(row: Spending, day: int) -> Spending:
@@ -258,18 +234,13 @@ def _charge_until(ledger: Ledger, row: Spending, now: int, until_ms: int) -> Spe
     for worker in ledger.workers.values():
         if worker.provider == row.provider:
             until = min(until_ms, counted_until_ms(worker, ledger.worker_rules, now))
-            elapsed_ms = until - max(row.as_of_ms, _began_at_ms(worker, now))
+            # It costs something since it was wanted, or since it was seen to have left the queue of its provider; what
+            # it ran before that is charged then.
+            began_at_ms = worker.booted_at_ms if worker.queue_ms and worker.booted_at_ms else worker.created_at_ms
+            elapsed_ms = until - max(row.as_of_ms, now if worker.waits else began_at_ms)
             spent += cost_micro(worker.price_micro or 0, elapsed_ms)
             used_ms += core_ms(worker, elapsed_ms)
     return replace(row, spent_micro=spent, as_of_ms=until_ms, core_ms=used_ms)
-
-
-def _began_at_ms(worker: Worker, now: int) -> int:
-    """Since when a worker costs something: since it was wanted, or since it was seen to have left the queue of its
-    provider. What it ran before that is charged then."""
-    if worker.waits:
-        return now
-    return worker.booted_at_ms if worker.queue_ms and worker.booted_at_ms else worker.created_at_ms
 
 
 def charge_unseen(spending: Spending, worker: Worker, now: int, began_at_ms: int = 0) -> Spending:
@@ -286,53 +257,37 @@ def charge_unseen(spending: Spending, worker: Worker, now: int, began_at_ms: int
 
 
 def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -> BudgetState:
-    """What workers cost now; `without` leaves one of them out that is known not to exist."""
+    """The costs of workers now; `without` leaves one of them out that is known not to exist."""
     day = current_day(ledger, wall_ms)
     living = [worker for worker in ledger.workers.values() if worker.id != without]
     rules, until_midnight_ms = ledger.worker_rules, max((day + 1) * DAY_MS - wall_ms, 0)
     settled = {provider: settle(ledger, provider, now, wall_ms) for provider in ledger.spending}
+    ahead_micro, core_ahead_ms = 0, dict.fromkeys(rules.core_hour_budgets, 0)
+    for worker in living:
+        left_ms = counted_until_ms(worker, rules, now) - now
+        ahead_micro += cost_micro(worker.price_micro or 0, min(left_ms, until_midnight_ms))
+        if worker.provider in core_ahead_ms:  # one that has not begun may use it all on the day that it begins
+            has_begun = worker.booted_at_ms and not worker.waits
+            day_ms = min(left_ms, until_midnight_ms) if has_begun else _on_its_day_ms(left_ms, until_midnight_ms)
+            core_ahead_ms[worker.provider] += core_ms(worker, day_ms)
     return BudgetState(
-        day,
-        sum(worker.price_micro or 0 for worker in living),
-        sum(row.spent_micro for row in settled.values()),
-        sum(_ahead_micro(worker, rules, now, until_midnight_ms) for worker in living),
-        until_midnight_ms,
-        rules,
-        tuple(worker.id for worker in living if worker.price_micro is None),
-        tuple(
-            _core_state(provider, limit, living, settled.get(provider), (rules, now, until_midnight_ms))
-            for provider, limit in sorted(rules.core_hour_budgets.items())
+        day=day,
+        rate_micro=sum(worker.price_micro or 0 for worker in living),
+        spent_micro=sum(row.spent_micro for row in settled.values()),
+        ahead_micro=ahead_micro,
+        until_midnight_ms=until_midnight_ms,
+        rules=rules,
+        unpriced=tuple(worker.id for worker in living if worker.price_micro is None),
+        cores=tuple(
+            CoreHours(
+                provider,
+                limit_milli,
+                settled[provider].core_ms if provider in settled else 0,
+                core_ahead_ms[provider],
+            )
+            for provider, limit_milli in sorted(rules.core_hour_budgets.items())
         ),
     )
-
-
-def _ahead_micro(worker: Worker, rules: WorkerRules, now: int, until_midnight_ms: int) -> int:
-    left_ms = min(counted_until_ms(worker, rules, now) - now, until_midnight_ms)
-    return cost_micro(worker.price_micro or 0, left_ms)
-
-
-def _core_state(
-    provider: str,
-    limit_milli: int,
-    living: Sequence[Worker],
-    spent: Spending | None,
-    times: tuple[WorkerRules, int, int],
-) -> CoreHours:
-    mine = [worker for worker in living if worker.provider == provider]
-    return CoreHours(
-        provider,
-        limit_milli,
-        spent.core_ms if spent is not None else 0,
-        sum(_ahead_core_ms(worker, *times) for worker in mine),
-    )
-
-
-def _ahead_core_ms(worker: Worker, rules: WorkerRules, now: int, until_midnight_ms: int) -> int:
-    """The core time that a worker may still use; one that has not begun may use it all on the day that it begins."""
-    left_ms = counted_until_ms(worker, rules, now) - now
-    if worker.booted_at_ms and not worker.waits:
-        return core_ms(worker, min(left_ms, until_midnight_ms))
-    return core_ms(worker, _on_its_day_ms(left_ms, until_midnight_ms))
 
 
 def _on_its_day_ms(life_ms: int, until_midnight_ms: int) -> int:

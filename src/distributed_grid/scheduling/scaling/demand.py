@@ -1,24 +1,42 @@
-"""Demand: the waiting requests that a new worker would serve, as shapes with their number, and what has to leave a
-machine that is taken away.
+"""Demand: the waiting requests that a new worker would serve, as shapes with their number, and the workers for them.
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
 that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large or takes too long
-for every type of worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that
-differ a little are, too. So many groups and shapes are looked at, the first of the queue first.
+for every type of worker. Requests that differ only in their user are one shape; in a queue of many shapes, those that
+differ a little are, too. The number of groups and shapes is limited, the first of the queue first.
+
+Demand is packed onto free nodes first, then onto workers on their way and nodes that are silent for a moment, then onto
+draining surplus workers: those of them that get something are kept. A gang gets all of its machines or none: it counts
+only if enough new workers may be started. Free capacity is columns (`Bins`), onto which equal requests are packed many
+at a time: cores, memory and GPUs only, since anything else of a new worker is unknown.
+
+Of the types of workers, those whose kind is the bottleneck come first; among them the one that serves most requests,
+then the one whose workers cost least together. Where a price is not known, the order of the provider counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import WHOLE_GPU, Amounts
-from distributed_grid.domain.workers import WorkerResources
-from distributed_grid.scheduling.placement.machine_limits import longest_lifetime_ms, outlives_all, stated_ms
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Amounts, Capacity, ResourceType
+from distributed_grid.domain.states import NodeState, WorkerState
+from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.scheduling.placement.machine_limits import (
+    longest_lifetime_ms,
+    node_ends,
+    outlived_nodes,
+    outlives_all,
+    stated_ms,
+)
+from distributed_grid.scheduling.placement.placement import candidate_rows
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, place_of
 
@@ -92,7 +110,10 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
         if longest_ms and not why and stated_ms(request) > longest_ms:
             why = TOO_LONG
         if not why:
-            memory = _rounded(ask.memory_bytes) if is_wide else ask.memory_bytes
+            memory = ask.memory_bytes
+            if is_wide:  # an eighth more at most, so that many requests which differ a little are one shape
+                step = 1 << max(memory.bit_length() - 4, 0)
+                memory = -(-memory // step) * step
             if memory > ask.memory_bytes and not is_served(ask, types, memory):
                 memory = ask.memory_bytes
             shape = (ask.cpu_milli, memory, ask.gpu_milli, request.gang, request.anti_affinity, _must_be_apart(request))
@@ -125,7 +146,10 @@ def displaced_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> tuple[
             continue
         for lease in ledger.leases_of(worker.node):
             request, ask = lease.request, lease.request.ask
-            if not _is_displaced(ledger, lease, worker.notice.stop_by_ms):
+            job = ledger.jobs.get(lease.job)
+            if job is None or not lease.holds or (job.stop is not None and not job.stop.requeue):
+                continue
+            if 0 < lease.expected_end_ms <= worker.notice.stop_by_ms:
                 continue
             if _served_elsewhere(request) or not is_served(ask, types):
                 continue
@@ -135,14 +159,6 @@ def displaced_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> tuple[
                 counts[shape] = counts.get(shape, 0) + 1
                 examples.setdefault(shape, request)
     return tuple(replace(_shape(key, examples[key], count), displaced=True) for key, count in counts.items())
-
-
-def _is_displaced(ledger: Ledger, lease: Lease, stop_by_ms: int) -> bool:
-    """Whether the job of a lease will be stopped by then, and queued again."""
-    job = ledger.jobs.get(lease.job)
-    if job is None or not lease.holds or (job.stop is not None and not job.stop.requeue):
-        return False
-    return not 0 < lease.expected_end_ms <= stop_by_ms
 
 
 def worker_could_serve(ledger: Ledger, request: Request) -> bool:
@@ -212,11 +228,208 @@ def is_served(ask: Amounts, types: Sequence[WorkerResources], memory_bytes: int 
     return False
 
 
-def _rounded(memory_bytes: int) -> int:
-    """An eighth more at most, so that many requests which differ a little are one shape."""
-    step = 1 << max(memory_bytes.bit_length() - 4, 0)
-    return -(-memory_bytes // step) * step
-
-
 def _must_be_apart(request: Request) -> bool:
     return request.gang > 1 or bool(request.group and request.group in request.anti_affinity)
+
+
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+MAX_GANGS = 32
+"""Gangs of one shape that are looked at in one evaluation."""
+_SILENT = (NodeState.JOINING, NodeState.SUSPECT)
+_ABSENT = (NodeState.LOST, NodeState.DRAINING, NodeState.LEFT)
+OfferedType = tuple[Worker, WorkerResources]
+"""A worker as it would be started, and what it would lend."""
+
+
+class Bins:
+    """What is free on each of many machines."""
+
+    def __init__(self, free: NDArray[np.int64]) -> None:
+        self._free = free
+
+    @classmethod
+    def of_nodes(cls, ledger: Ledger) -> Bins:
+        """The nodes that take new leases, in the order of their rows."""
+        columns = ledger.columns
+        free = np.stack([columns.cpu, columns.memory, columns.gpu_left, columns.gpu_whole])
+        return cls(np.where(columns.open, np.maximum(free, 0), 0))
+
+    @classmethod
+    def of_workers(cls, workers: Iterable[WorkerResources]) -> Bins:
+        """Workers that are still empty."""
+        return cls(_empty_columns(list(workers)))
+
+    def __len__(self) -> int:
+        return int(self._free.shape[1])
+
+    def grow(self, resources: WorkerResources, count: int) -> None:
+        """Add so many empty workers."""
+        self._free = np.concatenate((self._free, _empty_columns([resources] * count)), axis=1)
+
+    def room(self, size: Size, *, apart: bool, allowed: Mask | None = None) -> Counts:
+        """How many requests of a size each machine could take; at most one each where they must be `apart`."""
+        found = np.full(len(self), np.iinfo(np.int64).max, dtype=np.int64)
+        for row, amount in zip(self._free, size, strict=True):
+            if amount:
+                np.minimum(found, row // amount, out=found)
+        if apart:
+            np.minimum(found, 1, out=found)
+        return found if allowed is None else np.where(allowed, found, 0)
+
+    def take(self, size: Size, count: int, *, apart: bool = False, allowed: Mask | None = None) -> Counts:
+        """Pack up to so many, the first machines first; how many each got."""
+        room = np.minimum(self.room(size, apart=apart, allowed=allowed), count)
+        before = np.cumsum(room) - room
+        taken: Counts = np.clip(count - before, 0, room)
+        for row, amount in zip(self._free, size, strict=True):
+            if amount:
+                row -= taken * amount
+        return taken
+
+
+def _empty_columns(workers: list[WorkerResources]) -> NDArray[np.int64]:
+    rows = [(one.cpu_milli, one.memory_bytes, WHOLE_GPU * one.gpu_count, one.gpu_count) for one in workers]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
+
+
+class UnmetDemand(Struct, frozen=True):
+    """The shapes that only new workers would serve, and the draining workers that are needed after all."""
+
+    shapes: tuple[WaitingShape, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        return sum(shape.count for shape in self.shapes)
+
+    @property
+    def displaced(self) -> UnmetDemand:
+        """What of it still runs, on machines that are taken away."""
+        return UnmetDemand(tuple(shape for shape in self.shapes if shape.displaced))
+
+    def without_node(self, ledger: Ledger) -> UnmetDemand:
+        """What of it no node could serve even if it were empty. A node that was never heard could serve anything."""
+        nodes = [node for node in ledger.nodes.values() if node.state not in _ABSENT]
+        if any(node.caps.can_share and node.capacity == Capacity() for node in nodes):
+            return UnmetDemand()
+        has = Bins.of_workers(
+            WorkerResources(node.lendable.cpu_milli, node.lendable.memory_bytes, len(node.lendable.gpus))
+            for node in nodes
+        )
+        return UnmetDemand(
+            tuple(shape for shape in self.shapes if not has.room(size_of(shape.request.ask), apart=False).any())
+        )
+
+    def total(self, resource: ResourceType) -> int:
+        """How much of a resource they ask for together, in base units."""
+        at = (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU).index(resource)
+        return sum(shape.members * size_of(shape.request.ask)[at] for shape in self.shapes)
+
+
+def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
+    """What a worker of this offer lends when it is empty: as those that have joined do, else by its description."""
+    found = usable(worker.resources)
+    for other in ledger.workers.values():
+        node = ledger.nodes.get(other.node)
+        if other.offer == worker.offer and other.provider == worker.provider and node is not None:
+            has = node.lendable
+            if has.cpu_milli:
+                found = WorkerResources(has.cpu_milli, min(found.memory_bytes, has.memory_bytes), len(has.gpus))
+                break
+    return found
+
+
+def pack(ledger: Ledger, demand: Demand, room_for_new: int, now: int) -> UnmetDemand:
+    """What of the demand is not met; `room_for_new` is how many workers may still be started."""
+    ends = node_ends(ledger)
+    nodes = Bins.of_nodes(ledger)
+    on_their_way = [
+        usable(worker.resources)
+        for worker in ledger.workers.values()
+        if (worker.node not in ledger.nodes or ledger.nodes[worker.node].lendable == NOTHING)
+        and (worker.is_on_its_way or worker.state is WorkerState.JOINED)
+    ]
+    silent = (_left_on(ledger, node) for node in ledger.nodes.values() if node.state in _SILENT)
+    coming = Bins.of_workers([*on_their_way, *silent])
+    draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.spare]
+    surplus = Bins.of_workers(usable(worker.resources) for worker in draining)
+    used = np.zeros(len(draining), dtype=np.bool_)
+    unmet: list[WaitingShape] = []
+    for shape in demand.shapes:
+        outlived = outlived_nodes(shape.request, ends, now)
+        size, allowed = size_of(shape.request.ask), candidate_rows(ledger, shape.request, avoid=outlived)
+        if shape.request.gang > 1:
+            rest, kept = _pack_gangs(shape, size, (nodes, allowed), coming, surplus, room_for_new)
+        else:
+            count = shape.count
+            count -= int(nodes.take(size, count, apart=shape.apart, allowed=allowed).sum())
+            count -= int(coming.take(size, count, apart=shape.apart).sum()) if count else 0
+            got = surplus.take(size, count, apart=shape.apart) if count else used
+            rest, kept = count - int(got.sum()) if count else 0, got > 0
+        used |= kept
+        if rest:
+            unmet.append(WaitingShape(replace(shape.request, gang=1), shape.apart, rest, shape.displaced))
+    return UnmetDemand(tuple(unmet), tuple(worker.id for worker, kept in zip(draining, used, strict=True) if kept))
+
+
+def _pack_gangs(
+    shape: WaitingShape, size: Size, nodes: tuple[Bins, Mask], coming: Bins, surplus: Bins, room_for_new: int
+) -> tuple[int, Mask]:
+    """How many machines are missing for all of these gangs that can be served at all."""
+    (here, allowed), missing, kept = nodes, 0, np.zeros(len(surplus), dtype=np.bool_)
+    for _ in range(min(shape.count, MAX_GANGS)):
+        places = [(here, allowed), (coming, None), (surplus, None)]
+        room = sum(int(bins.room(size, apart=True, allowed=mask).sum()) for bins, mask in places)
+        lacking = max(shape.request.gang - room, 0)
+        if lacking > room_for_new - missing:
+            break
+        left = shape.request.gang - lacking
+        for bins, mask in places:
+            got = bins.take(size, left, apart=True, allowed=mask)
+            left -= int(got.sum())
+            if bins is surplus:
+                kept |= got > 0
+        missing += lacking
+    return missing, kept
+
+
+def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
+    """What a node has left, if it comes back as it was."""
+    has, claims = node.lendable, ledger.claims_on(node.name)
+    gpus = max(claims.whole_free(has), 0) if has.gpus else 0
+    return WorkerResources(
+        max(has.cpu_milli - claims.cpu_milli, 0), max(has.memory_bytes - claims.memory_bytes, 0), gpus
+    )
+
+
+def choose_type(
+    unmet: UnmetDemand, bottleneck: ResourceType, types: Sequence[OfferedType], limit: int
+) -> tuple[Worker, int] | None:
+    """The type for the unmet requests and how many workers of it, at most so many; None where none serves any."""
+    best: tuple[tuple[bool, int, bool, int, int], Worker, int] | None = None
+    for place, (worker, resources) in enumerate(types):
+        count, served = workers_for(unmet, resources, limit)
+        if not served:
+            continue
+        cost = count * (worker.price_micro or 0)
+        key = (worker.worker_type != bottleneck, -served, worker.price_micro is None, cost, place)
+        if best is None or key < best[0]:
+            best = key, worker, count
+    return None if best is None else (best[1], best[2])
+
+
+def workers_for(unmet: UnmetDemand, resources: WorkerResources, limit: int) -> tuple[int, int]:
+    """How many workers of these resources the unmet requests fill, and how many requests those serve."""
+    bins, served = Bins.of_workers(()), 0
+    for shape in unmet.shapes:
+        size, left = size_of(shape.request.ask), shape.count
+        if not fits(size, resources):
+            continue
+        left -= int(bins.take(size, left, apart=shape.apart).sum())
+        if left and len(bins) < limit:
+            each = int(Bins.of_workers([resources]).room(size, apart=shape.apart)[0])
+            bins.grow(resources, min(-(-left // each), limit - len(bins)))
+            left -= int(bins.take(size, left, apart=shape.apart).sum())
+        served += shape.count - left
+    return len(bins), served

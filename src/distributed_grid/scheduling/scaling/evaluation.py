@@ -1,23 +1,28 @@
-"""Evaluation: whether workers are to be started or given back, how many, of which type, and why. It only reads.
+"""Evaluation: the workers to start or give back, their type, and the reason. It only reads.
 
 Up: where requests wait that only new workers would serve, and the bottleneck (the fullest resource that they ask for,
-over the window) is at its threshold. A busy grid in which nobody waits starts nothing. Down: workers that are idle
-(`idle_workers`). Each direction rests for its cooldown after a success: after a worker has joined, or is gone. The
-minimum and the maximum hold whatever the levels and cooldowns are.
+over the window) is at its threshold. A busy grid without waiting requests starts nothing. Each direction rests for its
+cooldown after a success: after a worker has joined, or is gone. The minimum and the maximum hold whatever the levels
+and cooldowns are.
 
-A worker whose end is announced is no capacity any more, and none of the maximum. What runs there and fits nowhere else
+Down: workers without a lease; copies of blocks do not count, since they can move. A worker goes when the part of the
+window in which it may have had a lease is below the threshold, the longest idle first, as long as the load of the
+others stays below the target; where there is a warm pool, down to its size instead. The last one that is warm stays for
+its cooldown. More than the maximum are given back at once.
+
+A worker whose end is announced is no capacity any more, and none of the maximum. Work there that fits nowhere else
 gets a replacement at once, whatever the level and the cooldown: within the budget, of which both are a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, ResourceType
-from distributed_grid.domain.states import WorkerState
+from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import (
     MAX_LEVEL,
     SCALED_DOWN,
@@ -26,12 +31,120 @@ from distributed_grid.domain.workers import (
     UtilizationSample,
     UtilizationWindow,
     Worker,
+    WorkerResources,
 )
 from distributed_grid.scheduling.scaling.budget import budget_state
-from distributed_grid.scheduling.scaling.demand import Demand, displaced_demand, read_demand, usable
-from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
-from distributed_grid.scheduling.scaling.unmet import OfferedType, UnmetDemand, choose_type, lendable, pack
+from distributed_grid.scheduling.scaling.demand import (
+    Demand,
+    OfferedType,
+    UnmetDemand,
+    choose_type,
+    displaced_demand,
+    lendable,
+    pack,
+    read_demand,
+    usable,
+)
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, has_room, place_of
+
+Load = tuple[int, int, int]
+"""Millicores, bytes of memory, thousandths of GPUs."""
+
+
+class IdleWorker(Struct, frozen=True):
+    """A worker without a lease; `used_milli` is the part of the window that it may have had one."""
+
+    worker: Worker
+    idle_ms: int
+    used_milli: int
+
+
+def has_work(ledger: Ledger, node: str) -> bool:
+    """Whether anything but copies of blocks is lent on a node."""
+    return any(not lease.request.block for lease in ledger.leases_of(node))
+
+
+def idle_workers(ledger: Ledger, workers: Iterable[Worker], now: int) -> list[IdleWorker]:
+    """The workers that have joined, are heard and have no lease, the longest idle first."""
+    window_ms, idle = ledger.scaling.window_ms, []
+    for worker in workers:
+        node = ledger.nodes.get(worker.node)
+        is_heard = node is not None and node.state is NodeState.ALIVE
+        if worker.state is WorkerState.JOINED and is_heard and not has_work(ledger, worker.node):
+            idle_ms = max(now - max(worker.joined_at_ms, worker.used_at_ms), 0)
+            idle.append(IdleWorker(worker, idle_ms, 1000 * max(window_ms - idle_ms, 0) // window_ms))
+    return sorted(idle, key=lambda one: (-one.idle_ms, one.worker.id))
+
+
+class GiveBack:
+    """Which of the idle workers are given back."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        serving: Sequence[Worker],
+        idle: Sequence[IdleWorker],
+        floor: int,
+        *,
+        has_pool: bool = False,
+    ) -> None:
+        """`serving` are the workers that are there or on their way; at least `floor` of them are kept. With `has_pool`
+        that is the size of a warm pool, which has its headroom: nothing is kept for the target beyond it."""
+        self._rules = ledger.scaling
+        self._has_pool = has_pool
+        self._idle = idle
+        self._surplus = max(len(serving) - floor, 0)
+        joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
+        self._joined = len(joined)
+        idle_ids = {one.worker.id for one in idle}  # copies of blocks there will move
+        self._lent = _sum(_lent_on(ledger, worker) for worker in joined if worker.id not in idle_ids)
+        self._has = _sum(_load_of(worker.resources) for worker in joined)
+
+    def choose(self, excess: int, *, resting: bool) -> tuple[list[IdleWorker], str]:
+        """The workers to give back, and why not more of them, where that is worth saying.
+
+        So many in `excess` go in any case; the others not while scaling down is `resting`.
+        """
+        chosen = list(self._idle[: min(excess, self._surplus)])
+        left = self._has
+        for one in chosen:
+            left = _less(left, one)
+        for one in self._idle[len(chosen) :]:
+            if one.used_milli >= self._rules.down_milli or len(chosen) >= self._surplus:
+                break
+            if resting:
+                return chosen, "a worker was given back a short while ago"
+            left = _less(left, one)
+            if not self._has_pool and any(
+                1000 * lent > self._rules.target_milli * has for lent, has in zip(self._lent, left, strict=True)
+            ):
+                return chosen, "the others would be above the target without it"
+            if len(chosen) == self._joined - 1 and one.idle_ms < self._rules.down_cooldown_ms:
+                return chosen, "the last warm worker is kept for its cooldown"
+            chosen.append(one)
+        return chosen, ""
+
+
+def _lent_on(ledger: Ledger, worker: Worker) -> Load:
+    claims = ledger.claims_on(worker.node)
+    return claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values())
+
+
+def _load_of(resources: WorkerResources) -> Load:
+    return resources.cpu_milli, resources.memory_bytes, WHOLE_GPU * resources.gpu_count
+
+
+def _less(load: Load, one: IdleWorker) -> Load:
+    cpu, memory, gpu = _load_of(one.worker.resources)
+    return load[0] - cpu, load[1] - memory, load[2] - gpu
+
+
+def _sum(loads: Iterable[Load]) -> Load:
+    cpu = memory = gpu = 0
+    for one in loads:
+        cpu, memory, gpu = cpu + one[0], memory + one[1], gpu + one[2]
+    return cpu, memory, gpu
+
 
 MAX_STARTS = 100
 """Workers that one evaluation starts; the next one comes soon."""
@@ -84,7 +197,8 @@ class Evaluator:
         self._demand = Demand((*displaced, *waiting.shapes), waiting.not_counted)
         self._unmet = pack(ledger, self._demand, self._room, now)
         self._window = ledger.utilization.added(_sample_utilization(ledger, self._unmet, now), rules.window_ms)
-        self._bottleneck = self._fullest()
+        asked = [resource for resource in _ORDER if self._unmet.total(resource)] or _ORDER
+        self._bottleneck = max(asked, key=lambda resource: self._window.mean(resource, now - rules.window_ms))
         self._level = self._window.mean(self._bottleneck, now - rules.window_ms)
         self._up_at_ms = self._rests_until(SCALED_UP, rules.up_cooldown_ms)
         self._down_at_ms = self._rests_until(SCALED_DOWN, rules.down_cooldown_ms)
@@ -100,11 +214,6 @@ class Evaluator:
         succeeded = self._ledger.counters.get(counter)
         return succeeded + cooldown_ms if succeeded is not None and succeeded + cooldown_ms > self._now else 0
 
-    def _fullest(self) -> ResourceType:
-        """The fullest resource over the window, among those that unmet requests ask for where there are any."""
-        asked = [resource for resource in _ORDER if self._unmet.total(resource)] or _ORDER
-        return max(asked, key=lambda resource: self._window.mean(resource, self._now - self._rules.window_ms))
-
     def _plan(self, idle: Sequence[IdleWorker]) -> ScalingPlan:
         missing = min(max(self._floor - len(self._serving), 0), self._room, self._limit)
         wanted, why_not = self._wanted()
@@ -113,7 +222,12 @@ class Evaluator:
             return self._up(wanted[0], wanted[1], self._why_up(is_rest=bool(why_not)))
         if missing and self._types:
             chosen = wanted[0] if wanted is not None else self._types[0][0]
-            return self._up(chosen, missing, self._why_floor())
+            floor = _workers(self._floor)
+            is_warm = self._floor > self._rules.min_workers
+            why = (
+                f"{floor} are kept warm for the load that is expected" if is_warm else f"at least {floor} must be there"
+            )
+            return self._up(chosen, missing, why)
         if kept:
             return self._up(None, 0, f"{_requests(self._demand.requests)}")
         excess = max(self._staying - self._rules.max_workers, 0)
@@ -204,11 +318,6 @@ class Evaluator:
 
     def _fullness(self) -> str:
         return f"{self._bottleneck} at {_percent(self._level)} over the window"
-
-    def _why_floor(self) -> str:
-        if self._floor > self._rules.min_workers:
-            return f"{_workers(self._floor)} are kept warm for the load that is expected"
-        return f"at least {_workers(self._floor)} must be there"
 
 
 def _percent(milli: int) -> str:

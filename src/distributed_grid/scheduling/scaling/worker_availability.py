@@ -40,14 +40,9 @@ class OfferPlace(Struct, frozen=True):
 
     def scope_like(self, text: str) -> str:
         """The scope that this text means, if the offer is in it; else the offer alone."""
-        words = sorted(text.split(), key=lambda word: [*WORDS, ""].index(_name_in(word)))
-        found = " ".join(words)
-        return found if found in self.scopes() else f"offer:{self.offer}"
-
-
-def _name_in(word: str) -> str:
-    name = word.partition(":")[0]
-    return name if name in WORDS else ""
+        names = {name: at for at, name in enumerate(WORDS)}
+        scope = " ".join(sorted(text.split(), key=lambda word: names.get(word.partition(":")[0], len(WORDS))))
+        return scope if scope in self.scopes() else f"offer:{self.offer}"
 
 
 def place_of(worker: Worker) -> OfferPlace:

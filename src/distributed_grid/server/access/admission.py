@@ -15,7 +15,8 @@ from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.api import requests
 from distributed_grid.config.value_kinds import LOGIN, NAME_PATTERN
 from distributed_grid.errors import BadInput, Refused
-from distributed_grid.server.access.tokens import JoinGrant, TokenStore, UserToken, hash_of
+from distributed_grid.server.access.tokens import Caller, JoinGrant, TokenStore, UserToken, hash_of
+from distributed_grid.server.endpoints import ADMIN, endpoint
 
 AGENT_PATH = "/v1/agent"
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class Admission:
         node, _, key = bearer_token(headers.get("authorization", "")).rpartition(".")
         return self.tokens.node_of(node, key) if node and key else None
 
-    async def create_token(self, op: requests.CreateToken) -> dict[str, Any]:
+    @endpoint(ADMIN)
+    async def create_token(self, op: requests.CreateToken, caller: Caller) -> dict[str, Any]:
         for name in (op.user, *([op.team] if op.team else [])):
             if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
                 raise BadInput(f"{name!r} is no login name such as ana: letters, digits and _ . @ $ -, at most 64")
@@ -69,14 +71,16 @@ class Admission:
         token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
-    async def identify_token(self, op: requests.IdentifyToken) -> dict[str, Any]:
+    @endpoint(ADMIN)
+    async def identify_token(self, op: requests.IdentifyToken, caller: Caller) -> dict[str, Any]:
         """The user of a token that is valid, for whoever was shown it."""
         token = self.tokens.user_by_hash(op.token_id, op.secret_hash)
         if token is None:
             raise Refused("the token is not valid")
         return {"user": token.user, "admin": token.admin}
 
-    async def create_join_token(self, op: requests.CreateJoinToken) -> dict[str, Any]:
+    @endpoint(ADMIN)
+    async def create_join_token(self, op: requests.CreateJoinToken, caller: Caller) -> dict[str, Any]:
         """Everything the caller needs to print the token; only the caller knows the secret."""
         if op.node:
             self._check_name(op.node)
@@ -98,24 +102,31 @@ class Admission:
         address = await self._advertise()
         return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
 
-    async def list_tokens(self) -> dict[str, Any]:
+    @endpoint(ADMIN)
+    async def list_tokens(self, op: requests.ListTokens, caller: Caller) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"tokens": [token_view(token, now) for token in self.tokens.tokens()]}
 
-    async def list_join_tokens(self) -> dict[str, Any]:
+    @endpoint(ADMIN)
+    async def list_join_tokens(self, op: requests.ListJoinTokens, caller: Caller) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"join_tokens": [grant_view(grant, now) for grant in self.tokens.grants()]}
 
-    async def revoke_token(self, name: str) -> dict[str, Any]:
-        token = await asyncio.to_thread(self.tokens.revoke, name)
+    @endpoint(ADMIN)
+    async def revoke_token(self, op: requests.RevokeToken, caller: Caller) -> dict[str, Any]:
+        token = await asyncio.to_thread(self.tokens.revoke, op.token_id)
         return {"token": token_view(token, self.tokens.now_ms())}
 
-    async def revoke_join_token(self, name: str) -> dict[str, Any]:
-        """Revoke the token, and disconnect the node that joined with it at once."""
-        grant = await asyncio.to_thread(self.tokens.revoke_grant, name)
+    @endpoint(ADMIN)
+    async def revoke_join_token(self, op: requests.RevokeJoinToken, caller: Caller) -> dict[str, Any]:
+        return {"join_token": grant_view(await self.revoke_join(op.token_id), self.tokens.now_ms())}
+
+    async def revoke_join(self, token_id: str) -> JoinGrant:
+        """Revoke a join token, and disconnect the node that joined with it at once."""
+        grant = await asyncio.to_thread(self.tokens.revoke_grant, token_id)
         if grant.used_by:
             self._disconnect(grant.used_by)
-        return {"join_token": grant_view(grant, self.tokens.now_ms())}
+        return grant
 
     async def join(self, op: requests.JoinRequest) -> dict[str, Any]:
         """Exchange a join token for the right to connect with the key of this hash."""

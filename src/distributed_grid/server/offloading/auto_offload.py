@@ -17,7 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, OffloadRules
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.monitoring.alerts import Alert
-from distributed_grid.reactor.offloading.auto_offload import MAX_MOVES_PER_LOOK, is_enabled
+from distributed_grid.reactor.pressure import MAX_MOVES_PER_LOOK, is_enabled
 
 FIRST_EVALUATION_SECONDS = 5.0
 """The first evaluation is so soon: by then the nodes have reported, and what lasts is counted from it."""
@@ -71,7 +71,8 @@ class AutoOffloader:
         pause = min(self.offload.interval_ms / 1000, FIRST_EVALUATION_SECONDS)
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
 
 from distributed_grid.control.agent_messages import move_order
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, MoveResultsBrought, MoveShipped
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move
 from distributed_grid.domain.states import MoveState, NodeState
 from distributed_grid.errors import GridError, NotFound, Unreachable
-from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, pending_moves
+from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
 from distributed_grid.server.offloading.move_files import ResultCollector, ShippedTree, ship_tree
-from distributed_grid.supervision import start_logged
 from distributed_grid.trees.content_store import ContentStore
 from distributed_grid.wire import MoveReport
 
@@ -37,62 +35,49 @@ log = logging.getLogger(__name__)
 
 
 class MoveReconciler:
-    """Performs the effects of moves. `perform` takes what has just been called for; the loop repeats what is due."""
+    """Performs the effects of moves; orders are repeated by the sessions of agents."""
 
     def __init__(self, grid: Grid, agents: AgentGateway, store: ContentStore, results: ResultCollector) -> None:
         self._grid = grid
         self._agents = agents
         self._store = store
         self._results = results
-        self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._work = Reconciler()
         self._opened: dict[str, None] = {}
 
-    def perform(self, effects: Iterable[MoveEffect]) -> None:
-        """Order, or begin to ship; what is being done already is not begun again."""
-        for effect in effects:
-            move = effect.move
-            if isinstance(effect, OrderMoveStep):
-                self._agents.order_moves([move_order(effect)])
-                if effect.step == "close":
-                    self._opened.pop(move.id, None)
-            elif isinstance(effect, BringResults):
-                self._begin(move, "results", partial(self._bring_results, move))
-            elif move.state is MoveState.FROZEN:
-                self._begin(move, "difference", partial(self._ship_difference, move))
-            else:
-                self._begin(move, "ahead", partial(self._ship_ahead, move))
+    def perform(self, effect: MoveEffect) -> None:
+        move = effect.move
+        if isinstance(effect, OrderMoveStep):
+            self._agents.order_moves([move_order(effect)])
+            if effect.step == "close":
+                self._opened.pop(move.id, None)
+        elif isinstance(effect, BringResults):
+            self._work.begin((move.id, "results"), partial(self._bring_results, move), f"results of {move.id}")
+        elif move.state is MoveState.FROZEN:
+            self._work.begin((move.id, "difference"), partial(self._ship_difference, move), f"difference of {move.id}")
+        else:
+            self._work.begin((move.id, "ahead"), partial(self._ship_ahead, move), f"shipping ahead of {move.id}")
 
     def reported(self, report: MoveReport) -> None:
-        """An agent has said something of a move: that its files can be read."""
+        """Note that an agent has opened the files of a move."""
         if report.step == "opened" and report.move_id in self._grid.ledger.moves:
             self._opened[report.move_id] = None
 
     async def run(self) -> None:
-        """Repeat what is called for, until cancelled; orders are repeated by the sessions of agents."""
-        try:
-            while True:
-                await asyncio.sleep(POLL_SECONDS)
-                if self._grid.ledger.moves:
-                    effects = await self._grid.read(pending_moves)
-                    self.perform(effect for effect in effects if not isinstance(effect, OrderMoveStep))
-                else:
-                    self._opened.clear()
-        finally:
-            await self.stop()
+        """Perform shipments of files until cancelled."""
+        await asyncio.sleep(POLL_SECONDS)  # after a restart agents come back first: a difference is shipped once only
+        await self._work.run(self._reconcile, POLL_SECONDS)
 
     async def stop(self) -> None:
-        """End what is under way; it is derived again. Safe twice."""
-        tasks = [*self._in_flight.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.stop()
 
-    def _begin(self, move: Move, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        key = (move.id, what)
-        if key in self._in_flight:
+    async def _reconcile(self) -> None:
+        if not self._grid.ledger.moves:
+            self._opened.clear()
             return
-        task = self._in_flight[key] = start_logged(work(), f"{what} of {move.id}")
-        task.add_done_callback(lambda done: self._in_flight.pop(key, None))
+        for effect in await self._grid.read(lambda ledger, now: move_effects(ledger)):
+            if not isinstance(effect, OrderMoveStep):
+                self.perform(effect)
 
     # ------------------------------------------------------------------ the files of the original
 

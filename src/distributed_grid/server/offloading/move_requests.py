@@ -8,7 +8,7 @@ from distributed_grid.domain.moves import Move, MoveConsent, MovedProcess, Way
 from distributed_grid.domain.processes import ProcessInfo, StandardStream, StreamKind
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.errors import Refused
-from distributed_grid.scheduling.offloading.process_changes import first_look
+from distributed_grid.scheduling.offloading.processes import first_look
 from distributed_grid.scheduling.offloading.proposals import Proposal
 
 MAX_STREAM_CHARS = 4096

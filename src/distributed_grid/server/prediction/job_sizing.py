@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from distributed_grid.api import requests
 from distributed_grid.domain.jobs import JobEstimate
-from distributed_grid.prediction.job_limits import limits_of
-from distributed_grid.prediction.task_runs import MemoryPrediction
+from distributed_grid.prediction.task_runs import MemoryPrediction, limits_of
 from distributed_grid.prediction.task_shape import TaskShape, number_of
 from distributed_grid.server.prediction.service import PredictionService
 

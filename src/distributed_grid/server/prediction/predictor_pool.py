@@ -14,8 +14,7 @@ from typing import NamedTuple
 from distributed_grid.adapters.stores.task_history import TaskHistory, TaskType
 from distributed_grid.prediction.memory_sizing import WINDOW
 from distributed_grid.prediction.task_predictor import TaskPredictor
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.tiers import Tier, TierSettings
+from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings
 
 MAX_PREDICTORS = 64
 """Types whose predictors are in memory, at 0.6 MB each at most."""

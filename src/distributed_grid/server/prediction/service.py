@@ -22,10 +22,10 @@ from distributed_grid.api import requests
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_predictor import TaskPredictor
-from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun
+from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun, Tier, TierSettings
 from distributed_grid.prediction.task_shape import BATCH_SIZE, TaskShape, pulled_shape, task_shape, typed_task_shape
-from distributed_grid.prediction.tiers import Tier, TierSettings
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
 from distributed_grid.server.prediction.predictor_pool import PredictorPool, TrainedType, TypeKey
 from distributed_grid.server.services.nodes import Report
 
@@ -219,6 +219,7 @@ class PredictionService:
 
     # -------------------------------------------------------------- requests
 
+    @endpoint(READ)
     async def predict(self, op: requests.PredictTask, caller: Caller) -> View:
         """What the next run of a task needs."""
         shape = _shape_of(op)
@@ -226,6 +227,7 @@ class PredictionService:
         predictor = await self._in_thread(self._pool.load, TypeKey(caller.user, shape.key))
         return {"prediction": prediction_row(caller.user, shape, op.input_bytes, predictor, self._settings)}
 
+    @endpoint(USER)
     async def record_execution(self, op: requests.RecordExecution, caller: Caller) -> View:
         """Record one run by hand; it is on disk when this returns."""
         shape = _shape_of(op)
@@ -259,6 +261,7 @@ class PredictionService:
         }
         return {"execution": execution}
 
+    @endpoint(READ)
     async def list_types(self, op: requests.ListTaskTypes, caller: Caller) -> View:
         """The types that have a history; an admin sees those of everybody."""
         await self.store()
@@ -284,6 +287,7 @@ class PredictionService:
             )
         return {"task_types": rows, "more": len(types) > op.limit}
 
+    @endpoint(ADMIN)
     async def train(self, op: requests.TrainPredictor, caller: Caller, report: Report) -> View:
         """Learn every type anew from its history, and fold what is old; each type is reported as it is done."""
         began = time.monotonic()
@@ -303,6 +307,7 @@ class PredictionService:
         }
         return {"training": training}
 
+    @endpoint(READ)
     async def batch_scaling(self, op: requests.GetBatchScaling, caller: Caller) -> View:
         """How much more a type of task takes with another batch size."""
         if not op.task_type:

@@ -27,6 +27,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, RAY_HOST, Node
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, endpoint
 from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
@@ -95,7 +97,8 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ attaching
 
-    async def attach(self, op: requests.AttachRay, report: Report) -> View:
+    @endpoint(ADMIN)
+    async def attach(self, op: requests.AttachRay, caller: Caller, report: Report) -> View:
         """Take the cluster at an address; what became of each of its nodes."""
         async with self._lock:
             self._check(op.address)
@@ -184,7 +187,8 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ detaching
 
-    async def detach(self, op: requests.DetachRay, report: Report) -> View:
+    @endpoint(ADMIN)
+    async def detach(self, op: requests.DetachRay, caller: Caller, report: Report) -> View:
         """Leave the cluster as it was before; what became of each node."""
         async with self._lock:
             row = self._grid.ledger.engines.get(NAME)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.engines import Binding, parse_group_name
 from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused, GroupTermSet
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
-from distributed_grid.reactor import pending_bindings
-from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm
-from distributed_grid.supervision import start_logged, start_restarted
+from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm, engine_effects
+from distributed_grid.supervision import start_restarted
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -31,50 +30,48 @@ log = logging.getLogger(__name__)
 
 
 class EngineReconciler:
-    """Performs effects on one engine; what is in flight is all it holds."""
+    """Performs effects on one engine, and observes it often: extends the hold, and compares every minute and whenever
+    the engine is back."""
 
     def __init__(self, engine: Engine, *, hold_seconds: float) -> None:
         self._engine = engine
         self._hold_seconds = hold_seconds
         self._grid: Grid | None = None
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._work = Reconciler()
         self._loop: asyncio.Task[None] | None = None
-        self._compare_now = asyncio.Event()
+        self._is_full_due = True
+        self._compared_at = self._held_at = float("-inf")
         self._on_view: Callable[[EngineView], Awaitable[None]] = _ignore
 
     def start(self, grid: Grid, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
         """Begin to reconcile; `on_view` gets each view of the engine before the ledger does."""
         self._grid, self._on_view = grid, on_view
-        self._loop = start_restarted(self._run, "the comparison with Ray")
+        rounds = partial(self._work.run, self._reconcile, POLL_SECONDS)
+        self._loop = start_restarted(rounds, "the comparison with Ray")
 
     async def stop(self) -> None:
         """Leave everything as it is; the next one compares. Safe to call twice."""
-        tasks = [*self._in_flight.values(), *([self._loop] if self._loop is not None else [])]
-        self._in_flight, self._loop = {}, None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        self._loop = None
+        await self._work.stop()
 
     def compare_soon(self) -> None:
         """The engine is there (again): compare at once."""
-        self._compare_now.set()
+        self._is_full_due = True
+        self._work.wake()
 
-    def perform(self, effects: list[EngineEffect]) -> None:
-        """Begin what is called for; what is under way already is not begun twice."""
-        for effect in effects:
-            if isinstance(effect, BindLease):
-                self._begin(effect.binding.key, partial(self._bind, effect.binding, effect.lease))
-            elif isinstance(effect, SetGroupTerm):
-                key = f"term {effect.binding.key} {effect.lease.ends_at_ms}"
-                self._begin(key, partial(self._set_term, effect.binding, effect.lease.ends_at_ms))
-            else:
-                self._begin(f"free {effect.binding.key}", partial(self._free, effect.binding))
-
-    def _begin(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._grid is None or key in self._in_flight:
-            return
-        task = self._in_flight[key] = start_logged(work(), f"{key} (begun again with the next comparison)")
-        task.add_done_callback(lambda done: self._in_flight.pop(key, None))
+    def perform(self, effect: EngineEffect) -> None:
+        binding = effect.binding
+        if isinstance(effect, BindLease):
+            self._work.begin(binding.key, partial(self._bind, binding, effect.lease), binding.key)
+        elif isinstance(effect, SetGroupTerm):
+            key = f"term {binding.key} {effect.lease.ends_at_ms}"
+            self._work.begin(key, partial(self._set_term, binding, effect.lease.ends_at_ms), key)
+        else:
+            key = f"free {binding.key}"
+            self._work.begin(key, partial(self._free, binding), key)
 
     async def _bind(self, binding: Binding, lease: Lease) -> None:
         """Have the group of a binding, or say that it cannot be had; one that was had before waits for its engine."""
@@ -106,16 +103,14 @@ class EngineReconciler:
             log.info("%s hears of its longer term when the engine is back: %s", binding.group, away)
             return
         if missing:
-            self._compare_now.set()  # it is gone: what the engine has forgotten is bound again
+            self.compare_soon()  # it is gone: what the engine has forgotten is bound again
         else:
             await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
 
     async def _free(self, binding: Binding) -> None:
         """Have the group of a binding no more; while the engine is away the binding stays and is freed later."""
         assert self._grid is not None
-        making = self._in_flight.get(binding.key)
-        if making is not None:
-            await asyncio.gather(making, return_exceptions=True)
+        await self._work.wait_for(binding.key)
         try:
             await self._engine.free(binding.group)
         except Unreachable as away:
@@ -125,28 +120,20 @@ class EngineReconciler:
 
     # ------------------------------------------------------------------ comparing
 
-    async def _run(self) -> None:
-        """Observe often, extend the hold, and compare every minute and whenever the engine is back."""
+    async def _reconcile(self) -> None:
         loop = asyncio.get_running_loop()
-        compared = held = float("-inf")
-        while True:
-            full = self._compare_now.is_set() or loop.time() - compared >= COMPARE_SECONDS
-            self._compare_now.clear()
-            try:
-                if full or loop.time() - held >= self._hold_seconds / 6:
-                    await self._extend_hold()
-                    held = loop.time()
-                await self.compare(full=full)
-                compared = loop.time() if full else compared
-            except Unreachable:
-                compared = float("-inf")
-            except Exception:  # the outermost loop: the next try comes soon
-                log.exception("the engine could not be observed")
-            try:
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._compare_now.wait()
-            except TimeoutError:
-                pass
+        full = self._is_full_due or loop.time() - self._compared_at >= COMPARE_SECONDS
+        self._is_full_due = False
+        try:
+            if full or loop.time() - self._held_at >= self._hold_seconds / 6:
+                await self._extend_hold()
+                self._held_at = loop.time()
+            await self.compare(full=full)
+            self._compared_at = loop.time() if full else self._compared_at
+        except Unreachable:
+            self._compared_at = float("-inf")
+        except Exception:  # the outermost loop: the next try comes soon
+            log.exception("the engine could not be observed")
 
     async def compare(self, *, full: bool) -> None:
         """Bring the ledger in line with what the engine has, and with `full` the engine with the ledger."""
@@ -164,7 +151,8 @@ class EngineReconciler:
             for name in strays:
                 log.warning("removing %s: no lease goes by that name", name)
                 await self._engine.free(name)
-            self.perform(await grid.read(lambda ledger, now: pending_bindings(ledger)))
+            for effect in await grid.read(lambda ledger, now: engine_effects(ledger)):
+                self.perform(effect)
 
     async def _extend_hold(self) -> None:
         """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""

@@ -91,25 +91,25 @@ async def agent_package(request: Request) -> Response:
 @router.get("/nodes", response_model=views.NodeList, tags=["nodes"])
 async def nodes(call: Authenticated) -> EncodedResponse:
     """Every node: what it has, what it lends, how hard it works."""
-    return EncodedResponse(await call.services.nodes.list(call.caller))
+    return EncodedResponse(await call.services.nodes.list(requests.ListNodes(), call.caller))
 
 
 @router.get("/nodes/{name}", response_model=views.NodeDetail, tags=["nodes"])
 async def node(call: Authenticated, name: NodeName) -> JsonResponse:
     """One node."""
-    return JsonResponse(await call.services.nodes.get(name))
+    return JsonResponse(await call.services.nodes.get(requests.GetNode(name), call.caller))
 
 
 @router.get("/offers", response_model=views.OfferList, tags=["nodes"])
 async def offers(call: Authenticated) -> EncodedResponse:
     """What can be had right now."""
-    return EncodedResponse(await call.services.nodes.offers(call.caller))
+    return EncodedResponse(await call.services.nodes.offers(requests.ListOffers(), call.caller))
 
 
 @router.get("/recommendations", response_model=views.RecommendationList, tags=["nodes"])
 async def recommendations(call: Authenticated) -> EncodedResponse:
     """The work that should move from one node to another, and why."""
-    return EncodedResponse(await call.services.nodes.recommendations(call.caller))
+    return EncodedResponse(await call.services.nodes.recommendations(requests.ListRecommendations(), call.caller))
 
 
 # ------------------------------------------------------------------ leases
@@ -118,13 +118,13 @@ async def recommendations(call: Authenticated) -> EncodedResponse:
 @router.get("/leases", response_model=views.AllocationList, tags=["leases"])
 async def leases(call: Authenticated) -> EncodedResponse:
     """The leases that hold something."""
-    return EncodedResponse(await call.services.nodes.allocations(call.caller))
+    return EncodedResponse(await call.services.nodes.allocations(requests.ListLeases(), call.caller))
 
 
 @router.get("/leases/{name}", response_model=views.AllocationDetail, tags=["leases"])
 async def lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """One lease, alive or ended."""
-    return JsonResponse(await call.services.leases.get(name, call.caller))
+    return JsonResponse(await call.services.leases.get(requests.GetLease(name), call.caller))
 
 
 @router.get("/leases/{name}/explain", response_model=views.Explanation, tags=["leases"])
@@ -168,7 +168,9 @@ async def ledger(
     by: Annotated[Literal["user", "node", "day"] | None, Query(description="Summed up by this alone.")] = None,
 ) -> JsonResponse:
     """Who lent whom how much."""
-    return JsonResponse(await call.services.reports.lending(requests.GetLendingReport(since_seconds, by or "")))
+    return JsonResponse(
+        await call.services.reports.lending(requests.GetLendingReport(since_seconds, by or ""), call.caller)
+    )
 
 
 # ------------------------------------------------------------------ boosts
@@ -185,7 +187,7 @@ async def boosts(
 @router.get("/boosts/{name}", response_model=views.BoostDetail, tags=["boosts"])
 async def boost(call: Authenticated, name: BoostName) -> JsonResponse:
     """One boost, alive or ended."""
-    return JsonResponse(await call.services.boosts.get(name, call.caller))
+    return JsonResponse(await call.services.boosts.get(requests.GetBoost(name), call.caller))
 
 
 @router.post("/boosts", response_model=views.BoostDetail, openapi_extra=takes(requests.RequestBoost), tags=["boosts"])
@@ -232,7 +234,7 @@ async def jobs(
 @router.get("/jobs/{name}", response_model=views.JobDetail, tags=["jobs"])
 async def job(call: Authenticated, name: JobName) -> JsonResponse:
     """One job, alive or ended."""
-    return JsonResponse(await call.services.jobs.get(name, call.caller))
+    return JsonResponse(await call.services.jobs.get(requests.GetJob(name), call.caller))
 
 
 @router.get("/jobs/{name}/explain", response_model=views.Explanation, tags=["jobs"])
@@ -361,7 +363,7 @@ async def cancel_move(call: Authenticated, name: MoveName) -> JsonResponse:
 @router.get("/auto-offload", response_model=views.AutoOffloadStatus, tags=["moves"])
 async def auto_offload(call: Authenticated) -> JsonResponse:
     """Whether work moves by itself, by whose word, and what the last look decided for each node."""
-    return JsonResponse(await call.services.auto_offload.status(call.caller))
+    return JsonResponse(await call.services.auto_offload.status(requests.GetAutoOffload(), call.caller))
 
 
 @router.post(
@@ -463,9 +465,9 @@ async def history(call: Authenticated, name: NodeName, window: Minutes = None) -
 )
 async def prometheus(call: Authenticated) -> Response:
     """For Prometheus; scrape it with a bearer token."""
-    text = (await call.services.reports.metrics(requests.GetMetrics("prometheus")))["text"]
+    text = (await call.services.reports.metrics(requests.GetMetrics("prometheus"), call.caller))["text"]
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _metrics(call: AuthenticatedRequest, **fields: Any) -> JsonResponse:
-    return JsonResponse(await call.services.reports.metrics(requests.convert(fields, requests.GetMetrics)))
+    return JsonResponse(await call.services.reports.metrics(requests.convert(fields, requests.GetMetrics), call.caller))

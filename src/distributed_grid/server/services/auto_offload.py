@@ -13,7 +13,8 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.scheduling.queue.reasons import is_stopped
-from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, endpoint, get, post
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
 from distributed_grid.server.services.records import event_view
 
@@ -31,16 +32,16 @@ class AutoOffloadService:
         self._viewer = viewer
         self._offloader = offloader
 
+    @endpoint(ADMIN, post("/auto-offload", "moves"), act="switch automatic offloading")
     async def set(self, op: requests.SetAutoOffload, caller: Caller) -> View:
         """Switch it on or off, or let the config decide again; the nodes are evaluated at once."""
-        if not caller.admin:
-            raise Forbidden(f"{caller.user} may not switch automatic offloading")
         enabled = {"enable": True, "disable": False, "reset": None}[op.action]
         await self._grid.handle(AutoOffloadSet(enabled, caller.user))
         self._offloader.evaluate_soon()
-        return await self.status(caller)
+        return await self.status(requests.GetAutoOffload(), caller)
 
-    async def status(self, caller: Caller) -> View:
+    @endpoint(READ, get("/auto-offload", "moves"))
+    async def status(self, op: requests.GetAutoOffload, caller: Caller) -> View:
         """Whether work moves by itself, by whose word, and what was last decided for each node."""
         viewer, offloader = self._viewer().for_reader(caller.reader), self._offloader
         shares = offloader.rules is not None

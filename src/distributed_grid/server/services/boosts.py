@@ -28,6 +28,7 @@ from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, Time
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get, post
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.jobs import fetch_order
 from distributed_grid.server.services.leases import LeaseService
@@ -66,6 +67,7 @@ class BoostService:
         self._ray_environment = ray_environment
         self._is_stopping = is_stopping
 
+    @endpoint(READ, get("/boosts", "boosts"))
     async def list(self, op: requests.ListBoosts, caller: Caller) -> View:
         """The boosts of a node, or all of them, summed up by type."""
 
@@ -93,12 +95,14 @@ class BoostService:
             "warnings": self._boost_file.warnings(),
         }
 
+    @endpoint(USER, post("/boosts", "boosts"), on_socket=False)
     async def request(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost as it was decided: granted, or still waiting for its turn."""
         answer = await self._request_lease(op, caller)
         boost = None if op.dry_run else await self._current(answer["allocation"]["allocation_id"])
         return {**answer, "boost": boost, "note": await self._note(op, answer["decision"]["node_id"])}
 
+    @endpoint(USER)
     async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost once it can be used; one that nobody waits for any more is given back."""
         try:
@@ -130,6 +134,7 @@ class BoostService:
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
 
+    @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"))
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
         """Releasing what is over already is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
@@ -139,16 +144,19 @@ class BoostService:
             "already_ended_at": answer["already_ended_at"],
         }
 
+    @endpoint(USER, post("/boosts/{name}/extend", "boosts", name="boost_id"))
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
         boost = await self.find(op.boost_id)
         await self._leases.extend(requests.ExtendLease(op.request_id, boost.id, op.seconds), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
-    async def get(self, name: str, caller: Caller) -> View:
+    @endpoint(READ, get("/boosts/{name}", "boosts", name="boost_id"))
+    async def get(self, op: requests.GetBoost, caller: Caller) -> View:
         """One boost, alive or ended."""
-        boost, viewer = await self.find(name), self._viewer().for_reader(caller.reader)
+        boost, viewer = await self.find(op.boost_id), self._viewer().for_reader(caller.reader)
         return {"boost": await self._grid.read(lambda ledger, now: viewer.boost(ledger, boost))}
 
+    @endpoint(USER)
     async def run(self, op: requests.RunInBoost, caller: Caller) -> View:
         """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
         lease = await self.find(op.boost_id)

@@ -44,6 +44,7 @@ from distributed_grid.server.active_config import (
     save_content,
     save_selection,
 )
+from distributed_grid.server.endpoints import ADMIN, READ, endpoint
 from distributed_grid.state_dir import NO_CONFIG, StateDir
 
 MAX_NAMED = 10
@@ -78,7 +79,8 @@ class IdleTimer:
         idle_since = time.monotonic()
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
+                async with asyncio.timeout(min(max(self._idle_seconds / 10, 0.05), 5.0)):
+                    await self._stopping.wait()
             if self.keep_running or not await is_idle():
                 idle_since = time.monotonic()
             elif time.monotonic() - max(idle_since, self._last_request) >= self._idle_seconds:
@@ -210,7 +212,8 @@ class DaemonService:
         self._listener = listener
         self._ages = ages
 
-    async def hello(self, op: requests.ClientHello) -> View:
+    @endpoint(READ)
+    async def hello(self, op: requests.ClientHello, caller: Caller) -> View:
         """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
         to that config; Refused while the one in use is needed. A client that requires none is only told of it."""
         notes = self._listener.notices if op.query_only else []
@@ -309,7 +312,8 @@ class DaemonService:
         if compared.config is not None and compared.path == self._selected.path and not compared.blocking:
             NamedConfigs(self._state_dir).add(compared.path, compared.digest, meaning_digest(compared.config))
 
-    async def reload(self, op: requests.ReloadConfig) -> View:
+    @endpoint(ADMIN)
+    async def reload(self, op: requests.ReloadConfig, caller: Caller) -> View:
         """Apply what can be applied of a config; the rest waits for a new control plane, which takes over at once
         where nothing is held."""
         async with self._config_lock:
@@ -339,20 +343,23 @@ class DaemonService:
             "handing_over": handing_over,
         }
 
-    async def clocks(self) -> View:
+    @endpoint(READ)
+    async def clocks(self, op: requests.GetClocks, caller: Caller) -> View:
         """The wall clocks of the control plane and of the nodes on other machines, with their pending jumps."""
         state = self._ages.look()
         by_ms = state.jump.by_ms if state.jump is not None else 0
         others = await self._grid.read(_other_clocks)
         return {"clocks": [_clock_row(None, by_ms, state.waits_ms), *others]}
 
-    async def confirm_clocks(self, caller: Caller) -> View:
+    @endpoint(ADMIN)
+    async def confirm_clocks(self, op: requests.ConfirmClocks, caller: Caller) -> View:
         """End the waits: here at once, on nodes with their next heartbeats. A second time is harmless."""
         self._ages.confirm()
         await self._grid.handle(ClocksConfirmed(caller.user))
-        return await self.clocks()
+        return await self.clocks(requests.GetClocks(), caller)
 
-    async def info(self) -> View:
+    @endpoint(READ)
+    async def info(self, op: requests.GetDaemonInfo, caller: Caller) -> View:
         try:
             await self._listener.certify()
             problems = self._listener.notices
@@ -375,16 +382,19 @@ class DaemonService:
             "warnings": [*self._selected.config.warnings, *self._selected.notes(), *problems, *jumped],
         }
 
-    async def config(self) -> View:
+    @endpoint(ADMIN)
+    async def config(self, op: requests.GetConfig, caller: Caller) -> View:
         return {"path": self._selected.path, "config": self._selected.config.as_dict()}
 
-    async def keep_running(self, op: requests.KeepRunning) -> View:
+    @endpoint(ADMIN)
+    async def keep_running(self, op: requests.KeepRunning, caller: Caller) -> View:
         """Do not exit when idle, and listen at the requested address; a successor after a crash does the same."""
         await self._listener.listen(op)
         self._set_keep_running(True)
-        return await self.info()
+        return await self.info(requests.GetDaemonInfo(), caller)
 
-    async def stop(self, op: requests.StopDaemon) -> View:
+    @endpoint(ADMIN)
+    async def stop(self, op: requests.StopDaemon, caller: Caller) -> View:
         """Stop; refused while workers of providers are not proven gone, unless it is forced: they cost money."""
         workers: list[str] = await self._grid.read(lambda ledger, now: list(ledger.workers))
         if workers and not op.force:

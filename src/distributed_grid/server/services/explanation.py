@@ -24,7 +24,7 @@ from distributed_grid.errors import Ambiguous, NotFound
 from distributed_grid.ports import Store
 from distributed_grid.reactor.workers.announced_ends import stop_at_ms
 from distributed_grid.scheduling.queue import reasons
-from distributed_grid.scheduling.queue.queue import queue_order
+from distributed_grid.scheduling.queue.order import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.scheduling.scaling.demand import why_no_worker
 from distributed_grid.server.access.tokens import Forbidden

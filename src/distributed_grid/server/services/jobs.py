@@ -31,6 +31,7 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
+from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.services.job_notices import JobNotice, JobNotices, attempt_line
@@ -52,6 +53,8 @@ LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
 REMOTE_POLL_SECONDS = 0.05
 UNREACHABLE_OUTPUT_SECONDS = 10.0
 """How long the rest of an ended job's output is waited for while its node cannot be reached."""
+LOCAL_FIELDS = ("fetch_to", "overwrite", "umask")
+"""Fields of a submission that are about a directory of the control plane's own user."""
 _NAMES = ((STDOUT, b"stdout"), (STDERR, b"stderr"))
 
 
@@ -181,7 +184,8 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
         quick = LOCAL_POLL_SECONDS if output.is_local(job.attempt) else REMOTE_POLL_SECONDS
         pause = quick if anything else min(pause * 1.5, MAX_POLL_SECONDS)
         try:
-            await asyncio.wait_for(changed.wait(), pause if job.attempt is not None else None)
+            async with asyncio.timeout(pause if job.attempt is not None else None):
+                await changed.wait()
         except TimeoutError:
             continue
 
@@ -238,6 +242,16 @@ async def _send_file(files: AttemptFiles, attempt: Attempt, entry: ManifestEntry
     return sent
 
 
+def _complete_environment(fields: dict[str, Any]) -> None:
+    """Add the clean environment of the control plane to that of a submission by REST; an `env` that is no mapping is
+    left for the parser to refuse."""
+    from distributed_grid.client.job_payload import caller_environment
+
+    env = fields.get("env")
+    if isinstance(env, dict | None):
+        fields["env"] = {**caller_environment({}), **(env or {})}
+
+
 class JobService:
     """Answers the requests about jobs; without a sizer nothing is known of them beforehand."""
 
@@ -257,6 +271,7 @@ class JobService:
         self._files = files
         self._sizer = sizer
 
+    @endpoint(USER, post("/jobs", "jobs", hidden=LOCAL_FIELDS, adapt=_complete_environment))
     async def submit(self, op: requests.SubmitJob, caller: Caller) -> View:
         command = Command(
             op.argv,
@@ -294,6 +309,7 @@ class JobService:
 
         return await self._grid.read(write_note)
 
+    @endpoint(READ, get("/jobs", "jobs", fixed={"all": True}))
     async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer:
         """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
         `more`: some that ended before are kept, but not listed; `total` counts them, too. `omitted`: so many that fit
@@ -325,14 +341,16 @@ class JobService:
             writer.field("omitted", omitted)
             return writer.finish()
 
-    async def list_live(self, caller: Caller) -> View:
+    @endpoint(READ)
+    async def list_live(self, op: requests.ListLiveJobs, caller: Caller) -> View:
         """The uids of the caller's jobs that have not ended."""
 
         own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
         return {"uids": [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]}
 
-    async def get(self, name: str, caller: Caller) -> View:
-        job = await find_job(self._grid, name)
+    @endpoint(READ, get("/jobs/{name}", "jobs", name="job_id"))
+    async def get(self, op: requests.GetJob, caller: Caller) -> View:
+        job = await find_job(self._grid, op.job_id)
         delivery, viewer = await find_delivery(self._grid, job), self._viewer().for_reader(caller.reader)
         return {"job": viewer.job(job), "delivery": viewer.delivery(job, delivery)}
 
@@ -342,6 +360,7 @@ class JobService:
         caller.must_own(job.request.user, f"the job {job.id}")
         return job
 
+    @endpoint(USER)
     async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> View:
         """Record that the files of a job were fetched by hand."""
         job = await self.find_own(op.job_id, caller)
@@ -350,6 +369,7 @@ class JobService:
         await self._grid.handle(FilesFetched(job.uid, job.id, caller.user, node, op.patterns, delivered))
         return {"job_id": job.id}
 
+    @endpoint(READ)
     async def wait_for_delivery(self, op: requests.WaitForDelivery, caller: Caller) -> View:
         """The delivery of an ended job when it is over, or as it is after the time that was given."""
         job = await self.find_own(op.job_id, caller)
@@ -366,6 +386,7 @@ class JobService:
             self._grid.unwatch(job.uid, changed)
         return {"delivery": self._viewer().delivery(job, await find_delivery(self._grid, job))}
 
+    @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"))
     async def cancel(self, op: requests.CancelJob, caller: Caller) -> View:
         """Cancelling a job that has ended is harmless."""
         job = await find_job(self._grid, op.job_id)
@@ -378,6 +399,7 @@ class JobService:
             job = await find_job(self._grid, job.uid)
         return {"job": self._viewer().job(job)}
 
+    @endpoint(USER)
     async def detach(self, op: requests.DetachJob, caller: Caller) -> View:
         """Detaching a job that has ended changes nothing."""
         job = await find_job(self._grid, op.job_id)
@@ -388,6 +410,7 @@ class JobService:
             job = await find_job(self._grid, job.uid)
         return {"job": self._viewer().job(job)}
 
+    @endpoint(READ)
     async def wait(self, op: requests.WaitForJob, caller: Caller) -> View:
         job = await find_job(self._grid, op.job_id)
         if not job.is_over:
@@ -410,6 +433,7 @@ class JobService:
         finally:
             self._grid.unwatch(job.uid, changed)
 
+    @endpoint(READ, streams=True)
     async def read_logs(self, op: requests.ReadLogs, caller: Caller, sink: OutputSink) -> View:
         """Send a job's output; the job as it is, or with `follow` as it ended."""
         job = await self.find_own(op.job_id, caller)
@@ -433,6 +457,7 @@ class JobService:
             await output.send_new(job)
         return {"job": self._viewer().job(job)}
 
+    @endpoint(READ, streams=True)
     async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> View:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)

@@ -27,6 +27,7 @@ from distributed_grid.errors import BadInput, GridError, NotFound, Refused, Time
 from distributed_grid.number_text import plain_number
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get, post
 from distributed_grid.server.services.records import decision_on, find_lease
 
 GB = 1024**3
@@ -177,11 +178,13 @@ class LeaseService:
         self._is_stopping = is_stopping
         self._engine_seconds = engine_seconds
 
+    @endpoint(USER, post("/leases", "leases"), on_socket=False)
     async def request(self, op: requests.RequestLease, caller: Caller) -> View:
         """The lease as it was decided: granted, or still queued."""
         answer = await self._decide(op, caller)
         return await self._view(answer.lease, answer)
 
+    @endpoint(USER)
     async def request_and_wait(self, op: requests.RequestLease, caller: Caller) -> View:
         """The lease once it is granted; released when its client hangs up meanwhile."""
         answer = await self._decide(op, caller)
@@ -221,10 +224,13 @@ class LeaseService:
         finally:
             self._grid.unwatch(lease_id, changed)
 
-    async def get(self, name: str, caller: Caller) -> View:
+    @endpoint(READ, get("/leases/{name}", "leases", name="allocation_id"))
+    async def get(self, op: requests.GetLease, caller: Caller) -> View:
         """One lease, alive or ended."""
-        return {"allocation": self._viewer().for_reader(caller.reader).lease(await find_lease(self._grid, name))}
+        lease = await find_lease(self._grid, op.allocation_id)
+        return {"allocation": self._viewer().for_reader(caller.reader).lease(lease)}
 
+    @endpoint(USER, delete("/leases/{name}", "leases", name="allocation_id", hidden=("exact",)))
     async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
         """Releasing a lease that has ended is harmless; the answer says when it ended."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
@@ -241,6 +247,7 @@ class LeaseService:
         viewer = self._viewer()
         return {"allocation": viewer.lease(lease), "already_ended_at": viewer.time(already_ended_ms)}
 
+    @endpoint(USER, post("/leases/{name}/extend", "leases", name="allocation_id"))
     async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
@@ -276,7 +283,8 @@ class LeaseService:
         changed = self._grid.watch(key)
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), CHANGE_SECONDS)
+                async with asyncio.timeout(CHANGE_SECONDS):
+                    await changed.wait()
         finally:
             self._grid.unwatch(key, changed)
 

@@ -28,6 +28,7 @@ from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BlockLost, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import BlockAnswer
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import READ, USER, endpoint
 
 TERM_SECONDS = 3600.0
 """How long a block lasts after its program last renewed it."""
@@ -57,6 +58,7 @@ class MemoryService:
         self._sharing_enabled = sharing_enabled
         self._is_stopping = is_stopping
 
+    @endpoint(USER)
     async def allocate(self, op: requests.AllocateBlock, caller: Caller, home: str = "") -> View:
         """Allocate a block, and wait until it can be used; with the same id again it is the same block."""
         if not self._sharing_enabled:
@@ -95,7 +97,8 @@ class MemoryService:
                     if found is not None:
                         return found
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), POLL_SECONDS)
+                        async with asyncio.timeout(POLL_SECONDS):
+                            await changed.wait()
         except TimeoutError:
             why = f"its nodes did not open their memory within {OPEN_SECONDS:g} s"
             await self._drop(block_id, why)
@@ -122,6 +125,7 @@ class MemoryService:
             return self._with_tickets(ledger, block, now)
         return None
 
+    @endpoint(READ)
     async def find(self, op: requests.FindBlock, caller: Caller) -> View:
         """Where a block is now, with tickets to read and write it there."""
         return await self._grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
@@ -135,6 +139,7 @@ class MemoryService:
             raise Unreachable(f"{first.node or 'the control plane'} holds block {block.id}, and is not connected")
         return self._with_tickets(ledger, block, now)
 
+    @endpoint(USER)
     async def free(self, op: requests.FreeBlock, caller: Caller) -> View:
         """Free a block."""
         block = await self._grid.read(lambda ledger, now: _resolve(ledger, op.block_id, op.name, caller))
@@ -142,6 +147,7 @@ class MemoryService:
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
+    @endpoint(USER)
     async def name(self, op: requests.NameBlock, caller: Caller) -> View:
         """Give a block its name; the block that had it is freed in the same step."""
         block = await self._grid.read(lambda ledger, now: _resolve(ledger, op.block_id, "", caller))
@@ -150,6 +156,7 @@ class MemoryService:
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
+    @endpoint(USER)
     async def renew(self, op: requests.RenewBlocks, caller: Caller) -> View:
         """Extend the blocks of a running program."""
 
@@ -159,7 +166,8 @@ class MemoryService:
         await self._grid.handle(BlocksRenewed(op.session, caller.user))
         return {"renewed": await self._grid.read(count)}
 
-    async def list(self, op: requests.ListBlocks) -> View:
+    @endpoint(READ)
+    async def list(self, op: requests.ListBlocks, caller: Caller) -> View:
         """The next page of the blocks that are not being freed, by their ids."""
 
         def page(ledger: Ledger, now: int) -> View:
@@ -177,7 +185,8 @@ class MemoryService:
 
         return await self._grid.read(page)
 
-    async def stats(self) -> View:
+    @endpoint(READ)
+    async def stats(self, op: requests.GetMemoryStats, caller: Caller) -> View:
         """Usage of the pool, in all and by node."""
         return await self._grid.read(_stats)
 

@@ -22,6 +22,7 @@ from distributed_grid.number_text import plain_number
 from distributed_grid.reactor.effects import is_still_needed
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
+from distributed_grid.server.endpoints import ADMIN, READ, endpoint, get
 
 MAX_STATUS_ROWS = 1_000
 """Jobs, and leases, in a status."""
@@ -42,24 +43,29 @@ class NodeService:
         self._viewer = viewer
         self._renderer = renderer
 
-    async def status(self, caller: Caller) -> EncodedAnswer:
+    @endpoint(READ)
+    async def status(self, op: requests.GetStatus, caller: Caller) -> EncodedAnswer:
         """Nodes, offers, leases, jobs and recommendations as they are now, as far as the caller may see them. Of jobs
         and leases it shows so many, those that run and the oldest of the queue first, and says how many it omits."""
         return await self._shared(caller, "status", self._render_status)
 
-    async def list(self, caller: Caller) -> EncodedAnswer:
+    @endpoint(READ, get("/nodes", "nodes"))
+    async def list(self, op: requests.ListNodes, caller: Caller) -> EncodedAnswer:
         """Every node."""
         return await self._shared(caller, "nodes", self._render_nodes)
 
-    async def offers(self, caller: Caller) -> EncodedAnswer:
+    @endpoint(READ, get("/offers", "nodes"))
+    async def offers(self, op: requests.ListOffers, caller: Caller) -> EncodedAnswer:
         """What can be had right now."""
         return await self._shared(caller, "offers", self._render_offers)
 
-    async def recommendations(self, caller: Caller) -> EncodedAnswer:
+    @endpoint(READ, get("/recommendations", "nodes"))
+    async def recommendations(self, op: requests.ListRecommendations, caller: Caller) -> EncodedAnswer:
         """The work that should move to another node."""
         return await self._shared(caller, "recommendations", self._render_recommendations)
 
-    async def allocations(self, caller: Caller) -> EncodedAnswer:
+    @endpoint(READ, get("/leases", "leases"))
+    async def allocations(self, op: requests.ListLeases, caller: Caller) -> EncodedAnswer:
         """The leases that hold something."""
         return await self._shared(caller, "allocations", self._render_allocations)
 
@@ -136,14 +142,16 @@ class NodeService:
 
         return await self._grid.read_each(lambda ledger: ledger.nodes, view_known)
 
-    async def get(self, name: str) -> View:
+    @endpoint(READ, get("/nodes/{name}", "nodes", name="node"))
+    async def get(self, op: requests.GetNode, caller: Caller) -> View:
         def view_node(ledger: Ledger, now: int) -> View:
-            if name not in ledger.nodes:
-                raise NotFound(f"no node is called {name!r}")
-            return self._viewer().node(ledger, ledger.nodes[name], now)
+            if op.node not in ledger.nodes:
+                raise NotFound(f"no node is called {op.node!r}")
+            return self._viewer().node(ledger, ledger.nodes[op.node], now)
 
         return {"node": await self._grid.read(view_node)}
 
+    @endpoint(ADMIN)
     async def drain(self, op: requests.DrainNode, caller: Caller, report: Report) -> View:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -35,7 +35,6 @@ from distributed_grid.domain.rebalancing import (
     WATCHED_RESOURCES,
     PressureReading,
     RebalanceRules,
-    RebalanceSchedule,
 )
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import NodeState
@@ -44,11 +43,12 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.decision import MoveAnswer
-from distributed_grid.scheduling.offloading.obstacles import one_line
-from distributed_grid.scheduling.offloading.process_changes import changes_text, first_look, process_changes
+from distributed_grid.scheduling.offloading.processes import changes_text, first_look, one_line, process_changes
 from distributed_grid.scheduling.offloading.proposals import Proposal, files_to_check, propose
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent, scan_pressure
+from distributed_grid.scheduling.pressure.plan import pressed_nodes
+from distributed_grid.scheduling.pressure.scan import PressureScan, percent, scan_with_lenders
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
 from distributed_grid.server.services.records import ended_move, find_job, find_move
 
@@ -69,6 +69,11 @@ MAX_PLACES = 3
 MAX_LOOKS = 5
 """So often a process is looked at some of whose children ended meanwhile."""
 _MOVE_ID = re.compile(re.escape(MOVE_PREFIX) + r"[A-Za-z0-9_-]{1,64}")
+
+
+def _name_move(fields: dict[str, Any]) -> None:
+    """Name the move of a REST request after its Idempotency-Key."""
+    fields.setdefault("move_id", f"{MOVE_PREFIX}{fields.pop('request_id')}")
 
 
 class OffloadingService:
@@ -97,6 +102,7 @@ class OffloadingService:
         """Go by other rules from now on."""
         self._sharing = rules
 
+    @endpoint(READ, get("/proposals", "moves"))
     async def scan(self, op: requests.ScanOffload, caller: Caller) -> View:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
         readings = await self._monitor.readings()
@@ -105,7 +111,9 @@ class OffloadingService:
             await self._check_node(op.node)
             nodes = [op.node]
         else:
-            nodes = await self._grid.read(lambda ledger, now: pressed_nodes(_scan(ledger, readings, rules, now)))
+            nodes = await self._grid.read(
+                lambda ledger, now: pressed_nodes(scan_with_lenders(ledger, readings, rules, now))
+            )
         rows, problems = [], []
         for node in nodes:
             try:
@@ -125,7 +133,7 @@ class OffloadingService:
         absent: dict[str, Collection[str]] = {}
 
         def proposals(ledger: Ledger, now: int) -> list[Proposal]:
-            scan = _scan(ledger, readings, rules, now)
+            scan = scan_with_lenders(ledger, readings, rules, now)
             return propose(scan, node, processes, ledger.consents, target=target, absent=absent)
 
         found = await self._grid.read(proposals)
@@ -162,6 +170,7 @@ class OffloadingService:
             raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
         return self._sharing
 
+    @endpoint(READ)
     async def advise(self, op: requests.AdviseCommand, caller: Caller) -> View:
         """Whether a command had better start elsewhere, and why."""
         return {**await self._advice(op, caller)}
@@ -172,7 +181,7 @@ class OffloadingService:
         if rules is None or not origin:
             return _stay("nothing is shared here" if rules is None else "no node stands for this machine")
         readings = await self._monitor.readings()
-        scan = await self._grid.read(lambda ledger, now: _scan(ledger, readings, rules, now))
+        scan = await self._grid.read(lambda ledger, now: scan_with_lenders(ledger, readings, rules, now))
         why = why_pressed(scan, origin)
         if not why:
             return _stay(f"{origin} is not pressed")
@@ -209,6 +218,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moving
 
+    @endpoint(USER, post("/moves", "moves", adapt=_name_move))
     async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
         """Begin to move a job or a process; the same request again is answered with how that move stands."""
         if not _MOVE_ID.fullmatch(op.move_id):
@@ -325,6 +335,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moves
 
+    @endpoint(READ, get("/moves", "moves"))
     async def list(self, op: requests.ListMoves, caller: Caller) -> View:
         """The moves that go on, and with `all` those that have ended last."""
         living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
@@ -335,11 +346,13 @@ class OffloadingService:
         rows = [move_view(viewer, move, self._is_connected) for move in moves]
         return {"moves": rows, "more": len(ended) > MAX_ENDED}
 
+    @endpoint(READ, get("/moves/{name}", "moves", name="move_id"))
     async def get(self, op: requests.GetMove, caller: Caller) -> View:
         """One move, over or not."""
         move, viewer = await find_move(self._grid, op.move_id), self._viewer().for_reader(caller.reader)
         return {"move": move_view(viewer, move, self._is_connected)}
 
+    @endpoint(USER, post("/moves/{name}/cancel", "moves", name="move_id"))
     async def cancel(self, op: requests.CancelMove, caller: Caller) -> View:
         """Leave the original as it was; a move that is over already is left so."""
         move = await find_move(self._grid, op.move_id)
@@ -357,12 +370,14 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ consents
 
-    async def consents(self) -> View:
+    @endpoint(ADMIN)
+    async def consents(self, op: requests.ListConsents, caller: Caller) -> View:
         """The command shapes whose processes may be moved."""
         viewer = self._viewer()
         found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
         return {"consents": [consent_view(viewer, one) for one in found]}
 
+    @endpoint(USER)
     async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> View:
         """Withdraw a consent: one's own, or as an admin anybody's."""
 
@@ -375,19 +390,6 @@ class OffloadingService:
         for user in users:
             await self._grid.handle(ConsentWithdrawn(user, op.shape))
         return {"withdrawn": op.shape, "users": users}
-
-
-def _scan(ledger: Ledger, readings: Sequence[PressureReading], rules: RebalanceRules, now: int) -> PressureScan:
-    """The pressure of all nodes, and who has headroom, least loaded first."""
-    scan = scan_pressure(ledger, readings, rules, now)
-    free = sorted((scan.reading(name).score or 0, name) for name in ledger.nodes if scan.has_headroom(name))
-    return replace(scan, schedule=RebalanceSchedule((), tuple(name for _, name in free)))
-
-
-def pressed_nodes(scan: PressureScan) -> list[str]:
-    """The nodes above a mark, the hardest pressed first."""
-    above = [name for name in scan.ledger.nodes if any(scan.is_above(name, kind) for kind in WATCHED_RESOURCES)]
-    return sorted(above, key=lambda name: (-(scan.reading(name).score or 0), name))
 
 
 def why_pressed(scan: PressureScan, node: str) -> str:

@@ -44,6 +44,7 @@ from distributed_grid.reactor.workers.pull_workers import registered_worker, rep
 from distributed_grid.scheduling.placement.scores import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
 
 RESERVATION_MS = 3_600_000
 HEARTBEATS_PER_HOLD = 6
@@ -63,7 +64,8 @@ class PullWorkerService:
         self._hold_ms = round(1000 * hold_seconds)
         self._detect = detect
 
-    async def register(self, op: requests.RegisterPullWorker) -> View:
+    @endpoint(ADMIN)
+    async def register(self, op: requests.RegisterPullWorker, caller: Caller) -> View:
         """Take a worker in, or take in anew what it has; another incarnation replaces the one before."""
         reported = reported_resources(op.resources)
         node = Node(
@@ -79,7 +81,8 @@ class PullWorkerService:
         await self._grid.handle(PullWorkerRegistered(node, await self._usage(op.worker_id, reported)))
         return {"worker": await self._grid.read(lambda ledger, now: self._worker(ledger, op.worker_id))}
 
-    async def heard(self, op: requests.ReportPullWorker) -> View:
+    @endpoint(ADMIN)
+    async def heard(self, op: requests.ReportPullWorker, caller: Caller) -> View:
         """Take a heartbeat in; the answer says what the worker is to stop, and whether it is to report anew."""
         node = registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         if op.resources:
@@ -99,7 +102,8 @@ class PullWorkerService:
         if seen is not None and seen.usage is not None:
             self._grid.observe(HeartbeatReceived(name, seen.usage, repeats=True))
 
-    async def remove(self, op: requests.RemovePullWorker) -> View:
+    @endpoint(ADMIN)
+    async def remove(self, op: requests.RemovePullWorker, caller: Caller) -> View:
         """Let a worker go; what it had taken is lost, what it had not goes to others."""
         registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         await self._grid.handle(NodeStopped(op.worker_id))
@@ -111,11 +115,17 @@ class PullWorkerService:
         while True:
             await asyncio.sleep(seconds)
             try:
-                await self.reassess()
+                await self._reassess()
             except GridError as failure:  # the next round may well succeed
                 log.warning("the workers could not be reassessed: %s", failure)
 
-    async def reassess(self) -> View:
+    @endpoint(ADMIN)
+    async def reassess(self, op: requests.ReassessWorkers, caller: Caller) -> View:
+        """Have every worker say anew what it has; how many pull workers there are."""
+        await self._reassess()
+        return {"workers": await self._grid.read(lambda ledger, now: len(ledger.pull_nodes))}
+
+    async def _reassess(self) -> None:
         """Detect anew what the node of this machine has, and have all others say so with their heartbeats."""
         await self._grid.handle(ReassessmentRequested())
         capacity = await asyncio.to_thread(self._detect)
@@ -128,8 +138,8 @@ class PullWorkerService:
             if (node.capacity.cpu_milli, node.capacity.memory_bytes) != (capacity.cpu_milli, capacity.memory_bytes):
                 has = replace(node.capacity, cpu_milli=capacity.cpu_milli, memory_bytes=capacity.memory_bytes)
                 await self._grid.handle(NodeDeclared(replace(node, capacity=has)))
-        return {"workers": await self._grid.read(lambda ledger, now: len(ledger.pull_nodes))}
 
+    @endpoint(USER)
     async def reserve(self, op: requests.ReserveOnWorker, caller: Caller) -> View:
         """Hold some of a worker for a task, or refuse with the reason."""
         request = _reservation(op.worker_id, required_amounts(op.requirements), op.task_id)
@@ -145,7 +155,8 @@ class PullWorkerService:
         assert isinstance(answer, LeaseAnswer)
         return {"reservation": self._reservation_view(answer.lease, op.task_id)}
 
-    async def check(self, op: requests.CheckWorkerFit) -> View:
+    @endpoint(READ)
+    async def check(self, op: requests.CheckWorkerFit, caller: Caller) -> View:
         """Whether a worker has room now, why not, and its fitness."""
         request = _reservation(op.worker_id, required_amounts(op.requirements), "check")
 
@@ -162,7 +173,8 @@ class PullWorkerService:
 
         return await self._grid.read(read)
 
-    async def resources(self) -> View:
+    @endpoint(READ)
+    async def resources(self, op: requests.ListWorkerResources, caller: Caller) -> View:
         """What every worker has and has free, and what is held for tasks."""
 
         def read(ledger: Ledger, now: int) -> View:

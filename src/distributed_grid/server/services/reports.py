@@ -24,6 +24,7 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer
+from distributed_grid.server.endpoints import READ, endpoint, get
 from distributed_grid.server.services.explanation import explain
 from distributed_grid.server.services.records import stream_events
 
@@ -48,6 +49,11 @@ class ReportService:
         self._monitor = monitor
         self._renderer = renderer
 
+    @endpoint(
+        READ,
+        get("/leases/{name}/explain", "leases", name="id", fixed={"kind": "lease"}),
+        get("/jobs/{name}/explain", "jobs", name="id", fixed={"kind": "job"}),
+    )
     async def explain(self, op: requests.Explain, caller: Caller) -> View:
         """Why it waits, why it is there, why it was stopped, when it will start. Only for its owner and admins."""
         viewer, is_connected = self._viewer().for_reader(caller.reader), self._is_connected
@@ -56,7 +62,8 @@ class ReportService:
             lambda: explain(self._grid, viewer, op.id, kind=op.kind, is_connected=is_connected),
         )
 
-    async def lending(self, op: requests.GetLendingReport) -> View:
+    @endpoint(READ, get("/ledger", "leases"))
+    async def lending(self, op: requests.GetLendingReport, caller: Caller) -> View:
         """Who lent whom how much."""
 
         async def report() -> View:
@@ -65,11 +72,21 @@ class ReportService:
 
         return await self._renderer.shared(op, report)
 
+    @endpoint(READ, streams=True)
     def events(self, op: requests.ListEvents, caller: Caller) -> AsyncGenerator[View, None]:
         """The audit trail, event by event, and with `follow` without an end."""
         return stream_events(self._grid, self._viewer().for_reader(caller.reader), op)
 
-    async def metrics(self, op: requests.GetMetrics) -> View:
+    @endpoint(
+        READ,
+        *(
+            get(f"/metrics/{kind}", "metrics", fixed={"kind": kind}, hidden=("node", "resource_type", "window"))
+            for kind in ("snapshots", "summary", "rebalancing", "scheduling")
+        ),
+        get("/metrics/trend/{name}/{resource_type}", "metrics", name="node", fixed={"kind": "trend"}),
+        get("/metrics/history/{name}", "metrics", name="node", fixed={"kind": "history"}, hidden=("resource_type",)),
+    )
+    async def metrics(self, op: requests.GetMetrics, caller: Caller) -> View:
         return await self._renderer.shared(op, lambda: self._metrics(op))
 
     async def _metrics(self, op: requests.GetMetrics) -> View:

@@ -30,6 +30,7 @@ from distributed_grid.ports import Store
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.endpoints import ADMIN, USER, endpoint
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import command_shape
 from distributed_grid.server.services.pull_workers import PullWorkerService
@@ -53,6 +54,7 @@ class TaskService:
         self._sizer = sizer
         self._waiting: dict[str, set[asyncio.Event]] = {}  # requests that wait for a task, by worker
 
+    @endpoint(USER)
     async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
         """Queue a task; the same request id again gets the same one."""
         user = op.user or caller.user
@@ -98,7 +100,8 @@ class TaskService:
             return None
         return estimate
 
-    async def list(self, op: requests.ListTasks) -> View:
+    @endpoint(ADMIN)
+    async def list(self, op: requests.ListTasks, caller: Caller) -> View:
         """The waiting tasks, the oldest first."""
 
         def waiting_task(ledger: Ledger, lease_id: str, now: int) -> list[Job]:
@@ -111,7 +114,8 @@ class TaskService:
         )
         return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
 
-    async def take(self, op: requests.TakeTask) -> View:
+    @endpoint(ADMIN)
+    async def take(self, op: requests.TakeTask, caller: Caller) -> View:
         """The task that a worker is to run now, or None; the same one again until it is reported.
 
         Cancelled, because its connection is gone, it gives back whatever it was about to answer.
@@ -131,7 +135,8 @@ class TaskService:
                 if job is not None or left <= 0:
                     break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(ASK_SECONDS, left))
+                    async with asyncio.timeout(min(ASK_SECONDS, left)):
+                        await changed.wait()
                 changed.clear()
         except asyncio.CancelledError:
             start_logged(self._give_back(op, asking), "a task that was not delivered")
@@ -147,15 +152,19 @@ class TaskService:
         if asking is not None:
             with contextlib.suppress(GridError):
                 await asking
-        await self.withdraw(requests.WithdrawAsk(op.worker_id, op.incarnation, op.ask_id))
+        await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
 
-    async def withdraw(self, op: requests.WithdrawAsk) -> View:
+    @endpoint(ADMIN)
+    async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> View:
         """The answer with this `ask_id` was not delivered; another connection on which the worker asks does so again. A
         second call changes nothing."""
-        await self._grid.handle_with_retry(TaskAskWithdrawn(op.worker_id, op.incarnation, op.ask_id))
-        for changed in self._waiting.get(op.worker_id, ()):
-            changed.set()
+        await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
         return {"worker_id": op.worker_id}
+
+    async def _withdraw(self, worker_id: str, incarnation: str, ask_id: str) -> None:
+        await self._grid.handle_with_retry(TaskAskWithdrawn(worker_id, incarnation, ask_id))
+        for changed in self._waiting.get(worker_id, ()):
+            changed.set()
 
     async def _ask(self, op: requests.TakeTask) -> Job | None:
         """Ask once, and again where asking has brought something. It is a sign of life, too."""
@@ -170,7 +179,8 @@ class TaskService:
     def _is_assigned(self, op: requests.TakeTask) -> bool:
         return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
 
-    async def report(self, op: requests.ReportTask) -> View:
+    @endpoint(ADMIN)
+    async def report(self, op: requests.ReportTask, caller: Caller) -> View:
         """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
         so. The same report again is accepted again; one that contradicts the first is not."""
         job = await self._find(op.task_id)

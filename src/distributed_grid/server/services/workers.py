@@ -24,7 +24,8 @@ from distributed_grid.ports import Store, WorkerOffer
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
 from distributed_grid.scheduling.scaling.evaluation import ScalingEvaluation, evaluate
-from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, READ, endpoint
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
@@ -58,9 +59,9 @@ class WorkerService:
 
     # ------------------------------------------------------------------ starting
 
+    @endpoint(ADMIN)
     async def create(self, op: requests.CreateWorkers, caller: Caller) -> View:
         """Start so many workers of a kind, or say what that would cost; none where not all of them may be."""
-        must_be_admin(caller)
         provider = op.provider or self._catalog.registry.default()
         needs = WorkerResources(round(1000 * op.cpu), round(GIB * op.memory_gb), op.gpu)
         await self.check_reachable(provider)
@@ -105,7 +106,8 @@ class WorkerService:
 
     # ------------------------------------------------------------------ showing
 
-    async def list(self, op: requests.ListWorkers) -> View:
+    @endpoint(READ)
+    async def list(self, op: requests.ListWorkers, caller: Caller) -> View:
         """The workers that are not proven gone, and with `all` the last ones that were."""
 
         def living(ledger: Ledger, now: int) -> list[WorkerRow]:
@@ -118,7 +120,8 @@ class WorkerService:
         listed = await self._with_budget([row for row in rows if op.provider in ("", row["provider"])])
         return listed | {"more": len(ended) > MAX_ENDED}
 
-    async def get(self, op: requests.GetWorker) -> View:
+    @endpoint(READ)
+    async def get(self, op: requests.GetWorker, caller: Caller) -> View:
         """One worker, gone or not."""
         return {"worker": await self._view(await self.find(op.worker_id, op.provider))}
 
@@ -140,7 +143,8 @@ class WorkerService:
             raise Ambiguous(f"{name!r} fits several workers: {', '.join(sorted(one.id for one in found))}")
         return found[0]
 
-    async def offers(self, op: requests.ListWorkerOffers) -> View:
+    @endpoint(READ)
+    async def offers(self, op: requests.ListWorkerOffers, caller: Caller) -> View:
         """What a provider can start, the preferred first."""
         provider = op.provider or self._catalog.registry.default()
         offers = await self._catalog.offers(provider)
@@ -156,13 +160,13 @@ class WorkerService:
 
     # ------------------------------------------------------------------ ending
 
+    @endpoint(ADMIN)
     async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> View:
         """End workers; one that is gone already is left so. Nothing is done where one of them is not known.
 
         One that has joined drains first, and is terminated when the files of its jobs are home. With `force` it is
         terminated at once; that is refused while it has results that were never fetched, unless `discard_results`.
         """
-        must_be_admin(caller)
         workers = [await self.find(name, op.provider) for name in op.worker_ids]
         problems: list[str] = []
         for worker in workers:
@@ -192,12 +196,6 @@ class WorkerService:
         return {"workers": [*rows], "budget": budget_view(state)}
 
 
-def must_be_admin(caller: Caller) -> None:
-    """Only the owner of the grid spends money."""
-    if not caller.admin:
-        raise Forbidden(f"{caller.user} may not start or end workers")
-
-
 def _ended(store: Store) -> list[Worker]:
     return [_decoded(row) for row in store.ended(Worker.kind, limit=MAX_ENDED + 1)]
 
@@ -215,7 +213,8 @@ class ScalingService:
         self._grid = grid
         self._autoscaler = autoscaler
 
-    async def status(self) -> View:
+    @endpoint(READ)
+    async def status(self, op: requests.GetScaling, caller: Caller) -> View:
         """Workers by state, utilization, demand, cooldowns and money."""
 
         def read(ledger: Ledger, now: int) -> ScalingStatus:
@@ -232,7 +231,8 @@ class ScalingService:
 
         return {"scaling": await self._grid.read(read)}
 
-    async def plan(self) -> View:
+    @endpoint(READ)
+    async def plan(self, op: requests.PlanScaling, caller: Caller) -> View:
         """What would be done now, and what it would cost."""
         if self._autoscaler.provider:
             await self._autoscaler.read_types()
@@ -242,9 +242,9 @@ class ScalingService:
 
         return {"plan": await self._grid.read(read), "problem": self._autoscaler.problem or None}
 
-    async def run(self, caller: Caller) -> View:
+    @endpoint(ADMIN)
+    async def run(self, op: requests.RunScaling, caller: Caller) -> View:
         """Evaluate now, and act; what was done."""
-        must_be_admin(caller)
         if not self._autoscaler.provider:
             raise Refused("scaling.provider is not set: nothing can be started")
         await self._autoscaler.read_types()

@@ -34,8 +34,7 @@ from distributed_grid.ports import WorkerOffer
 from distributed_grid.prediction.warm_pool import KEPT_MS, SLOT_MS, LoadSlot, WarmPool
 from distributed_grid.reactor.decision import ScalingAnswer
 from distributed_grid.scheduling.scaling.demand import read_demand
-from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate
-from distributed_grid.scheduling.scaling.idle_workers import has_work
+from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate, has_work
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.worker_reconciler import wall_ms
 

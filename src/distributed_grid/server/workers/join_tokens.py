@@ -42,7 +42,7 @@ class WorkerJoinTokens:
     async def revoke(self, worker_id: str) -> None:
         """Let nobody join under this name any more, and disconnect who did; a second time is harmless."""
         try:
-            await self._admission.revoke_join_token(token_id(worker_id))
+            await self._admission.revoke_join(token_id(worker_id))
         except NotFound:
             return
 

@@ -1,9 +1,7 @@
-"""Bringing home what jobs left on a worker, before it is terminated: output and files, into the control plane's own
-directory of jobs, where they are read from then on.
+"""Collection of output and files from a worker before it is terminated, into the control plane's own directory of jobs.
 
-A copy that was interrupted goes on where it was: an attempt is marked when all of it is here, and within one the files
-that are complete are kept. So much is brought home of one worker; what is beyond that, or cannot be read, is lost with
-the worker, and that is recorded.
+An interrupted copy is continued: an attempt is marked when all of it is here, and within one the files that are
+complete are kept. Files beyond the limit of one worker, or unreadable ones, are lost with it, and that is recorded.
 """
 
 from __future__ import annotations
@@ -11,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
 from distributed_grid.control.agent_files import RemoteFiles, in_work
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import OutputsBroughtHome
+from distributed_grid.control.reconciler import Reconciler
+from distributed_grid.domain.events import OutputsCollected
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
-from distributed_grid.reactor.effects import is_still_needed, pending_homecomings
+from distributed_grid.reactor.effects import CollectOutputs, collection_effects, is_still_needed
 from distributed_grid.server.output_copy import CHUNK_BYTES, Haul, copy_output
 from distributed_grid.server.workers.worker_reconciler import wall_ms
-from distributed_grid.supervision import start_logged
 from distributed_grid.trees.manifest import ManifestEntry
 from distributed_grid.trees.tree_writer import FileReceiver
 
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class OutputCollector:
-    """Brings home what is on workers that drain; which those are is read from the ledger again and again."""
+    """Collects the files of draining workers."""
 
     def __init__(
         self,
@@ -58,57 +57,47 @@ class OutputCollector:
         self._jobs = jobs
         self._remote = remote
         self._max_bytes = max_bytes
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
-        self._first_tried: dict[str, float] = {}
+        self._work = Reconciler()
         self._next_check: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                effects = await self._grid.read(lambda ledger, now: pending_homecomings(ledger))
-                for effect in effects:
-                    if effect.worker.id not in self._in_flight and self._is_due(effect.worker):
-                        self._begin(effect.worker)
-                await asyncio.sleep(POLL_SECONDS)
-        finally:
-            for task in self._in_flight.values():
-                task.cancel()
+        """Collect until cancelled."""
+        await self._work.run(self._reconcile, POLL_SECONDS)
 
-    def _is_due(self, worker: Worker) -> bool:
-        """Whether to check a worker now: while something runs there, once in a while."""
-        if not is_still_needed(self._grid.ledger, worker.node):
-            return True
-        now = asyncio.get_running_loop().time()
-        if now < self._next_check.get(worker.id, 0.0):
-            return False
-        self._next_check = {one: at for one, at in self._next_check.items() if at > now} | {
-            worker.id: now + LEAVING_SECONDS
-        }
-        return True
+    async def _reconcile(self) -> None:
+        if self._grid.ledger.workers:
+            for effect in await self._grid.read(lambda ledger, now: collection_effects(ledger)):
+                self.perform(effect)
 
-    def _begin(self, worker: Worker) -> None:
-        task = start_logged(self._bring_home(worker), f"bringing home the files of {worker.id}")
-        self._in_flight[worker.id] = task
-        task.add_done_callback(lambda done: self._in_flight.pop(worker.id, None))
+    def perform(self, effect: CollectOutputs) -> None:
+        worker = effect.worker
+        if self._work.is_under_way(worker.id):
+            return
+        if is_still_needed(self._grid.ledger, worker.node):  # something runs there: check once in a while
+            now = asyncio.get_running_loop().time()
+            if now < self._next_check.get(worker.id, 0.0):
+                return
+            self._next_check = {name: at for name, at in self._next_check.items() if at > now}
+            self._next_check[worker.id] = now + LEAVING_SECONDS
+        self._work.begin(worker.id, partial(self._collect, worker), f"collection of the files of {worker.id}")
 
-    async def _bring_home(self, worker: Worker) -> None:
+    async def _collect(self, worker: Worker) -> None:
         """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
-        now = asyncio.get_running_loop().time()
-        since = self._first_tried.setdefault(worker.id, now)
+        age_seconds = self._work.age_seconds(worker.id)
         is_in_use = is_still_needed(self._grid.ledger, worker.node)  # then there is more to come
         try:
             haul = await self.collect(worker)
         except (GridError, OSError) as failure:
-            if since == now:  # once: it is tried again and again
-                log.warning("the files on %s cannot be brought home yet: %s", worker.id, failure)
-            if now - since < self._give_up_seconds:
+            tries = self._work.fail(worker.id, str(failure), lasts=False, retry_seconds=0.0)
+            if tries.failures == 1:  # once: it is tried again and again
+                log.warning("the files on %s cannot be collected yet: %s", worker.id, failure)
+            if age_seconds < self._give_up_seconds:
                 return
             haul = Haul(0, lost=[f"files of its jobs: {failure}"])
-        self._first_tried.pop(worker.id, None)
+        self._work.forget(worker.id)
         if is_in_use:
             return
-        done = OutputsBroughtHome(worker.id, wall_ms(), haul.files, haul.bytes, tuple(haul.lost))
+        done = OutputsCollected(worker.id, wall_ms(), haul.files, haul.bytes, tuple(haul.lost))
         await self._grid.handle_with_retry(done)
 
     async def collect(self, worker: Worker) -> Haul:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
 from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (
     Event,
     StrayInstanceFound,
@@ -33,13 +33,13 @@ from distributed_grid.domain.workers import Worker, WorkerRules
 from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
 from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
 from distributed_grid.reactor.decision import WorkerAnswer
-from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
+from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, worker_effects
 from distributed_grid.reactor.workers.worker_checks import DAY_ALARM, HOUR_ALARM, core_alarm
 from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
 from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
-from distributed_grid.supervision import start_logged, start_restarted
+from distributed_grid.supervision import start_restarted
 
 MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def wall_ms() -> int:
 
 
 class WorkerReconciler:
-    """Performs the effects of workers; what is in flight, and when each provider was listed last, is all it holds."""
+    """Performs the effects of workers, one call at a time about each, and lists the machines of providers."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class WorkerReconciler:
         grid_id: Callable[[], str],
         on_alarm: Callable[[str, str], None] = lambda about, why: None,
     ) -> None:
-        """`on_alarm` hears what costs money against the will of everybody: what it is about, and why."""
+        """`on_alarm(subject, reason)` is called when a machine cannot be terminated or a budget is exceeded."""
         self._grid = grid
         self._catalog = catalog
         self._tokens = tokens
         self._rules = rules
         self._grid_id = grid_id
         self._on_alarm = on_alarm
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._work = Reconciler()
         self._listed_at: dict[str, float] = {}
         self._strays: set[str] = set()
         self._loop: asyncio.Task[None] | None = None
@@ -79,7 +79,8 @@ class WorkerReconciler:
     async def start(self) -> None:
         """Begin to reconcile."""
         await self._grid.handle(WorkerRulesSet(self._rules))
-        self._loop = start_restarted(self._run, "the reconciler of workers")
+        rounds = partial(self._work.run, self._reconcile, self._tick_seconds)
+        self._loop = start_restarted(rounds, "the reconciler of workers")
 
     async def set_rules(self, rules: WorkerRules) -> None:
         """Go by other budgets and times from now on."""
@@ -88,25 +89,15 @@ class WorkerReconciler:
 
     async def stop(self) -> None:
         """Leave everything as it is; the next one goes on. Safe to call twice."""
-        tasks = [*self._in_flight.values(), *([self._loop] if self._loop is not None else [])]
-        self._in_flight, self._loop = {}, None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        self._loop = None
+        await self._work.stop()
 
-    def perform(self, effects: list[WorkerEffect]) -> None:
-        """Begin what is called for; about a worker with a call under way nothing else is begun."""
-        if self._loop is None:
-            return
-        for effect in effects:
-            work = self._create if isinstance(effect, CreateWorker) else self._terminate
-            self._begin(effect.worker.id, partial(work, effect.worker))
-
-    def _begin(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if key in self._in_flight:
-            return
-        task = self._in_flight[key] = start_logged(work(), f"{key} (begun again with the next comparison)")
-        task.add_done_callback(lambda done: self._in_flight.pop(key, None))
+    def perform(self, effect: WorkerEffect) -> None:
+        work = self._create if isinstance(effect, CreateWorker) else self._terminate
+        self._work.begin(effect.worker.id, partial(work, effect.worker), effect.worker.id)
 
     # ------------------------------------------------------------------ creating
 
@@ -201,22 +192,21 @@ class WorkerReconciler:
 
     # ------------------------------------------------------------------ comparing
 
-    async def _run(self) -> None:
-        """Compare with the time every tick, with each provider's list as often as there is something to learn."""
-        while True:
-            if self._grid.ledger.workers or self._grid.ledger.offer_closures:
-                before = await self._grid.read(budget_alarms)
-                await self._handle(WorkersChecked(wall_ms()))
-                after = await self._grid.read(budget_alarms)
-                for about in after.keys() - before.keys():
-                    self._on_alarm(about, after[about])
-                effects: list[WorkerEffect] = await self._grid.read(pending_workers)
-                self.perform(effects)
-            for provider in await self._grid.read(self._to_list):
-                self._listed_at[provider] = asyncio.get_running_loop().time()
-                key = f"list of {provider}"
-                self._begin(key, partial(self.compare, provider))
-            await asyncio.sleep(self._tick_seconds)
+    async def _reconcile(self) -> None:
+        """Compare workers with the time, and with each provider's list as often as there is something to learn."""
+        if self._grid.ledger.workers or self._grid.ledger.offer_closures:
+            before = await self._grid.read(budget_alarms)
+            await self._handle(WorkersChecked(wall_ms()))
+            after = await self._grid.read(budget_alarms)
+            for subject in after.keys() - before.keys():
+                self._on_alarm(subject, after[subject])
+            effects: list[WorkerEffect] = await self._grid.read(worker_effects)
+            for effect in effects:
+                self.perform(effect)
+        for provider in await self._grid.read(self._to_list):
+            self._listed_at[provider] = asyncio.get_running_loop().time()
+            key = f"list of {provider}"
+            self._work.begin(key, partial(self.compare, provider), key)
 
     def _to_list(self, ledger: Ledger, now: int) -> list[str]:
         """The providers whose list is due: they have workers, or had some."""
@@ -248,7 +238,7 @@ class WorkerReconciler:
             await self._end_stray(calls.provider, provider_name, one)
 
     async def _end_stray(self, provider: CloudProviderBase, name: str, stray: WorkerInstance) -> None:
-        if stray.worker_id in self._in_flight:
+        if self._work.is_under_way(stray.worker_id):
             return
         if stray.worker_id not in self._strays:
             self._strays.add(stray.worker_id)

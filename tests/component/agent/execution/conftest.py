@@ -90,10 +90,14 @@ class Driver:
     def out(self, attempt_id: str, name: str = "stdout") -> str:
         return (self.root / attempt_id / name).read_text()
 
-    def numbers(self, attempt_id: str, count: int) -> list[int]:
-        """The first `count` numbers the command has printed, once it has."""
+    def numbers(self, attempt_id: str, count: int, meanwhile: Callable[[], None] = lambda: None) -> list[int]:
+        """The first `count` numbers the command has printed, once it has; `meanwhile` is called again and again."""
         path = self.root / attempt_id / "stdout"
-        words = lambda: path.read_text().split() if path.exists() else []  # noqa: E731
+
+        def words() -> list[str]:
+            meanwhile()
+            return path.read_text().split() if path.exists() else []
+
         self.until(lambda: len(words()) >= count)
         return [int(word) for word in words()]
 

@@ -111,10 +111,10 @@ def test_a_watcher_that_is_killed_is_replaced(driver: Driver) -> None:
 
 
 def test_a_renewed_hold_is_left_alone_and_a_shim_that_works_ends_it_itself(driver: Driver) -> None:
-    pid = driver.launch("a.1", "sleep", "1000", hold_ms=1000, grace_ms=100).pid
-    for _ in range(8):
+    pid = driver.launch("a.1", "sleep", "1000", hold_ms=3000, grace_ms=100).pid
+    for _ in range(13):
         driver.pass_time(0.3)
-        driver.host.extend_hold(boot_ms() + 1000)
+        driver.host.extend_hold(boot_ms() + 3000)
         assert is_alive(pid)
     assert driver.ended("a.1").kind == "hold_expired"
     driver.until(lambda: not watchers(driver.root))

@@ -53,8 +53,8 @@ SPIN_EVERYWHERE = f"import os\nfor _ in range({len(CORES) - 1}):\n    if os.fork
 
 @pytest.fixture
 def room() -> Iterator[None]:
-    """Nobody else's work in sight; where that cannot be arranged, a machine that is quiet enough."""
-    with exclusive_cgroup(len(CORES)) as alone:
+    """Nobody else's work and memory in sight; where that cannot be arranged, a machine that is quiet enough."""
+    with exclusive_cgroup(len(CORES), 10 * GB) as alone:
         if not alone:
             probe = MachineProbe()
             probe.outside_now(0)
@@ -286,14 +286,16 @@ def test_memory_comes_back_by_eviction_after_a_notice(guarded: Guarded) -> None:
     driver.launch("large", *python(HOLDS_MEMORY))
     driver.numbers("large", 1)
     everything = MachineProbe().capacity().memory_bytes
-    guard.rules = msgspec.structs.replace(RULES, memory_min_bytes=everything, memory_used_max_milli=0)
+    # Beside other tests a job may be scheduled a second late, so its notice is longer than that.
+    rules = msgspec.structs.replace(RULES, memory_min_bytes=everything, memory_used_max_milli=0, notice_ms=4000)
+    guard.rules = rules
     ended = driver.ended("large")
     assert (ended.kind, ended.exit_code) == ("reclaimed", 5)
     assert ended.detail.startswith("its owner needs here's memory: ")
     reason, _, left = driver.out("large").splitlines()[1].rpartition(" in ")
     # Told with the figures of its moment: others use memory, too, between the notice and the end.
     assert re.fullmatch(r"its owner needs here's memory: [\d.]+ GB free, [\d.]+ GB must be", reason), reason
-    assert 0.2 < float(left) <= 1.5
+    assert 0.2 < float(left) <= 4
     assert driver.host.running() == ("small",)
     # The end of a large process may look like a moment of somebody else's CPU use, so it may yield for that, too.
     driver.until(lambda: guarded.changes[:2] == [True, False] and not guard.yields)

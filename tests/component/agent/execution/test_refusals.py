@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from distributed_grid import wire
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
+from distributed_grid.agent.machine_end import SIGNAL
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Command, Ending
 from distributed_grid.domain.resources import Claim
@@ -154,5 +158,47 @@ def test_an_older_fence_neither_starts_nor_stops_anything(tmp_path: Path) -> Non
         assert len(control.starts()) == before
         agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
         await until(lambda: not host.running())
+
+    with_an_agent(tmp_path / "jobs", scenario)
+
+
+def test_an_agent_whose_machine_shuts_down_refuses_new_starts_and_knows_those_it_has(tmp_path: Path) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
+        agent.send(a_start("a.1", "sleep", "1000"))
+        await until(control.starts)
+        agent.machine_end.announce(SIGNAL, wire.AnnouncedEnd("SIGTERM", 20_000))
+        agent.send(a_start("b.1", "touch", str(tmp_path / "ran")))
+        agent.send(a_start("a.1", "sleep", "1000"))
+        await until(lambda: control.ends() and len(control.starts()) == 2)
+        assert [(end.lease_id, end.outcome.ending) for end in control.ends()] == [("b.1", Ending.RECLAIMED)]
+        assert control.ends()[0].outcome.detail == "gpu1: this machine is taken away: SIGTERM"
+        assert not (tmp_path / "ran").exists()
+
+    with_an_agent(tmp_path / "jobs", scenario)
+
+
+def test_the_end_of_the_machine_is_reported_before_the_end_of_a_job_whose_shim_has_heard_of_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NOTICE_VARIABLE, "20")  # SIGTERM says that the machine ends
+
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
+        agent.send(a_start("a.1", "sleep", "1000"))
+        await until(control.starts)
+        (tree,) = host.running_trees()
+        os.kill(control.starts()[0].pid, signal.SIGTERM)
+        os.kill(tree.shim.pid, signal.SIGTERM)
+        await until(lambda: not host.running())
+        assert not control.ends()
+        assert "a.1" in agent.greeting("gpu1")[0].attempts, "it is on record here all the same"
+        agent.machine_end.announce(SIGNAL, wire.AnnouncedEnd("SIGTERM", 20_000))
+        await until(control.ends)
+        assert control.ends()[0].outcome.ending is Ending.RECLAIMED
+        kinds = [
+            type(message)
+            for message in control.messages
+            if isinstance(message, wire.AttemptEndedReport) or (isinstance(message, wire.Heartbeat) and message.end)
+        ]
+        assert kinds[0] is wire.Heartbeat
 
     with_an_agent(tmp_path / "jobs", scenario)

@@ -99,9 +99,11 @@ def test_stopping_what_was_never_here_says_so(driver: Driver) -> None:
 def test_a_paused_tree_uses_no_time_and_can_still_be_stopped(driver: Driver) -> None:
     busy = "import os\nos.fork()\nprint(os.getpid())\nwhile True: pass"
     driver.launch("a.1", *python(busy))
-    driver.numbers("a.1", 2)
+    pids = driver.numbers("a.1", 2)
     throttler = Throttler(driver.host)
     throttler.pause()
+    # A signal counts once its process is scheduled again, which takes a while on a machine that others keep busy.
+    driver.until(lambda: {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids} == {"T"})
     before = driver.host.usage()["a.1"].cpu_ms
     driver.pass_time(0.3)
     assert driver.host.usage()["a.1"].cpu_ms <= before + 10
@@ -109,8 +111,8 @@ def test_a_paused_tree_uses_no_time_and_can_still_be_stopped(driver: Driver) -> 
     driver.until(lambda: driver.host.usage()["a.1"].cpu_ms > before + 100)
     throttler.pause()
     began = time.monotonic()
-    assert driver.stop("a.1", grace_ms=5000).signal == 15
-    assert time.monotonic() - began < 3
+    assert driver.stop("a.1", grace_ms=20_000).signal == 15, "not killed after its grace"
+    assert time.monotonic() - began < 10
 
 
 def test_a_timeout_counts_from_the_start(driver: Driver) -> None:
@@ -120,18 +122,24 @@ def test_a_timeout_counts_from_the_start(driver: Driver) -> None:
 
 
 def test_an_attempt_nobody_renews_is_gone_when_its_hold_is_over(driver: Driver) -> None:
-    began = time.monotonic()
-    driver.launch("a.1", *python(STUBBORN_FAMILY), hold_ms=1000)
-    pids = driver.numbers("a.1", 3)
-    for _ in range(4):
+    hold_s = 2.0  # of which a busy machine may take a second before the next renewal
+    renewed = began = time.monotonic()
+
+    def renew() -> None:
+        nonlocal renewed
+        driver.host.extend_hold(boot_ms() + round(1000 * hold_s))
+        renewed = time.monotonic()
+
+    driver.launch("a.1", *python(STUBBORN_FAMILY), hold_ms=round(1000 * hold_s))
+    renew()
+    pids = driver.numbers("a.1", 3, meanwhile=renew)
+    while renewed < began + 1.25 * hold_s:
         driver.pass_time(0.2)
-        driver.host.extend_hold(boot_ms() + 1000)
-    renewed = time.monotonic()
+        assert all(map(is_alive, pids))
+        renew()
     while any(map(is_alive, pids)):
         driver.pass_time(0.01)
-    gone = time.monotonic()
-    assert gone - began > 1.6
-    assert 0.7 < gone - renewed < 1.5
+    assert hold_s - 0.3 < time.monotonic() - renewed < hold_s + 1
     assert driver.ended("a.1").kind == "hold_expired"  # reported when it is on the disk, which may take longer
 
 

@@ -21,7 +21,7 @@ from distributed_grid.agent.offloading.process_inventory import ProcessInventory
 from distributed_grid.agent.outbox import Outbox, Report
 from distributed_grid.domain.processes import ProcessIdentity, ProcessLook
 from distributed_grid.posix.boot_clock import boot_id
-from distributed_grid.scheduling.offloading.process_changes import first_look
+from distributed_grid.scheduling.offloading.processes import first_look
 from distributed_grid.trees.manifest import Manifest
 from distributed_grid.wire import MoveOrder, MoveReport
 from tests.support.processes import is_running, processes_naming

@@ -32,7 +32,7 @@ from distributed_grid.agent.offloading.process_queries import pages_of
 from distributed_grid.agent.offloading.work_trees import missing_files
 from distributed_grid.domain.processes import ProcessInfo, StreamKind
 from distributed_grid.posix.boot_clock import boot_id
-from distributed_grid.scheduling.offloading.obstacles import process_obstacles
+from distributed_grid.scheduling.offloading.processes import process_obstacles
 from distributed_grid.wire import ProcessListing, decode_from_agent, encode
 from tests.component.agent.offloading import obstacle_actors
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.cli.commands.scale import spending_text
-from distributed_grid.cli.commands.workers import cost_text, why_text
+from distributed_grid.cli.commands.workers import cost_text, spending_text, why_text
 
 
 def worker(**fields: Any) -> dict[str, Any]:

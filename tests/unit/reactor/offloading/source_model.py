@@ -9,8 +9,8 @@ from distributed_grid.domain.moves import MovedProcess, Way
 from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import pending, pending_moves, pending_moves_for, step
-from distributed_grid.reactor.effects import BringResults, OrderMoveStep, StartAttempt
+from distributed_grid.reactor import step
+from distributed_grid.reactor.effects import BringResults, OrderMoveStep, StartAttempt, attempt_effects, move_effects
 from tests.support.builders import Scenario, a_node, a_request, a_submission, an_exit
 from tests.unit.reactor.offloading.move_builders import a_job_move, a_process_move
 
@@ -126,7 +126,7 @@ class Scene:
             result.later += more.later
         self.ledger.check()
         self.submitted |= {uid for uid in self.ledger.jobs if uid.startswith("moved-")}
-        for effect in pending_moves_for(self.ledger, result.changes, self.scenario.now):
+        for effect in move_effects(self.ledger, result.changes):
             if isinstance(effect, OrderMoveStep):
                 self.in_flight.append(effect)
 
@@ -147,7 +147,7 @@ class Scene:
 
     def send(self) -> None:
         """Orders and shipping that rows call for are done again."""
-        for effect in pending_moves(self.ledger, self.scenario.now):
+        for effect in move_effects(self.ledger):
             if isinstance(effect, OrderMoveStep):
                 self.in_flight.append(effect)
             elif isinstance(effect, BringResults):
@@ -184,7 +184,7 @@ class Scene:
 
     def run_attempts(self) -> None:
         """Agents do what is called for: nothing may start while the original could go on, or twice."""
-        for effect in pending(self.ledger):
+        for effect in attempt_effects(self.ledger):
             attempt = effect.job.attempt
             assert attempt is not None
             about = (effect.job.uid, attempt.number, attempt.fence, effect.node)

@@ -25,7 +25,7 @@ from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import Record, step
-from distributed_grid.reactor.effects import StopAttempt, pending
+from distributed_grid.reactor.effects import StopAttempt, attempt_effects
 from tests.support.builders import a_request
 from tests.support.offload_looks import Looks, ahead, apart, degraded_grid, kinds, pauses
 
@@ -51,7 +51,7 @@ def test_a_pressed_nodes_restartable_job_moves_by_itself():
     assert move.automatic
     assert "would be saved" in move.reason
     assert "move-requested" in kinds(records)
-    assert isinstance(pending(grid.ledger, "ash")[0], StopAttempt)
+    assert isinstance(attempt_effects(grid.ledger, node="ash")[0], StopAttempt)
     assert moved(grid, "r1") == "birch"
     assert not grid.ledger.moves
     assert grid.ledger.auto_offload.moved_at_ms == grid.now
@@ -293,7 +293,7 @@ def test_a_restart_of_the_control_plane_knows_degraded_nodes_and_undoes_them_whe
     grid.looks(2, ash=900)
     stored = Ledger(grid.ledger.rows(durable_only=True))
     assert set(stored.degraded) == {"ash"}
-    assert pauses([*pending(stored)]) == {"r1": True}
+    assert pauses([*attempt_effects(stored)]) == {"r1": True}
     again = Looks(*apart("ash"), offload=OFF)
     again.ledger = stored
     records = again.handle(OffloadEvaluated((), again.rules, OFF)).records

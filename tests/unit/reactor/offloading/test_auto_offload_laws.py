@@ -12,7 +12,7 @@ from distributed_grid.domain.moves import Move, OffloadRules, Way
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, Forecast, PressureReading, SharingMode
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.states import JobState, MoveState
-from distributed_grid.scheduling.offloading.offload_scan import HOUR_MS
+from distributed_grid.scheduling.pressure.relief import HOUR_MS
 from tests.support.offload_looks import Looks, apart, rebalance_rules
 
 NAMES = ("ash", "birch", "cedar")

@@ -12,8 +12,7 @@ from distributed_grid.domain.moves import MoveEnd, Way
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, MoveState
 from distributed_grid.errors import Refused
-from distributed_grid.reactor import pending
-from distributed_grid.reactor.effects import StartAttempt
+from distributed_grid.reactor.effects import StartAttempt, attempt_effects
 from tests.support.builders import a_node, a_request, an_exit
 from tests.unit.reactor.offloading.move_builders import (
     THREE,
@@ -41,7 +40,7 @@ def test_the_recorded_end_of_the_job_gives_it_the_room(scenario):
     assert job.moved_at_ms == scenario.now
     assert "move-1" not in scenario.ledger.leases
     assert scenario.ledger.moves["move-1"].state is MoveState.DEAD
-    assert [effect.node for effect in pending(scenario.ledger) if isinstance(effect, StartAttempt)] == ["gpu2"]
+    assert [effect.node for effect in attempt_effects(scenario.ledger) if isinstance(effect, StartAttempt)] == ["gpu2"]
     states = [record.data["state"] for record in result.records if record.type == "move-advanced"]
     assert states == ["dead"]
     attempt = job.attempt

@@ -12,8 +12,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.states import JobState, LeaseState, MoveState, Step
 from distributed_grid.errors import GridError, Refused
-from distributed_grid.reactor import pending, pending_moves
-from distributed_grid.reactor.effects import StopAttempt
+from distributed_grid.reactor.effects import StopAttempt, attempt_effects, move_effects
 from distributed_grid.reactor.offloading.move_transitions import (
     MAX_FAILURES,
     WAIT_FOR_TARGET_MS,
@@ -36,9 +35,9 @@ def test_room_is_kept_before_the_job_is_stopped(scenario):
     lease = scenario.ledger.leases[move.lease_id]
     assert (lease.node, lease.request.user, lease.state) == ("gpu2", GRID_USER, LeaseState.ACTIVE)
     assert scenario.ledger.moves["move-1"].state is MoveState.DECIDED
-    assert [type(one) for one in pending(scenario.ledger)] == [StopAttempt]
+    assert [type(one) for one in attempt_effects(scenario.ledger)] == [StopAttempt]
     assert scenario.job("r1").stop.ending is Ending.MOVED
-    assert pending_moves(scenario.ledger, scenario.now) == []
+    assert move_effects(scenario.ledger) == []
 
 
 def test_somebody_who_waits_does_not_take_the_room_or_the_turn_of_what_is_moved(scenario):

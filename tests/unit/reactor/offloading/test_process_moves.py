@@ -12,8 +12,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.processes import ProcessIdentity
 from distributed_grid.domain.states import JobState, MoveState
 from distributed_grid.errors import BadInput, Conflict, Refused
-from distributed_grid.reactor import pending, pending_moves, pending_moves_for
-from distributed_grid.reactor.effects import BringResults, OrderMoveStep, ShipFiles
+from distributed_grid.reactor.effects import BringResults, OrderMoveStep, ShipFiles, attempt_effects, move_effects
 from distributed_grid.reactor.offloading.move_transitions import WAIT_FOR_TARGET_MS
 from distributed_grid.reactor.offloading.process_moves import FREEZE_LIMIT_MS, KEEP_ROOM_MS, SHIP_LIMIT_MS
 from tests.support.builders import a_node, a_request, an_exit
@@ -36,7 +35,7 @@ def scenario(new_scenario):
 
 
 def _orders(scenario):
-    return [one.step if isinstance(one, OrderMoveStep) else type(one) for one in pending_moves(scenario.ledger, 0)]
+    return [one.step if isinstance(one, OrderMoveStep) else type(one) for one in move_effects(scenario.ledger)]
 
 
 def test_each_state_calls_for_its_own_steps(scenario):
@@ -65,7 +64,7 @@ def test_the_job_begins_to_exist_with_the_recorded_death_and_in_the_kept_room(sc
         "final",
     )
     assert (job.state, job.attempt.node, job.restartable) == (JobState.ASSIGNED, "gpu2", True)
-    assert [effect.node for effect in pending(scenario.ledger)] == ["gpu2"]
+    assert [effect.node for effect in attempt_effects(scenario.ledger)] == ["gpu2"]
     assert "move-1" not in scenario.ledger.leases
 
 
@@ -86,7 +85,7 @@ def test_results_come_back_before_the_move_ends(scenario):
     result = scenario.handle(events.MoveReturned("move-1", 2, ("log.from-move-1",), nodes=HERE))
     over = ended(result)
     assert (over.end, over.returned, over.kept) == (MoveEnd.DONE, 2, ("log.from-move-1",))
-    assert [one.step for one in pending_moves_for(scenario.ledger, result.changes, 0)] == ["close"]
+    assert [one.step for one in move_effects(scenario.ledger, result.changes)] == ["close"]
     assert scenario.ledger.is_empty
 
 
@@ -136,7 +135,7 @@ def test_before_the_commit_every_failure_ends_the_move_at_once(new_scenario, sta
         result = scenario.handle(event)
         assert end_of(result) is end
         assert scenario.ledger.is_empty
-        steps = [one.step for one in pending_moves_for(scenario.ledger, result.changes, 0)]
+        steps = [one.step for one in move_effects(scenario.ledger, result.changes)]
         assert steps == (["thaw", "close"] if state is MoveState.FROZEN else ["close"])
 
 

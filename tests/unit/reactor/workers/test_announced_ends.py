@@ -18,7 +18,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.states import JobState, NodeState, WorkerState
 from distributed_grid.domain.workers import MAX_NOTICE_MS, SCALED_UP, EndNotice, Worker
-from distributed_grid.reactor.effects import StopAttempt, pending, pending_homecomings
+from distributed_grid.reactor.effects import StopAttempt, attempt_effects, collection_effects
 from distributed_grid.reactor.workers.announced_ends import BELIEVED_EVERY_MS
 from distributed_grid.wire import StopAttemptOrder
 from tests.support.builders import GB, a_node, a_request, a_submission
@@ -89,7 +89,7 @@ def test_an_announced_end_cordons_at_once_and_stops_a_job_so_that_its_grace_is_o
     assert grid.states("long") == (JobState.STOPPING, f"{grid.id} is taken away: spot notice")
     grid.end("long", Outcome(Ending.CANCELLED))
     assert grid.job("long").state is JobState.QUEUED, "it runs elsewhere, before the machine is gone"
-    assert [effect.worker.id for effect in pending_homecomings(grid.ledger)] == [grid.id]
+    assert [effect.worker.id for effect in collection_effects(grid.ledger)] == [grid.id]
     grid.bring_home()
     assert grid.state == WorkerState.TERMINATING
 
@@ -126,7 +126,7 @@ def test_the_grace_of_a_job_fits_before_the_end(
         assert grid.states("job")[0] is JobState.RUNNING
         grid.check(seconds=0.1)
     assert grid.states("job")[0] is JobState.STOPPING
-    (effect,) = [one for one in pending(grid.ledger, grid.id) if isinstance(one, StopAttempt)]
+    (effect,) = [one for one in attempt_effects(grid.ledger, node=grid.id) if isinstance(one, StopAttempt)]
     order = order_of(grid.ledger, effect)
     assert isinstance(order, StopAttemptOrder)
     assert order.grace_ms == 1000 * grace_left_s
@@ -272,7 +272,7 @@ def test_the_lifetime_is_announced_early_enough_for_the_longest_grace() -> None:
     grid.check(seconds=1)
     assert grid.state == WorkerState.DRAINING
     grid.check(seconds=31)
-    (effect,) = pending(grid.ledger, grid.id)
+    (effect,) = attempt_effects(grid.ledger, node=grid.id)
     order = order_of(grid.ledger, effect)
     assert isinstance(order, StopAttemptOrder)
     assert order.grace_ms > 890_000

@@ -30,7 +30,7 @@ from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import GridError, Refused
-from distributed_grid.reactor.effects import CreateWorker, TerminateWorker, pending_workers
+from distributed_grid.reactor.effects import CreateWorker, TerminateWorker, worker_effects
 from distributed_grid.reactor.workers.host_leases import host_lease_id
 from tests.support.builders import NOW, Scenario, a_node, a_request, caps
 
@@ -57,7 +57,7 @@ def boot(scenario: Scenario, worker: Worker) -> None:
 
 
 def effects(scenario: Scenario) -> list[type]:
-    return [type(effect) for effect in pending_workers(scenario.ledger, scenario.now)]
+    return [type(effect) for effect in worker_effects(scenario.ledger, scenario.now)]
 
 
 @pytest.fixture

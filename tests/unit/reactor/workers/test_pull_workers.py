@@ -32,7 +32,8 @@ from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import BadInput, NotFound, Refused
-from distributed_grid.reactor import JobAnswer, decide, pending, step
+from distributed_grid.reactor import JobAnswer, decide, step
+from distributed_grid.reactor.effects import attempt_effects
 from distributed_grid.reactor.node_liveness import ASKING_MS, DESERTED_MS, UNTAKEN_MS
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from distributed_grid.reactor.workers.pull_workers import reported_usage
@@ -301,7 +302,7 @@ def test_no_order_is_ever_pending_for_a_pull_worker(grid: Workers) -> None:
     grid.add("t2")
     grid.cancel("t1")
     assert grid.job("t2").state is JobState.ASSIGNED
-    assert pending(grid.ledger) == []
+    assert attempt_effects(grid.ledger) == []
 
 
 def test_only_tasks_run_on_a_pull_worker(grid: Workers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distributed_grid.domain.events import (
     BlockAsked,
-    OutputsBroughtHome,
+    OutputsCollected,
     ScalingEvaluated,
     ScalingRulesSet,
     WorkerDrainRequested,
@@ -12,7 +12,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.states import NodeState, WorkerState
-from distributed_grid.reactor.effects import pending_homecomings
+from distributed_grid.reactor.effects import collection_effects
 from tests.support.builders import GB, a_node, a_request
 from tests.support.scaling import ScalingScenario, rules
 
@@ -76,8 +76,8 @@ def test_a_worker_that_somebody_else_drains_is_not_kept() -> None:
 
 def test_a_drained_worker_is_terminated_when_its_outputs_are_home() -> None:
     scenario, worker_id = drained()
-    assert [effect.worker.id for effect in pending_homecomings(scenario.ledger)] == [worker_id]
-    done = scenario.handle(OutputsBroughtHome(worker_id, scenario.wall_ms, 3, 100, ("r1: too large",)))
+    assert [effect.worker.id for effect in collection_effects(scenario.ledger)] == [worker_id]
+    done = scenario.handle(OutputsCollected(worker_id, scenario.wall_ms, 3, 100, ("r1: too large",)))
     assert scenario.ledger.workers[worker_id].state is WorkerState.TERMINATING
     (kept,) = (record for record in done.records if record.type == "outputs-kept")
     assert kept.reason == "3 files of ended jobs brought home, 1 lost: r1: too large"
@@ -91,8 +91,8 @@ def test_outputs_that_come_home_twice_or_of_a_worker_that_is_used_end_nothing() 
     scenario, worker_id = drained()
     scenario.ask(a_request("later", cores=4))
     scenario.evaluate(seconds=1)
-    assert not scenario.handle(OutputsBroughtHome(worker_id, scenario.wall_ms)).changes
-    assert not scenario.handle(OutputsBroughtHome("nobody", scenario.wall_ms)).changes
+    assert not scenario.handle(OutputsCollected(worker_id, scenario.wall_ms)).changes
+    assert not scenario.handle(OutputsCollected("nobody", scenario.wall_ms)).changes
 
 
 def test_a_worker_with_blocks_is_not_terminated_before_they_have_moved() -> None:
@@ -104,8 +104,8 @@ def test_a_worker_with_blocks_is_not_terminated_before_they_have_moved() -> None
     scenario.handle(BlockAsked("block1", "ada", GB, 3_600_000, home="home", prefer=worker_id))
     assert scenario.ledger.leases_on[worker_id]
     assert scenario.evaluate(seconds=200).worker_ids == (worker_id,), "blocks can move: they are no lease"
-    assert not pending_homecomings(scenario.ledger)
-    assert not scenario.handle(OutputsBroughtHome(worker_id, scenario.wall_ms)).changes
+    assert not collection_effects(scenario.ledger)
+    assert not scenario.handle(OutputsCollected(worker_id, scenario.wall_ms)).changes
 
 
 def test_the_rules_and_workers_survive_a_restart_and_the_window_begins_anew() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from distributed_grid.domain.processes import ProcessInfo
 from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.scheduling.offloading.proposals import Proposal, propose
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
+from distributed_grid.scheduling.pressure.scan import PressureScan, scan_pressure
 from tests.support.builders import GB, Scenario
 from tests.support.rebalance_rounds import a_reading, rules
 

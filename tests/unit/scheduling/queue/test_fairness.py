@@ -27,7 +27,7 @@ from distributed_grid.scheduling.queue.fairness import (
     exceeds_quota_alone,
     settle_account,
 )
-from distributed_grid.scheduling.queue.queue import queue_order
+from distributed_grid.scheduling.queue.order import queue_order
 from tests.support.builders import GB, Scenario, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 

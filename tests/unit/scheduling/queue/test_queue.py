@@ -32,7 +32,8 @@ from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import decide, step
 from distributed_grid.scheduling.queue import queue
-from distributed_grid.scheduling.queue.queue import fit_key, next_grant, queue_order, reserved_nodes
+from distributed_grid.scheduling.queue.order import queue_order
+from distributed_grid.scheduling.queue.queue import fit_key, next_grant, reserved_nodes
 from tests.support import plain_queue
 from tests.support.builders import NOW, Scenario, a_node, a_request
 from tests.support.random_cases import NODES, a_random_node, a_random_policy, a_random_request
@@ -381,13 +382,13 @@ def test_the_grouped_queue_decides_as_the_plain_one(seed):
 def _compare(crowd: Crowd, number: int) -> None:
     ledger, now = crowd.ledger, crowd.now + crowd.dice.choice((0, 0, 1_000, 40_000))
     assert queue.next_grant(ledger, now) == plain_queue.next_grant(ledger, now)
-    assert list(queue.queue_order(ledger, now).in_order()) == plain_queue.queue_order(ledger, now)
+    assert list(queue_order(ledger, now).in_order()) == plain_queue.queue_order(ledger, now)
     request = replace(crowd.request(number), id="newcomer")
     newcomer = Lease(request.id, request, now, job=crowd.dice.choice(("", "newcomer")))
     assert queue.place_newcomer(ledger, newcomer, now) == plain_queue.place_newcomer(ledger, newcomer, now)
     assert queue.reserved_nodes(ledger, newcomer, now) == plain_queue.reserved_nodes(ledger, newcomer, now)
     ordered = plain_queue.queue_order(ledger, now, newcomer=newcomer)
-    grouped = queue.queue_order(ledger, now, newcomer=newcomer)
+    grouped = queue_order(ledger, now, newcomer=newcomer)
     assert list(grouped.in_order()) == ordered
     assert len(grouped) == len(ordered)
     for at in crowd.dice.sample(range(len(ordered)), min(len(ordered), 3)):

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import ScalingRules, WorkerResources
-from distributed_grid.scheduling.scaling.demand import WaitingShape, size_of
-from distributed_grid.scheduling.scaling.unmet import Bins, UnmetDemand, workers_for
+from distributed_grid.scheduling.scaling.demand import Bins, UnmetDemand, WaitingShape, size_of, workers_for
 from tests.support.builders import GB, a_node, a_request
 from tests.support.scaling import ScalingScenario, a_type, rules
 

@@ -91,7 +91,7 @@ def test_without_sharing_nothing_is_read_and_the_status_says_why() -> None:
     async def story(server: Server) -> None:
         await server.evaluate(5)
         assert server.pressure.asked == 0
-        view = (await server.service.status(ADMIN))["auto_offload"]
+        view = (await server.service.status(requests.GetAutoOffload(), ADMIN))["auto_offload"]
         assert (view["enabled"], view["configured"]) == (False, True)
         assert "resource_sharing.enabled is false" in view["stopped"]
 
@@ -152,7 +152,7 @@ def test_only_an_admin_switches_it_and_it_looks_at_once() -> None:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        view = (await server.service.status(ADMIN))["auto_offload"]
+        view = (await server.service.status(requests.GetAutoOffload(), ADMIN))["auto_offload"]
         assert [one["node_id"] for one in view["nodes"]] == ["ash"]
 
     served(story, enabled=False)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.tiers import Tier, TierSettings
+from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings
 from distributed_grid.server.prediction.predictor_pool import (
     MAX_LEARNED,
     MAX_PREDICTORS,

@@ -9,7 +9,6 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.engines import EngineResources
@@ -17,6 +16,7 @@ from distributed_grid.domain.events import EngineRegistered, HeartbeatReceived, 
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import EngineView
+from distributed_grid.reactor.effects import EngineEffect
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
@@ -39,7 +39,8 @@ class RayGrid:
         self.engine = LocalEngine({"ash": ROOM})
         self.reconciler = EngineReconciler(self.engine, hold_seconds=3600)
         self.clock = Clock()
-        self.grid = Grid(InMemoryStore(), self.clock, EffectRouter(None, self.reconciler.perform, None))
+        self.grid = Grid(InMemoryStore(), self.clock)
+        self.grid.perform_with({EngineEffect: self.reconciler.perform})
         converter = RequestConverter(self.grid, sharing_enabled=True, custom_resources=frozenset())
         self.leases = LeaseService(
             self.grid, lambda: Viewer(0), converter, is_stopping=lambda: False, engine_seconds=engine_seconds

@@ -194,7 +194,9 @@ def test_a_boost_that_ends_before_it_can_be_used_is_refused(run_scenario: Any) -
         asked = asyncio.create_task(cluster.boost("b1", resource_type="gpu", priority="critical"))
         while not await cluster.grid.read(lambda ledger, now: "b1" in ledger.leases):
             await asyncio.sleep(0)
-        assert (await cluster.boosts.get("b1", ADMIN))["boost"]["state"] == "reserving", "its victim has not gone yet"
+        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN))["boost"]["state"] == "reserving", (
+            "its victim has not gone yet"
+        )
         await cluster.handle(NodeDrained("ash", "ash is wanted back", cooling=True))
         with pytest.raises(Refused, match=r"^No nodes have sufficient available resources: ash: ash is wanted back"):
             await asked
@@ -229,7 +231,7 @@ def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(run_scenario: 
         assert found["warnings"] == []
         assert await cluster.names("ash") == ["b3"]
         with pytest.raises(NotFound, match="no boost is called 'plain'"):
-            await cluster.boosts.get("plain", ADMIN)
+            await cluster.boosts.get(requests.GetBoost("plain"), ADMIN)
 
     run_scenario(scenario)
 
@@ -244,7 +246,9 @@ def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_sce
             over = (await cluster.boosts.release(requests.ReleaseBoost("bbbb"), ANN))["boost"]
             assert (over["boost_id"], over["state"], over["reason"]) == ("bbbb1", "ended", "released")
         await cluster.boosts.release(requests.ReleaseBoost("aaaa2"), ANN)
-        assert (await cluster.boosts.get("aaaa", ADMIN))["boost"]["boost_id"] == "aaaa1", "living ones come first"
+        assert (await cluster.boosts.get(requests.GetBoost("aaaa"), ADMIN))["boost"]["boost_id"] == "aaaa1", (
+            "living ones come first"
+        )
         for short in ("", "a", "aaa"):
             with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
                 await cluster.boosts.release(requests.ReleaseBoost(short), ANN)
@@ -265,7 +269,7 @@ def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: An
         assert await cluster.names() == ["b1"]
         await cluster.later(2)
         assert await cluster.names() == []
-        assert (await cluster.boosts.get("b1", ADMIN))["boost"]["reason"] == "expired"
+        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN))["boost"]["reason"] == "expired"
         with pytest.raises(NotFound):
             await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN)
 
@@ -308,7 +312,7 @@ def test_what_the_rebalancer_holds_is_a_boost_that_everybody_may_use_and_nobody_
             requests.RunInBoost(request_id="bbbb1", boost_id="auto-mast", argv=("true",)), ANN
         )
         assert (ran["job"]["user"], ran["job"]["node_id"]) == ("ann", found["source_node"])
-        assert (await cluster.boosts.get("auto-mast", ADMIN))["boost"]["used_amount"] == 2.0
+        assert (await cluster.boosts.get(requests.GetBoost("auto-mast"), ADMIN))["boost"]["used_amount"] == 2.0
         with pytest.raises(Refused, match="in use by"):
             await cluster.boosts.run(requests.RunInBoost(request_id="cccc1", boost_id="auto-mast", argv=("true",)), ANN)
         own = await cluster.boost("dddd1")

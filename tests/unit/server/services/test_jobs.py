@@ -68,10 +68,10 @@ def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
         assert (await setting.explain("usual"))["waiting"]["gives_up_at"] is not None
         for _ in range(40):
             await setting.later(86_400)
-        assert (await setting.jobs.get("usual", ADMIN))["job"]["outcome"] == "waited_too_long"
-        assert (await setting.jobs.get("patient", ADMIN))["job"]["state"] == "queued"
+        assert (await setting.jobs.get(requests.GetJob("usual"), ADMIN))["job"]["outcome"] == "waited_too_long"
+        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN))["job"]["state"] == "queued"
         await setting.ends("holder")
-        assert (await setting.jobs.get("patient", ADMIN))["job"]["state"] == "assigned"
+        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN))["job"]["state"] == "assigned"
 
     asyncio.run(InProcessGrid().run(scenario))
 
@@ -98,8 +98,8 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             2: (3, True),
             5: (4, False),
         }
-        assert (await setting.jobs.list_live(Caller("bob")))["uids"] == ["live"]
-        assert (await setting.jobs.list_live(Caller("ann")))["uids"] == []
+        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("bob")))["uids"] == ["live"]
+        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("ann")))["uids"] == []
 
     asyncio.run(InProcessGrid().run(scenario))
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from distributed_grid.api import requests
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import LeaseLost, MemoryServed, NodeDrained, PullWorkerRegistered
@@ -36,7 +35,8 @@ class MemoryGrid(InProcessGrid):
 
     def __init__(self, *, problem: str = "", **options: Any) -> None:
         super().__init__(**options)
-        self.grid = Grid(self.store, self.clock, EffectRouter(memory=self.lend))
+        self.grid = Grid(self.store, self.clock)
+        self.grid.perform_with({MemoryEffect: self.lend})
         self.memory = MemoryService(
             self.grid, self.get_viewer, sharing_enabled=self.sharing_enabled, is_stopping=self.stopping
         )
@@ -44,11 +44,10 @@ class MemoryGrid(InProcessGrid):
         self.serves = True
         self.ordered: list[MemoryEffect] = []
 
-    def lend(self, effects: list[MemoryEffect]) -> None:
-        self.ordered += effects
-        for effect in effects:
-            if isinstance(effect, ServeMemory) and self.serves:
-                asyncio.get_running_loop().call_soon(self.serve, effect.node)
+    def lend(self, effect: MemoryEffect) -> None:
+        self.ordered.append(effect)
+        if isinstance(effect, ServeMemory) and self.serves:
+            asyncio.get_running_loop().call_soon(self.serve, effect.node)
 
     def serve(self, node: str) -> None:
         lender = MemoryServerRow(
@@ -101,7 +100,7 @@ def test_only_nodes_that_can_hold_blocks_count_as_lenders(run_scenario: Any) -> 
         pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
         await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
         await cluster.grid.handle(NodeDrained("birch", "ann asked for it", cooling=True))
-        nodes = {node["node"]: node for node in (await cluster.memory.stats())["nodes"]}
+        nodes = {node["node"]: node for node in (await cluster.memory.stats(requests.GetMemoryStats(), ROOT))["nodes"]}
         assert list(nodes) == ["ash", "birch"]
         assert nodes["ash"]["free_bytes"] > 0
         assert nodes["birch"]["free_bytes"] == 0
@@ -146,7 +145,7 @@ def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(run
         with pytest.raises(Refused, match=r"^Failed to allocate memory block: .*ash.*no space left.*; nothing of it"):
             await cluster.allocate("b1", preferred_node="ash")
         assert not (await cluster.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
-        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
 
     run_scenario(scenario, problem="no space left")
 
@@ -170,7 +169,7 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
     async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(kind, match=words):
             await cluster.allocate("b1", **fields)
-        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
 
     run_scenario(scenario)
 
@@ -189,8 +188,8 @@ def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
         await cluster.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
         with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
             await cluster.find("b1")
-        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"][0]["state"] == "lost"
-        assert (await cluster.memory.stats())["lost"] == 1
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"][0]["state"] == "lost"
+        assert (await cluster.memory.stats(requests.GetMemoryStats(), ROOT))["lost"] == 1
         await cluster.memory.free(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
             await cluster.find("b1")
@@ -219,7 +218,7 @@ def test_an_allocation_whose_client_hangs_up_is_undone(run_scenario: Any) -> Non
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
 
     run_scenario(scenario)
 
@@ -232,7 +231,9 @@ def test_a_session_renews_its_own_blocks_and_no_others(run_scenario: Any) -> Non
         await cluster.later(500)
         assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
         await cluster.later(3300)
-        assert [block["block_id"] for block in (await cluster.memory.list(requests.ListBlocks()))["blocks"]] == ["b1"]
+        assert [block["block_id"] for block in (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"]] == [
+            "b1"
+        ]
 
     run_scenario(scenario)
 
@@ -245,7 +246,7 @@ def test_blocks_are_listed_in_pages_that_an_agent_can_be_sent(run_scenario: Any)
         found: list[str] = []
         pages = 0
         while True:
-            page = await cluster.memory.list(requests.ListBlocks(found[-1] if found else ""))
+            page = await cluster.memory.list(requests.ListBlocks(found[-1] if found else ""), ROOT)
             assert len(msgspec.json.encode(page)) <= MAX_CHUNK_BYTES
             found += [block["block_id"] for block in page["blocks"]]
             pages += 1

@@ -124,7 +124,7 @@ def test_a_consent_is_remembered_with_its_variables_until_it_is_withdrawn(run) -
         assert first["waits_for"] == "the files of one"
         command = await grid.grid.read(lambda ledger, now: ledger.moves["move-00000001"].command)
         assert (command.env, command.given) == ((("SEED", "value of SEED"),), ("SEED",))
-        (consent,) = (await grid.service.consents())["consents"]
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
         assert (consent["user"], consent["variables"]) == ("ann", ["SEED"])
         grid.agents.processes = [replace(WORK, pid_start=6)]
         second = await grid.execute(number=2)
@@ -143,7 +143,7 @@ def test_a_consent_is_remembered_with_its_variables_until_it_is_withdrawn(run) -
 def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> None:
     async def story(grid: Offloading) -> None:
         await grid.execute(consent=True, variables=["SEED"])
-        (consent,) = (await grid.service.consents())["consents"]
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
         assert consent["directory"] == "/srv/ann"
         elsewhere = replace(WORK, pid_start=6, cwd="/srv/bob")
         grid.agents.processes = [elsewhere]
@@ -154,9 +154,9 @@ def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> 
         with pytest.raises(Refused, match="your consent is for the variables SEED only"):
             await grid.execute(number=4, variables=["SEED", "TOKEN"])
         await grid.execute(number=5, variables=["SEED"])
-        assert len((await grid.service.consents())["consents"]) == 2
+        assert len((await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]) == 2
         await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
-        assert (await grid.service.consents())["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
 
     run(story)
 
@@ -166,10 +166,10 @@ def test_a_consent_of_an_earlier_version_is_listed_withdrawn_and_covers_nothing(
         await grid.grid.handle(ConsentGiven(MoveConsent("ann", "python train.py --lr", 0, ("SEED",))))
         with pytest.raises(Refused, match=r"given to an earlier version, without its directory.*--consent"):
             await grid.execute()
-        (consent,) = (await grid.service.consents())["consents"]
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
         assert consent["directory"] is None
         await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
-        assert (await grid.service.consents())["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
 
     run(story)
 
@@ -193,7 +193,7 @@ def test_a_consent_for_what_a_scan_has_shown_is_none_for_what_runs_by_now(run, s
     async def story(grid: Offloading) -> None:
         with pytest.raises(Conflict, match=f"has changed since the scan: its {name}"):
             await grid.execute(consent=True, **seen)
-        assert (await grid.service.consents())["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
         await grid.execute(consent=True, shape="python train.py --lr", directory="/srv/ann")
 
     run(story)
@@ -258,7 +258,7 @@ def test_what_cannot_be_moved_is_refused_with_every_cause(run) -> None:
         grid.agents.processes = []
         with pytest.raises(NotFound, match="no process 4242"):
             await grid.execute(consent=True)
-        assert (await grid.service.consents())["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
 
     run(story)
 

@@ -15,7 +15,6 @@ from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
-from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
@@ -29,6 +28,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
+from distributed_grid.reactor.effects import WorkerEffect
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
 from distributed_grid.server.purge_guard import PurgeGuard
@@ -64,9 +64,7 @@ class Parts:
                 "workers": {"consistency_seconds": 0.1, "call_seconds": 1},
             }
         )
-        self.grid = Grid(
-            InMemoryStore(), RealClock(), EffectRouter(workers=lambda found: self.reconciler.perform(found))
-        )
+        self.grid = Grid(InMemoryStore(), RealClock())
 
         async def advertise() -> AdvertisedAddress:
             return AdvertisedAddress(("127.0.0.1:7433",), "0" * 64)
@@ -87,12 +85,13 @@ class Parts:
             grid_id=lambda: "grid-1",
             on_alarm=lambda about, why: self.alarms.append(why),
         )
+        self.grid.perform_with({WorkerEffect: self.reconciler.perform})
         files = RemoteFiles({})
         guard = PurgeGuard(self.grid, AttemptFiles(folder, files, lambda name: False), files, folder)
         self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens, guard)
 
     async def state(self, worker_id: str) -> str:
-        return str((await self.service.get(requests.GetWorker(worker_id)))["worker"]["state"])
+        return str((await self.service.get(requests.GetWorker(worker_id), OWNER))["worker"]["state"])
 
     async def until(self, worker_id: str, state: str) -> None:
         async with asyncio.timeout(20):
@@ -143,7 +142,7 @@ def test_none_of_several_is_started_where_the_budget_does_not_allow_all(run: Cal
     async def story(parts: Parts) -> None:
         with pytest.raises(Refused, match="budget_per_hour"):
             await parts.service.create(requests.CreateWorkers(("worker-1111", "worker-2222", "worker-3333")), OWNER)
-        assert (await parts.service.list(requests.ListWorkers()))["workers"] == []
+        assert (await parts.service.list(requests.ListWorkers(), OWNER))["workers"] == []
         plan = await parts.service.create(requests.CreateWorkers(("worker-1111",), dry_run=True), OWNER)
         assert plan["budget"]["per_hour"] == pytest.approx(0.1)
         assert not parts.cloud.calls("create")
@@ -158,9 +157,9 @@ def test_what_no_offer_has_is_refused_with_each_offer_and_its_problem(run: Calla
         with pytest.raises(BadInput, match="no tpu workers; it has: cpu, gpu"):
             await parts.service.create(requests.CreateWorkers(("worker-1111",), worker_type="tpu"), OWNER)
         with pytest.raises(BadInput, match="no provider 'gcp' in the config"):
-            await parts.service.offers(requests.ListWorkerOffers("gcp"))
+            await parts.service.offers(requests.ListWorkerOffers("gcp"), OWNER)
         with pytest.raises(NotFound):
-            await parts.service.get(requests.GetWorker("worker-none"))
+            await parts.service.get(requests.GetWorker("worker-none"), OWNER)
 
     run(story)
 
@@ -192,7 +191,7 @@ def test_a_variable_of_a_providers_settings_that_is_missing_is_named(
     async def story(parts: Parts) -> None:
         monkeypatch.delenv("CLOUD_FOLDER")
         with pytest.raises(GridError, match="CLOUD_FOLDER"):
-            await parts.service.offers(requests.ListWorkerOffers("scripted"))
+            await parts.service.offers(requests.ListWorkerOffers("scripted"), OWNER)
 
     run(story)
 

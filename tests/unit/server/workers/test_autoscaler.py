@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.adapters.stores.minute_store import MinuteStore
+from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.events import LeaseAsked
 from distributed_grid.domain.workers import ScalingRules
@@ -23,6 +24,8 @@ from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from tests.support.builders import a_node, a_request
 from tests.support.clouds.scripted import OFFERS
 from tests.unit.server.in_process_grid import InProcessGrid
+
+OWNER = Caller("ann", admin=True)
 
 
 class FixedCatalog(OfferCatalog):
@@ -92,7 +95,7 @@ def test_workers_that_could_not_reach_the_control_plane_are_never_started() -> N
         await home.grid.handle(LeaseAsked(a_request("more", cores=1)))
         plan, started = await scaler.evaluate_now()
         assert (plan.action, started) == ("none", [])
-        status = (await ScalingService(home.grid, scaler).status())["scaling"]
+        status = (await ScalingService(home.grid, scaler).status(requests.GetScaling(), OWNER))["scaling"]
         assert status["problem"] == scaler.problem
 
     run(scenario)
@@ -104,15 +107,15 @@ def test_looking_changes_nothing_and_only_an_admin_acts() -> None:
         service = ScalingService(home.grid, scaler)
         await home.grid.handle(LeaseAsked(a_request("all", cores=1)))
         await home.grid.handle(LeaseAsked(a_request("more", cores=1)))
-        planned = (await service.plan())["plan"]
+        planned = (await service.plan(requests.PlanScaling(), OWNER))["plan"]
         assert (planned["decision"]["action"], planned["decision"]["worker_type"]) == ("scale_up", "cpu")
         assert planned["cost_per_hour"] == pytest.approx(0.1)
         assert planned["budget"]["per_hour"] == pytest.approx(0.1)
         assert not home.grid.ledger.workers
         assert not home.grid.ledger.utilization.samples
         with pytest.raises(Forbidden):
-            await service.run(Caller("eve"))
-        done = await service.run(Caller("ann", admin=True))
+            await service.run(requests.RunScaling(), Caller("eve"))
+        done = await service.run(requests.RunScaling(), OWNER)
         assert list(home.grid.ledger.workers) == done["started"]
         assert done["plan"]["budget"]["per_hour"] == pytest.approx(0.1)
 
@@ -150,7 +153,7 @@ def test_without_a_provider_rules_of_an_earlier_config_are_dropped() -> None:
         await nobody.run()
         assert home.grid.ledger.scaling == ScalingRules()
         with pytest.raises(Refused, match=r"scaling\.provider is not set"):
-            await ScalingService(home.grid, nobody).run(Caller("ann", admin=True))
+            await ScalingService(home.grid, nobody).run(requests.RunScaling(), OWNER)
 
     run(scenario)
 

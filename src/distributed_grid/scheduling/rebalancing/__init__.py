@@ -1,1 +1,0 @@
-"""Rebalancing: pressure of nodes, loans between them, advice to move work."""
