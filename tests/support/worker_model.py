@@ -34,7 +34,7 @@ from distributed_grid.reactor import step, step_through
 from distributed_grid.reactor.effects import CreateWorker, worker_effects
 from distributed_grid.scheduling.scaling.budget import DAY_MS, HOUR_MS
 from distributed_grid.server.workers import provider_calls
-from distributed_grid.server.workers.offers import first_fitting, offer_of, other_worker, worker_of
+from distributed_grid.server.workers.provider_calls import first_fitting, offer_of, other_worker, worker_of
 from tests.support.clouds.scripted import GIB, ScriptedCloud
 from tests.support.clouds.stand_in import CloudStandIn
 

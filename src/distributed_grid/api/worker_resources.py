@@ -98,24 +98,6 @@ def required_amounts(requirements: Mapping[str, Any]) -> Amounts:
     return asked
 
 
-def resources_view(has: Capacity, free: Capacity, free_gpu_bytes: int, physical_cores: int = 0) -> dict[str, Any]:
-    """What a worker has and has free, in the nested form."""
-    return {
-        "cpu": {
-            "cores": has.cpu_milli / 1000,
-            "physical_cores": physical_cores or None,
-            "available_cores": free.cpu_milli / 1000,
-        },
-        "memory": {"total_mb": has.memory_bytes // MIB, "available_mb": free.memory_bytes // MIB},
-        "gpu": {
-            "devices": len(has.gpus),
-            "available_devices": len(free.gpus),
-            "total_memory_mb": sum(device.memory_bytes for device in has.gpus) // MIB,
-            "available_memory_mb": free_gpu_bytes // MIB,
-        },
-    }
-
-
 def requirements_view(ask: Amounts) -> dict[str, float]:
     """What a task needs, in the flat form; what it does not need is left out."""
     flat = {

@@ -2,5 +2,5 @@
 
 `command_line.mask_secrets` is for the words of a command, `mask_text` for one text, `shown_command` for a line that a
 person reads. Pure: no clock, no I/O. Masking of known credentials (those of providers) is
-`server/workers/credential_mask.py`.
+`server/workers/provider_registry.py`.
 """

@@ -1,7 +1,7 @@
-"""Config of the cluster: which one the daemon uses, how far it is trusted, and its nodes and policies in the ledger.
+"""Config of the cluster: the choice of the config in use, its trust, and its nodes and policies in the ledger.
 
-A file that a user has named (`--config`, `$GRID_CONFIG`, or from Python) counts as it is; its path and digest are
-remembered. A file that was only found counts if nobody but its user could have written it, and without the keys that
+A file that a user has named (`--config`, `$GRID_CONFIG`, or from Python) is used as it is; its path and digest are
+remembered. A file that was only found is used if nobody but its user could have written it, and without the keys that
 act (`Section.without_acts`).
 """
 
@@ -14,9 +14,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.agent.files import job_dir
@@ -39,35 +40,36 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
-from distributed_grid.server.workers.credential_mask import CredentialMask
+from distributed_grid.server.workers.provider_registry import CredentialMask
 from distributed_grid.state_dir import NO_CONFIG, StateDir
 from distributed_grid.wire import OwnerRules
 
-MAX_NAMED = 100
-"""So many named files are remembered, the last ones."""
+MAX_NAMED = 100  # remembered files, the last ones
+NOTE_FILE = "config.json"
 log = logging.getLogger(__name__)
 
 
 class SelectedConfig(NamedTuple):
-    """A loaded config and where it came from; `inert` are the keys in it that act only once the file is named."""
+    """A loaded config and its origin."""
 
     config: ClusterConfig
     path: str | None = None
     digest: str | None = None
     """Digest of the file's bytes."""
     inert: tuple[str, ...] = ()
+    """Keys that act only once the user has named the file."""
     problem: str = ""
-    """Why the file cannot be used at present; the config is then the one that was used last."""
+    """Reason why the file cannot be used at present; the config is then the one that was used last."""
     passed_over: str | None = None
     """The file that was found and is not used, because leases or jobs of another config are alive."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the file can be used and all of it counts."""
+        """True if the file can be used, with all of its keys."""
         return not self.inert and not self.problem
 
     def notes(self) -> list[str]:
-        """What the user should know about how this config is used."""
+        """Notes for the user about the use of this config."""
         notes = [problem_note(self.problem)] if self.problem else []
         if self.passed_over is not None:
             used = self.path or "this machine alone"
@@ -82,15 +84,15 @@ class SelectedConfig(NamedTuple):
 
 
 def select_config(path: str | None, explicit: bool, store: Store, state_dir: StateDir) -> SelectedConfig:
-    """The config named by the user; else the one that living leases and jobs were made under; else the one found.
+    """The config named by the user; else the one of living leases and jobs; else the one that was found.
 
-    What the grid borrowed by itself is nobody's: it keeps no config. While leases or jobs live, a file of theirs that
-    cannot be used any more is replaced by the copy of it that was used last: they can be seen and ended.
+    Automatic leases keep no config. While leases or jobs live, an unusable file of theirs is replaced by the copy that
+    was used last: so they can be seen and ended.
     """
     path = None if path == NO_CONFIG else path
     is_busy = any(_keeps_config(row) for row in store.load().live)
     if not explicit and is_busy:
-        last = _last_path(state_dir)
+        last = SelectionNote.read(state_dir).config
         if path is not None and last != path:
             log.info("leases or jobs are alive: using the previous config, %s", last)
             return _select(last, explicit, is_busy, state_dir)._replace(passed_over=path)
@@ -106,10 +108,12 @@ def _select(path: str | None, explicit: bool, is_busy: bool, state_dir: StateDir
         content = read_content(path)
         config = ClusterConfig.from_content(path, content)
     except BadInput as failure:
-        copy = _last_content(state_dir) if is_busy and path == _last_path(state_dir) else None
-        if copy is None:
+        if not is_busy or path != SelectionNote.read(state_dir).config:
             raise
-        content, problem = copy, first_line(failure)
+        try:
+            content, problem = (state_dir.host_dir / LAST_CONFIG).read_bytes(), first_line(failure)
+        except OSError:
+            raise failure from None
         config = ClusterConfig.from_content(path, content)
         log.warning("%s; using the copy of the config that was used last", problem)
     digest, meaning = digest_of(content), meaning_digest(config)
@@ -128,17 +132,16 @@ def _select(path: str | None, explicit: bool, is_busy: bool, state_dir: StateDir
 
 
 def problem_note(problem: str) -> str:
-    """A line about a named config that cannot be used."""
+    """Note about a named config that cannot be used."""
     return f"{problem}; the control plane goes on with the config it has read before"
 
 
 def embedded_config() -> ClusterConfig:
-    """The grid of this machine alone."""
     return ClusterConfig.embedded(socket.gethostname())
 
 
 def first_line(failure: BadInput) -> str:
-    """The first problem of a config, and how many others there are."""
+    """The first problem of a config, and the number of the others."""
     first, *others = str(failure).splitlines() or [""]
     return f"{first} (and {len(others)} more)" if others else first
 
@@ -157,7 +160,6 @@ class ConfigComparison(NamedTuple):
 
     @property
     def shown_path(self) -> str:
-        """The config in a message."""
         return f"--config {NO_CONFIG}" if self.path == NO_CONFIG else self.path
 
     @property
@@ -172,7 +174,7 @@ class ConfigComparison(NamedTuple):
 
     @property
     def blocking(self) -> list[str]:
-        """Those of them that contradict the config in use."""
+        """Fixed keys that contradict the config in use."""
         return [key for key in self.fixed if key not in self.inert]
 
 
@@ -214,12 +216,12 @@ class NamedConfigs:
         self._file = state_dir.host_dir / "named_configs.json"
 
     def has(self, path: str, digest: str, meaning: str) -> bool:
-        """Whether the user has named this file, and its bytes or what they mean have not changed since."""
+        """True if the user has named this file, and neither its bytes nor their meaning have changed since."""
         known = self._read().get(path, "").split()
         return digest in known or meaning in known
 
     def add(self, path: str, digest: str, meaning: str) -> None:
-        """Remember a file that was named; what cannot be written is not remembered."""
+        """Remember a named file, if that can be written."""
         known, value = self._read(), f"{digest} {meaning}"
         if known.pop(path, None) == value:
             return
@@ -234,27 +236,36 @@ class NamedConfigs:
             return {}
 
 
+class SelectionNote(Struct):
+    """Note for the successor of a daemon that crashes."""
+
+    config: str | None = None
+    stay: bool = False  # keep running when idle
+
+    @classmethod
+    def read(cls, state_dir: StateDir) -> SelectionNote:
+        try:
+            return msgspec.json.decode((state_dir.host_dir / NOTE_FILE).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return cls()
+
+
 def save_selection(selected: SelectedConfig, state_dir: StateDir, *, stay: bool) -> None:
-    """Record the config, and whether to keep running, for the successor of a daemon that crashes."""
-    fresh = _note_path(state_dir).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
+    note = state_dir.host_dir / NOTE_FILE
+    fresh = note.with_suffix(".new")  # whole or not at all: a full disk must not empty the note
     with contextlib.suppress(OSError):
-        fresh.write_text(json.dumps({"config": selected.path, "stay": stay}))
-        fresh.replace(_note_path(state_dir))
+        fresh.write_bytes(msgspec.json.encode(SelectionNote(selected.path, stay)))
+        fresh.replace(note)
 
 
 def should_keep_running(state_dir: StateDir) -> bool:
-    """Whether the last daemon was to keep running, and nobody has stopped it since."""
-    return bool(_read_note(state_dir).get("stay"))
-
-
-def _last_path(state_dir: StateDir) -> str | None:
-    found = _read_note(state_dir).get("config")
-    return str(found) if found else None
+    """True if the last daemon was to keep running and nobody has stopped it since."""
+    return SelectionNote.read(state_dir).stay
 
 
 def _save_content(state_dir: StateDir, config: ClusterConfig, content: bytes) -> None:
-    """Keep a copy of the config in use, for the case that its file cannot be used later; none of a config that has
-    credentials written into it."""
+    """Keep a copy of the config in use for the case that its file cannot be used later; none if it has credentials
+    written into it."""
     copy, text = state_dir.host_dir / LAST_CONFIG, content.decode(errors="replace")
     with contextlib.suppress(OSError):
         if CredentialMask.of_providers(config).text(text) == text:
@@ -264,74 +275,54 @@ def _save_content(state_dir: StateDir, config: ClusterConfig, content: bytes) ->
 
 
 def save_content(state_dir: StateDir, path: str, digest: str) -> None:
-    """The same for a config that was adopted without a restart, if its file still has these bytes."""
+    """Keep a copy of a config that was adopted without a restart, if its file still has these bytes."""
     with contextlib.suppress(BadInput):
         content = read_content(path)
         if digest_of(content) == digest:
             _save_content(state_dir, ClusterConfig.from_content(path, content), content)
 
 
-def _last_content(state_dir: StateDir) -> bytes | None:
-    try:
-        return (state_dir.host_dir / LAST_CONFIG).read_bytes()
-    except OSError:
-        return None
-
-
-def _read_note(state_dir: StateDir) -> dict[str, Any]:
-    try:
-        found = json.loads(_note_path(state_dir).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _note_path(state_dir: StateDir) -> Path:
-    return state_dir.host_dir / "config.json"
-
-
 class ConfigRegistry(NodeRegistry):
-    """What the config says about nodes, for agents that connect."""
+    """Facts about nodes from the config, for agents that connect."""
 
     def __init__(
         self, config: ClusterConfig, jobs: Path, *, is_worker: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """`is_worker`: whether a node is a machine that a provider started for the grid, which has no owner."""
+        """`is_worker` is true for a machine that a provider started for the grid: it has no owner."""
         self._is_worker = is_worker
         self._jobs = jobs
         self.set_config(config)
         self.max_connections_per_peer = config.server.max_connections_per_peer
 
     def set_config(self, config: ClusterConfig) -> None:
-        """Go by another config from now on."""
         self._config = config
         self._nodes = {node.name: node for node in config.nodes}
         self.max_output_bytes, self.max_files_bytes = config.max_output_bytes, config.max_files_bytes
 
     def described(self, node: Node, capacity: Capacity) -> Node:
-        """The node with what its agent detected; where the declaration is trusted, with that."""
+        """The node with its detected capacity, or with the declared one if the declaration is trusted."""
         named = self._nodes.get(node.name)
         return replace(node, capacity=capacity if named is None else effective_capacity(named, capacity))
 
     def owner_rules(self, name: str) -> OwnerRules | None:
-        """How a node gives way to its owner; a node that joined by itself goes by the cluster's rules."""
+        """Owner rules of a node; those of the cluster for a node that joined by itself."""
         named = self._nodes.get(name)
         return owner_rules(self._config, named or NodeConfig(name=name, host=name, dedicated=self._is_worker(name)))
 
     def newcomer(self, name: str) -> Node | None:
-        """A node that joined with a token, as the cluster treats machines it does not name."""
+        """A node that joined with a token, with the settings for machines that the config does not name."""
         return joined_node(self._config, name, dedicated=self._is_worker(name))
 
     def is_running(self, attempt: Attempt) -> bool:
-        """Whether its process is there, by its start too, or one that says it belongs to it."""
-        found = process_tree.read_process(attempt.pid) if attempt.pid else None
-        if found is not None and not found.dead and found.start == attempt.pid_start:
+        """True if its process runs, identified by its start, or another one that belongs to the attempt."""
+        process = process_tree.read_process(attempt.pid) if attempt.pid else None
+        if process is not None and not process.dead and process.start == attempt.pid_start:
             return True
         work = str(self._jobs / attempt.lease_id / job_dir.WORK)
-        return bool(process_tree.find_attempt_processes(attempt.lease_id, work, _is_nobody))
+        return bool(process_tree.find_attempt_processes(attempt.lease_id, work, lambda proc, *, fresh=False: False))
 
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
-        """A certificate made for this memory server alone; none where the config says that the network is trusted."""
+        """A certificate for this memory server alone; none if the config trusts the network."""
         if self._config.trusted_network:
             return b"", b""
         from distributed_grid.server.access.certificates import make_certificate  # cryptography: only where it is used
@@ -339,12 +330,9 @@ class ConfigRegistry(NodeRegistry):
         return make_certificate(f"grid memory {node}", ())
 
 
-def _is_nobody(proc: process_tree.Proc, *, fresh: bool = False) -> bool:
-    return False
-
-
 async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> list[str]:
-    """Declare the config's nodes and policies in the ledger; the nodes that keep their old limits, having lent more.
+    """Declare the config's nodes and policies in the ledger; names of the nodes that keep their old limits, because they
+    have lent more.
 
     A node on another machine keeps the capacity that its agent reported there; one that was elsewhere, or simulated,
     until now has none until its agent reports it.

@@ -1,10 +1,10 @@
-"""Shipping of checkpoint directories: what an attempt that is over left there is brought here for the next one.
+"""Shipping of checkpoint directories: the checkpoint of an ended attempt is brought here for the next attempt.
 
-- Which are to be brought is derived from the ledger, again and again: start-up, repair and a lost answer are the same.
+- Awaited checkpoints are derived from the ledger, again and again: start-up, repair and a lost answer are the same.
 - The attempt is over, so nothing changes while it is read; a tree is recorded when all of it is in the store, on disk.
-- While the job waits in the queue nobody is held up, and what cannot be had now is tried again. Once its next attempt
-  has a place, a node that is lost or gone is not waited for, and any other only for so long.
-- The store holds what living jobs need, and nothing else.
+- While the job waits in the queue a failure delays nobody, and is tried again. Once its next attempt has a place, a lost
+  node is not waited for, and any other only for `GIVE_UP_MS`.
+- The store holds the checkpoints that living jobs need, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ from distributed_grid.trees.tree_listing import MAX_TREE_BYTES, MAX_TREE_FILES
 AT_ONCE = 4
 POLL_SECONDS = 1.0
 CHUNK_BYTES = 4 * 1024 * 1024
-MAX_FAILURES = 3
-"""What does not pass by itself is tried so often."""
+MAX_FAILURES = 3  # tries with a lasting failure
 GIVE_UP_MS = 600_000
-"""How long an attempt that has its place waits for the checkpoint of the last one."""
+"""Longest wait of an attempt that has its place for the checkpoint of the last one."""
 RESERVED_BYTES = 256 * 1024 * 1024
 MAX_NAMED = 20
 log = logging.getLogger(__name__)
 
 
 class CheckpointShipper:
-    """Brings checkpoint directories into a store of their own."""
-
     def __init__(self, grid: Grid, files: AttemptFiles, store: ContentStore, *, give_up_ms: int = GIVE_UP_MS) -> None:
         self._grid = grid
         self._files = files
@@ -56,7 +53,7 @@ class CheckpointShipper:
         self._give_up_ms = give_up_ms
         self._work = Reconciler(at_once=AT_ONCE)
         self._contents: dict[tuple[str, int], set[str]] = {}
-        """By attempt, the contents of a checkpoint that are here already."""
+        """By attempt, the contents of a checkpoint that are in the store."""
         self._writing = asyncio.Lock()  # no content is removed between its arrival and its entry in a shipment
         self._has_unused = True
         grid.follow(self._on_changes)
@@ -70,7 +67,7 @@ class CheckpointShipper:
         self._work.begin(key, partial(self._ship, effect), f"the checkpoint of {effect.attempt.lease_id}")
 
     async def _reconcile(self) -> None:
-        """Ship what jobs wait for, and remove what none needs any more."""
+        """Ship awaited checkpoints, and remove unused contents."""
         if self._grid.ledger.awaited_checkpoints or self._contents:
             effects = await self._grid.read(lambda ledger, now: checkpoint_effects(ledger))
             wanted = {(effect.job.uid, effect.attempt.number) for effect in effects}
@@ -89,7 +86,7 @@ class CheckpointShipper:
             self._work.wake()
 
     async def _ship(self, effect: ShipCheckpoint) -> None:
-        """Bring one; what fails for now is tried again with the next round."""
+        """Ship one; a passing failure is tried again with the next round."""
         uid, attempt = effect.job.uid, effect.attempt
         key = (uid, attempt.number)
         try:
@@ -103,11 +100,11 @@ class CheckpointShipper:
                 return
             done = CheckpointShipped(uid, attempt.number, problem=tries.problem)
         await self._grid.handle_with_retry(done)
-        self._has_unused = True  # what there was before
+        self._has_unused = True  # the checkpoint before it
         self._work.wake()
 
     def _is_hopeless(self, ledger: Ledger, effect: ShipCheckpoint) -> bool:
-        """Whether an attempt that has its place is held up by a node that does not come, or not in time."""
+        """True if an attempt that has its place waits for a node that is lost, or too long."""
         job, node = ledger.jobs.get(effect.job.uid), ledger.nodes.get(effect.attempt.node)
         if job is None or job.attempt is None:
             return False  # it waits in the queue
@@ -116,10 +113,14 @@ class CheckpointShipper:
 
     async def _bring(self, uid: str, attempt: Attempt, contents: set[str]) -> CheckpointShipped:
         """Read a whole checkpoint directory into the store. Raises Unreachable while its node does not answer."""
-        found = await self._files.find_checkpoint(attempt)
-        tree = manifest_of(found.entries)
-        _check_listing(attempt, tree)
-        self._need_room(tree.total_bytes)
+        listing = await self._files.find_checkpoint(attempt)
+        tree = manifest_of(listing.entries)
+        sizes = [entry.size for entry in tree.entries]
+        if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
+            raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
+        if shutil.disk_usage(self._store.root).free < tree.total_bytes + RESERVED_BYTES:  # the ledger is on that disk
+            size = format_bytes(tree.total_bytes)
+            raise StoreFailed(f"there is no room for its {size} on the control plane's disk")
         entries = [await self._bring_entry(attempt, entry, contents) for entry in tree.entries]
         tree = Manifest(tuple(entries))
         manifest.check(tree, limit_bytes=MAX_TREE_BYTES, limit_files=MAX_TREE_FILES)
@@ -128,17 +129,17 @@ class CheckpointShipper:
             async with self._writing:
                 digest = await asyncio.to_thread(self._store.add, manifest.encode(tree))
                 contents.add(digest)
-        size = (tree.total_files, tree.total_bytes)
-        return CheckpointShipped(uid, attempt.number, digest, "", *size, left_out=found.skipped[:MAX_NAMED])
-
-    def _need_room(self, size: int) -> None:
-        """Raise StoreFailed where this much more would leave the ledger, on the same disk, without room."""
-        free = shutil.disk_usage(self._store.root).free
-        if free < size + RESERVED_BYTES:
-            raise StoreFailed(f"there is no room for its {format_bytes(size)} on the control plane's disk")
+        return CheckpointShipped(
+            uid,
+            attempt.number,
+            digest,
+            files=tree.total_files,
+            bytes=tree.total_bytes,
+            left_out=listing.skipped[:MAX_NAMED],
+        )
 
     async def _bring_entry(self, attempt: Attempt, entry: ManifestEntry, contents: set[str]) -> ManifestEntry:
-        """The entry with the digest of its content, which is here then."""
+        """Bring the content of an entry into the store; the entry with its digest."""
         if entry.kind != "file":
             return entry
         name = in_checkpoint(entry)
@@ -156,23 +157,16 @@ class CheckpointShipper:
         return replace(entry, digest=digest)
 
     async def remove_unused(self) -> int:
-        """Remove what no living job and no shipment needs; the bytes removed."""
+        """Remove contents that no living job and no shipment needs; the bytes removed."""
         self._has_unused = False
+
+        def in_use(ledger: Ledger, now: int) -> set[str]:
+            return {job.checkpoint for job in ledger.jobs.values() if job.checkpoint}
+
         async with self._writing:
-            manifests = await self._grid.read(_manifests_in_use)
+            manifests = await self._grid.read(in_use)
             fresh = {digest for contents in self._contents.values() for digest in contents}
             return await asyncio.to_thread(_remove_others, self._store, manifests, fresh)
-
-
-def _check_listing(attempt: Attempt, tree: Manifest) -> None:
-    """Raise ProtocolError for more than an agent lists: it is distrusted."""
-    sizes = [entry.size for entry in tree.entries]
-    if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
-        raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
-
-
-def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
-    return {job.checkpoint for job in ledger.jobs.values() if job.checkpoint}
 
 
 def _remove_others(store: ContentStore, manifests: set[str], fresh: set[str]) -> int:

@@ -1,24 +1,46 @@
-"""`grid cluster`: what happens to each node, all at once; one that fails never stops the others."""
+"""`grid cluster install|start|stop|status|env`: nodes by SSH, nodes that joined, and nodes that came with Ray.
+
+A command serves all nodes at once; one that fails never stops the others. A note beside the ledger (0600) has the way
+to each node from before the start of its agent, or of Ray on this machine, until the stop is proven: so the processes on
+a node that left the config can still be stopped.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+import msgspec
+from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import LeaseLost, LeaseReclaimed
+from distributed_grid.errors import GridError
+from distributed_grid.posix.private_files import write_private
 import hashlib
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
-
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ssh.process import Hop, SshProcess, SshTarget, parse_jump
 from distributed_grid.api import requests
+from msgspec.structs import replace
+from distributed_grid.api.answers.cluster import (
+    ClusterEnvironment,
+    ClusterMachines,
+    ClusterNodeRow,
+    NodeResult,
+    NodeResults,
+    RayStatus,
+)
+from distributed_grid.api.answers.nodes import NodeRow
 from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import AgentRequested, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
@@ -28,15 +50,78 @@ from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
-from distributed_grid.server.started_agents import StartedAgents
-from distributed_grid.server.stopped_node_files import StoppedNodeFiles
+from distributed_grid.server.purge_guard import StoppedNodeFiles
 from distributed_grid.state_dir import StateDir, machine_id
 from distributed_grid.supervision import start_restarted
+from distributed_grid.control.agents import AgentGateway
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, endpoint
+from distributed_grid.server.ray.attachment import RayAttachment, ReportStep, step_reporter
 
 ALIVE_SECONDS = 30.0
+RETRY_SECONDS = 60.0
 SSH_PORT = 22
-View = dict[str, Any]
-Report = Callable[[View], None]
+RESOURCE_FIELDS = (
+    *("cpu_cores", "cpu_free", "cpu_lent", "memory_gb", "memory_free_gb", "memory_lent_gb"),
+    *("gpus", "gpus_free", "gpus_lent", "keeps", "stopped"),
+)
+"""Fields of `grid status` that `grid cluster status` shows, too."""
+log = logging.getLogger(__name__)
+
+
+class StartedAgents:
+    """The note of started agents; stops agents and Ray on nodes that left the config."""
+
+    def __init__(self, file: Path, grid: Grid, ssh: SshProcess) -> None:
+        self._file = file
+        self._grid = grid
+        self._ssh = ssh
+
+    def add(self, target: SshTarget) -> None:
+        self._write({**self._read(), target.name: target})
+
+    def remove(self, name: str) -> None:
+        """Forget a stopped agent. A second time is harmless."""
+        known = self._read()
+        if known.pop(name, None) is not None:
+            self._write(known)
+
+    async def stop_unnamed(self, is_named: Callable[[SshTarget], bool]) -> None:
+        """Stop agent and Ray on every node that is not named, and try again until they are stopped."""
+        tried: set[str] = set()
+        while left := [target for target in self._read().values() if not is_named(target)]:
+            for target in left:
+                try:
+                    await self._stop(target)
+                except GridError as failure:
+                    if target.name not in tried:
+                        log.warning("what runs on %s, which left the config, goes on: %s", target.name, failure)
+                    tried.add(target.name)
+            if not all(map(is_named, self._read().values())):
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _stop(self, target: SshTarget) -> None:
+        """Stop one agent and its Ray; leases there are reclaimed first, so that jobs go back into the queue."""
+        reason = f"{target.name} left the config"
+        await self._grid.handle_all(LeaseReclaimed(lease_id, reason) for lease_id in await self._held(target.name))
+        ended = (await self._ssh.ask("ray-stop", target, {"purge": False}))["stopped"]
+        summary = await self._ssh.run("stop", target, lambda step: None) if target.hop.host != "local" else ""
+        log.info("%s: %s processes of Ray were stopped. %s", reason, ended, summary)
+        self.remove(target.name)
+        await self._grid.handle_all(LeaseLost(lease_id, reason) for lease_id in await self._held(target.name))
+
+    async def _held(self, name: str) -> list[str]:
+        return await self._grid.read(lambda ledger, now: [lease.id for lease in ledger.leases_of(name)])
+
+    def _read(self) -> dict[str, SshTarget]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, SshTarget])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _write(self, known: dict[str, SshTarget]) -> None:
+        with contextlib.suppress(OSError):
+            write_private(self._file, msgspec.json.encode(known))
 
 
 class ClusterService:
@@ -73,7 +158,7 @@ class ClusterService:
         self._id = ""
 
     async def start(self) -> None:
-        """Keep links again to every node whose agent is to run, and stop those of nodes that left the config."""
+        """Keep links to every node whose agent is to run, and stop the agents of nodes that left the config."""
         wanted = await self._grid.read(lambda ledger, now: [n.name for n in ledger.nodes.values() if n.wanted])
         for name in wanted:
             if name in self._nodes and not self._nodes[name].is_local:
@@ -91,47 +176,55 @@ class ClusterService:
         await self.ray.stop_supervision()
         await self._ssh.stop()
 
-    async def serve(self, op: requests.ManageCluster, report: Report) -> View:
-        """Do what the message asks, reporting each step; the answer says what became of each node."""
+    def _named(self, op: requests.ManageCluster) -> tuple[str, ...]:
+        """The nodes of a request; its environment is used for SSH from now on."""
         unknown = [name for name in op.nodes if name not in self._nodes]
         if unknown:
             raise NotFound(f"no node is called {unknown[0]}; the nodes are: {', '.join(self._nodes)}")
         self._ssh.configure(op.auth_sock, op.environ)
-        names = op.nodes or tuple(self._nodes)
-        if op.verb == "status":
-            ray = await self.ray.endpoints.view()
-            rows = await self._grid.read(lambda ledger, now: [self._row(name, ledger, now) for name in names])
-            return {"nodes": [{**row, "ray": _ray_of(row["node_id"], ray)} for row in rows], "ray": ray}
-        if op.verb == "env":
-            where = op.nodes[0] if op.nodes else None
-            return {"environ": await self.ray.endpoints.environ(where), "ray": await self.ray.endpoints.view()}
-        if op.verb == "stop":
-            return {"results": await self._stop_all(names, op, report)}
-        if op.verb == "start" and op.ray:
-            return {"results": await self._start_with_ray(names, op, report)}
-        operation = self._install if op.verb == "install" else self._start
-        return {"results": await asyncio.gather(*(self._run(name, operation, op, report) for name in names))}
+        return op.nodes or tuple(self._nodes)
 
-    async def _stop_all(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> list[View]:
-        """Stop nodes, with their Ray; those that may not be purged are left as they are."""
+    async def status(self, op: requests.ManageCluster) -> ClusterMachines:
+        """The nodes of the config."""
+        names, ray = self._named(op), await self.ray.endpoints.view()
+        rows = await self._grid.read(lambda ledger, now: [self._row(name, ray, ledger, now) for name in names])
+        return ClusterMachines(rows, ray)
+
+    async def serve(self, op: requests.ManageCluster, report: ReportStep) -> ClusterEnvironment | NodeResults:
+        """Install, start or stop agents, reporting each step; or the variables for Ray."""
+        names = self._named(op)
+        if op.verb == "env":
+            environ = await self.ray.endpoints.environ(op.nodes[0] if op.nodes else None)
+            return ClusterEnvironment(environ, await self.ray.endpoints.view())
+        if op.verb == "stop":
+            return NodeResults(await self._stop_all(names, op, report))
+        if op.verb == "start" and op.ray:
+            return NodeResults(await self._start_with_ray(names, op, report))
+        operation = self._install if op.verb == "install" else self._start
+        return NodeResults(await asyncio.gather(*(self._run(name, operation, op, report) for name in names)))
+
+    async def _stop_all(
+        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
+    ) -> list[NodeResult]:
+        """Stop nodes, with their Ray; a node that may not be purged stays as it is."""
         examined: defaultdict[str, set[str]] = defaultdict(set)
-        rows: dict[str, View] = {}
+        results: dict[str, NodeResult] = {}
         if op.purge:
             check = partial(self._check_purge, examined)
             remote = [name for name in names if not self._nodes[name].is_local]
             checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
-            rows = {row["node_id"]: row for row in checks if not row["ok"]}
-        rest = tuple(name for name in names if name not in rows)
+            results = {check.node_id: check for check in checks if not check.ok}
+        rest = tuple(name for name in names if name not in results)
         await self._stop_ray(rest, op, report)
         stop = partial(self._stop, examined)
         stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
-        rows |= {row["node_id"]: row for row in stopped}
-        return [rows[name] for name in names]
+        results |= {result.node_id: result for result in stopped}
+        return [results[name] for name in names]
 
     async def _check_purge(
         self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say
     ) -> str:
-        """Refuse to purge a node with results that were never fetched; nothing is changed on any node."""
+        """Refuse to purge a node with results that were never fetched; nothing is changed."""
         try:
             await self._ssh.run("inspect", self.target(name), say)
         except GridError:
@@ -150,27 +243,23 @@ class ClusterService:
         name: str,
         operation: Callable[[str, requests.ManageCluster, Say], Awaitable[str]],
         op: requests.ManageCluster,
-        report: Report,
-    ) -> View:
-        """What became of one node, whatever it was."""
-
-        def say(step: str) -> None:
-            report({"node_id": name, "step": step})
-
+        report: ReportStep,
+    ) -> NodeResult:
+        say = step_reporter(report, name)
         if self._nodes[name].is_local:
             operation = self._run_local
         try:
             if self._locks[name].locked():
                 say("waiting for another command to finish with it")
             async with self._locks[name]:
-                return {"node_id": name, "ok": True, "detail": await operation(name, op, say)}
+                return NodeResult(node_id=name, ok=True, detail=await operation(name, op, say))
         except PurgeRefused as refusal:
-            return {"node_id": name, "ok": False, "detail": str(refusal), "results": refusal.view}
+            return refusal.result_on(name)
         except GridError as failure:
-            return {"node_id": name, "ok": False, "detail": str(failure)}
+            return NodeResult(node_id=name, ok=False, detail=str(failure))
 
     async def _run_local(self, name: str, op: requests.ManageCluster, say: Say) -> str:
-        """A node inside the control plane: it is stopped when it has given everything back and lends nothing more."""
+        """Serve a node inside the control plane: a stopped one has given everything back and lends nothing more."""
         if op.verb == "stop":
             await self._drain(name, say, wait=not op.force)
             if op.purge:  # Ray's files may be there though it was stopped before
@@ -181,30 +270,34 @@ class ClusterService:
             await wait_until_alive(self._grid, name, {}, seconds=ALIVE_SECONDS)
         return "runs inside the control plane"
 
-    async def _start_with_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> list[View]:
-        """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
-
-        def say(name: str) -> Say:
-            return lambda step: report({"node_id": name, "step": step})
-
+    async def _start_with_ray(
+        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
+    ) -> list[NodeResult]:
+        """Start agents, then Ray; nothing is started if Ray is known to fail."""
+        say = partial(step_reporter, report)
         for name in names:
             say(name)("inspecting its Ray")
         await self.ray.check_before_start(names)
-        rows = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
-        running = [row["node_id"] for row in rows if row["ok"]]
+        results = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
+        running = [result.node_id for result in results if result.ok]
         for name in running:
             self._started.add(self.target(name))
         problems = await self.ray.start(running, say) if running else {}
-        return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
 
-    async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> None:
-        """Take back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
+        def with_ray(result: NodeResult) -> NodeResult:
+            if not result.ok:
+                return result
+            problem = problems.get(result.node_id)
+            return replace(result, ok=problem is None, detail=problem or f"{result.detail}, with Ray")
+
+        return [with_ray(result) for result in results]
+
+    async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep) -> None:
+        """Take back leases, then end Ray: what it holds is freed while it is still there to do so."""
         row = await self.ray.desired.row()
         if row is None or not set(names) & set(row.nodes):
             return
-
-        def say(name: str) -> Say:
-            return lambda step: report({"node_id": name, "step": step})
+        say = partial(step_reporter, report)
 
         async def is_drained(name: str) -> bool:
             if self._nodes[name].is_local:
@@ -216,10 +309,10 @@ class ClusterService:
                 return False  # reported when the node itself is stopped, which fails in the same way
             return True
 
-        there = [name for name in names if name in row.nodes]
-        ready = await asyncio.gather(*map(is_drained, there))
-        gone = [name for name, is_ready in zip(there, ready, strict=True) if is_ready or op.force]
-        for name, problem in (await self.ray.stop(gone, say, purge=op.purge) if gone else {}).items():
+        with_ray = [name for name in names if name in row.nodes]
+        drained = await asyncio.gather(*map(is_drained, with_ray))
+        ready = [name for name, is_ready in zip(with_ray, drained, strict=True) if is_ready or op.force]
+        for name, problem in (await self.ray.stop(ready, say, purge=op.purge) if ready else {}).items():
             say(name)(f"its Ray could not be stopped: {problem}")
 
     async def _install(self, name: str, op: requests.ManageCluster, say: Say) -> str:
@@ -242,10 +335,12 @@ class ClusterService:
         try:
             await self._ssh.run("inspect", target, say)
         except GridError as failure:
-            if op.force:
-                await self._drop(name)
-                raise Refused(f"dropped, but its agent may still run there: {failure}") from failure
-            raise
+            if not op.force:
+                raise
+            await self._grid.handle(NodeDrained(name, "the node is being stopped"))
+            self._ssh.drop_link(name)
+            await self._grid.handle(AgentRequested(name, False))
+            raise Refused(f"dropped, but its agent may still run there: {failure}") from failure
         await self._drain(name, say, wait=not op.force)
         kept: PurgeRefused | None = None
         if op.purge:
@@ -255,13 +350,13 @@ class ClusterService:
                 kept = refusal
         self._ssh.drop_link(name)
         is_purge = op.purge and kept is None
-        if is_purge:  # its files may be there though nobody wants it any more
+        if is_purge:  # its files may be there without a wanted agent
             await self._ssh.ask("ray-stop", target, {"purge": True}, say)
         try:
             summary = await self._ssh.run("purge" if is_purge else "stop", target, say)
         except GridError:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
-                self._ssh.keep_link(target)  # what could not be ended is kept as before
+                self._ssh.keep_link(target)  # its agent could not be ended: it is kept as before
             raise
         self._started.remove(name)
         await self._grid.handle(NodeStopped(name))
@@ -269,55 +364,38 @@ class ClusterService:
             raise PurgeRefused(f"{summary}, but nothing was removed: {kept}", kept.results)
         return summary
 
-    async def _drop(self, name: str) -> None:
-        await self._grid.handle(NodeDrained(name, "the node is being stopped"))
-        self._ssh.drop_link(name)
-        await self._grid.handle(AgentRequested(name, False))
-
     async def _drain(self, name: str, say: Say, *, wait: bool) -> None:
-        """Take back what is lent there; its jobs get their notice and go back into the queue."""
+        """Take back the node's leases; its jobs get their notice and go back into the queue."""
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
         if wait:
             await wait_until_drained(self._grid, name, say, meanwhile=stopping_message(f"grid cluster stop {name}"))
 
-    def _row(self, name: str, ledger: Ledger, now: int) -> View:
+    def _row(self, name: str, ray: RayStatus | None, ledger: Ledger, now: int) -> ClusterNodeRow:
         config, node = self._nodes[name], ledger.nodes.get(name)
         seen, link = ledger.observations.get(name), self._ssh.links.get(name)
         facts = self._ssh.facts.get(name, NodeFacts())
-        return {
-            "node_id": name,
-            "address": "local" if config.is_local else address_of(config),
-            "state": _state(config, node),
-            "cooling": node is not None and node.cooling,
-            "wanted": config.is_local or (node is not None and node.wanted),
-            "link": "local" if config.is_local else link.state if link is not None else None,
-            "detail": (link.detail or None) if link is not None else None,
-            "version": facts.running or facts.version or None,
-            "python": facts.python or None,
-            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
-            "jobs": sum(1 for lease in ledger.leases_of(name) if lease.job),
-        }
-
-    def target(self, name: str) -> SshTarget:
-        """A node as SSH needs to know it."""
-        node = self._nodes[name]
-        links = self._state_dir.host_dir / "links"
-        return SshTarget(
-            name=name,
-            grid=self.grid_id(),
-            local_socket=str(links / f"{name}.sock"),
-            hop=_hop(node),
-            via=self._hops_before(node),
-            python=node.python or "",
+        state = str(node.state) if node is not None else None
+        if config.is_local and node is not None and node.state is NodeState.DRAINING and not node.cooling:
+            state = "stopped"  # on another machine the documented state stays, and the field `stopped` shows it
+        user, port = f"{config.user}@" if config.user else "", f":{config.port}" if config.port != SSH_PORT else ""
+        return ClusterNodeRow(
+            node_id=name,
+            address="local" if config.is_local else f"{user}{config.host}{port}",
+            state=state,
+            cooling=node is not None and node.cooling,
+            wanted=config.is_local or (node is not None and node.wanted),
+            link="local" if config.is_local else link.state if link is not None else None,
+            detail=(link.detail or None) if link is not None else None,
+            version=facts.running or facts.version or None,
+            python=facts.python or None,
+            seconds_since_heard=(now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
+            jobs=sum(1 for lease in ledger.leases_of(name) if lease.job),
+            ray=ray.on_node(name) if ray is not None else None,
         )
 
-    def _is_named(self, target: SshTarget) -> bool:
-        """Whether the config has this node, and as it was: on this machine, or on another."""
-        node = self._nodes.get(target.name)
-        return node is not None and node.is_local == (target.hop.host == "local")
-
-    def _hops_before(self, node: NodeConfig) -> tuple[Hop, ...]:
-        """The hosts in between, in their order; one that is a node itself is reached as that node is."""
+    def target(self, name: str) -> SshTarget:
+        """A node for SSH, with the hosts in between; one of them that is a node itself is reached as that node is."""
+        node = self._nodes[name]
         hops: list[Hop] = []
         for word in (node.proxy_jump or "").split(","):
             jump = self._nodes.get(word.strip())
@@ -325,48 +403,29 @@ class ClusterService:
                 hops.append(_hop(jump))
             elif word.strip():
                 hops.append(parse_jump(word.strip(), _hop(node)))
-        return tuple(hops)
+        return SshTarget(
+            name=name,
+            grid=self.grid_id(),
+            local_socket=str(self._state_dir.host_dir / "links" / f"{name}.sock"),
+            hop=_hop(node),
+            via=tuple(hops),
+            python=node.python or "",
+        )
+
+    def _is_named(self, target: SshTarget) -> bool:
+        """True if the config has this node, and still on this machine or on another."""
+        node = self._nodes.get(target.name)
+        return node is not None and node.is_local == (target.hop.host == "local")
 
     def grid_id(self) -> str:
-        """What tells this grid's directories on a node from another's; the same again after a fresh start."""
+        """Id of this grid's directories on nodes; the same again after a fresh start."""
         if not self._id:
             note = self._state_dir.host_dir / "grid.id"
             if not note.exists():
-                note.write_text(_made_id(self._state_dir.root))
+                origin = f"{machine_id()}\n{socket.gethostname()}\n{os.geteuid()}\n{self._state_dir.root}"
+                note.write_text(hashlib.sha256(origin.encode()).hexdigest()[:12])
             self._id = note.read_text().strip()
         return self._id
-
-
-def _state(config: NodeConfig, node: Node | None) -> str | None:
-    """The state of a node; one of this machine that lends nothing more is stopped. Of others the documented name stays,
-    and `stopped` says it."""
-    if node is None:
-        return None
-    is_stopped = config.is_local and node.state is NodeState.DRAINING and not node.cooling
-    return "stopped" if is_stopped else str(node.state)
-
-
-def _with_ray(row: View, problem: str | None) -> View:
-    if problem is not None:
-        return {**row, "ok": False, "detail": problem}
-    return {**row, "detail": f"{row['detail']}, with Ray"}
-
-
-def _ray_of(name: str, ray: View | None) -> View | None:
-    """What a node's row says about Ray."""
-    if ray is None or name not in ray["nodes"]:
-        return None
-    return {**{key: ray[key] for key in ("address", "session", "authenticated", "risk")}, "state": ray["nodes"][name]}
-
-
-def _made_id(state_dir: Path) -> str:
-    who = f"{machine_id()}\n{socket.gethostname()}\n{os.geteuid()}\n{state_dir}"
-    return hashlib.sha256(who.encode()).hexdigest()[:12]
-
-
-def address_of(node: NodeConfig) -> str:
-    """Where a node is, as one would type it."""
-    return (f"{node.user}@" if node.user else "") + node.host + (f":{node.port}" if node.port != SSH_PORT else "")
 
 
 def _hop(node: NodeConfig) -> Hop:
@@ -374,3 +433,41 @@ def _hop(node: NodeConfig) -> Hop:
     return Hop(
         node.host, port, node.user or "", node.ssh_key_path or "", node.known_hosts or "", accept_new=node.accept_new
     )
+
+
+class ClusterCommandService:
+    """Answers the requests about the machines of the cluster."""
+
+    def __init__(
+        self, grid: Grid, cluster: ClusterService, attachment: RayAttachment, agents: AgentGateway
+    ) -> None:
+        self._grid = grid
+        self._cluster = cluster
+        self._attachment = attachment
+        self._agents = agents
+
+    @endpoint(ADMIN)
+    async def manage(
+        self, op: requests.ManageCluster, caller: Caller, report: ReportStep
+    ) -> ClusterMachines | ClusterEnvironment | NodeResults:
+        """Install, start, stop or show the agents of nodes."""
+        if op.verb != "status":
+            return await self._cluster.serve(op, report)
+        machines = await self._attachment.status(op, self._cluster.status)
+
+        def rows(ledger: Ledger, now: int) -> list[ClusterNodeRow]:
+            return [self._completed(row, ledger, now) for row in machines.nodes]
+
+        return ClusterMachines(await self._grid.read(rows), machines.ray)
+
+    def _completed(self, row: ClusterNodeRow, ledger: Ledger, now: int) -> ClusterNodeRow:
+        """The row with the node's resources, the versions that its agent reported, and the link of one that joined."""
+        version, python = self._agents.versions_on(row.node_id)
+        row = replace(row, version=version or row.version, python=python or row.python)
+        if row.address == "joined":
+            row = replace(row, link="up" if self._agents.is_connected(row.node_id) else "down")
+        node = ledger.nodes.get(row.node_id)
+        if node is None:
+            return row
+        status = NodeRow.of(ledger, node, now)
+        return replace(row, **{name: getattr(status, name) for name in RESOURCE_FIELDS})

@@ -25,7 +25,6 @@ from distributed_grid.adapters.age_clock import FILE as AGE_FILE
 from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.child_process import ChildCommand
 from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
-from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.ray.engine import RayEngine
@@ -95,7 +94,7 @@ from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.purge_guard import PurgeGuard
-from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
+from distributed_grid.server.ray.attachment import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import record_path
@@ -104,7 +103,7 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.cluster_commands import ClusterCommandService
+from distributed_grid.server.cluster import ClusterCommandService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
@@ -117,9 +116,9 @@ from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import ScalingService, WorkerService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.server.workers.autoscaler import LOAD_ROW_BYTES, Autoscaler, ExpectedLoad
-from distributed_grid.server.workers.credential_mask import CredentialMask, MaskedLog
-from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
-from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.provider_registry import CredentialMask, MaskedLog
+from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens
+from distributed_grid.server.workers.provider_calls import OfferCatalog
 from distributed_grid.server.workers.output_collector import OutputCollector
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
@@ -130,13 +129,13 @@ from distributed_grid.trees.content_store import ContentStore, ContentStores
 REMOVED_POLL_SECONDS = 2.0
 PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
-"""The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
+"""Time of the first round of rebalancing: by then the nodes have reported."""
 SERVICES = (
     *(DaemonService, NodeService, LeaseService, BoostService, JobService, ReportService, MemoryService),
     *(OffloadingService, AutoOffloadService, PullWorkerService, TaskService, WorkerService, ScalingService),
     *(ClusterCommandService, RayAttachment, PredictionService, Admission),
 )
-"""The services whose endpoints are all that can be asked of a control plane."""
+"""The services whose endpoints are the requests of a control plane."""
 log = logging.getLogger(__name__)
 
 
@@ -163,7 +162,7 @@ class Daemon:
         self._instance_lock = instance_lock
         keep_running = bool(options.stay) or should_keep_running(state_dir)
         self._idle_timer = IdleTimer(keep_running=keep_running, idle_seconds=float(options.idle_seconds))
-        self._stopping = False
+        self._stopping = False  # then connections end because the daemon does, and their clients will reconnect
         self._machine = NOTHING
         self._connections: set[Connection] = set()
         store = SqliteStore(state_dir.database)
@@ -177,7 +176,7 @@ class Daemon:
         self._contents = ContentStores(self._content, self._checkpoints)
         self._agents = AgentGateway(ContentSender(self._contents))
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
-        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
+        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=lambda link: self._attachment.nodes.link_changed(link))
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
         self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
@@ -228,7 +227,7 @@ class Daemon:
         self._compose_services()
 
     def _compose_services(self) -> None:
-        """The services, and the socket and REST that they are reached by."""
+        """Make the services, their performers, and the dispatchers of socket and REST."""
         grid, config, viewer = self._grid, self._config, self._viewer
         sharing_enabled = config.resource_sharing.enabled
         custom = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
@@ -236,7 +235,7 @@ class Daemon:
         files = self._files
         renderer = AnswerRenderer(grid.slices)
         nodes = NodeService(grid, viewer, renderer)
-        leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
+        leases = LeaseService(grid, viewer, converter, is_stopping=lambda: self._stopping)
         self._sizer = JobSizer(self._prediction)
         jobs = JobService(grid, viewer, converter, files, renderer, self._sizer)
         reports = ReportService(grid, viewer, self._monitor, renderer, self._agents.is_connected)
@@ -247,12 +246,12 @@ class Daemon:
             self._boost_file,
             sharing_enabled=sharing_enabled,
             ray_environment=self._ray_environment,
-            is_stopping=self._is_stopping,
+            is_stopping=lambda: self._stopping,
         )
         pull_workers = self._pull_workers = PullWorkerService(
             grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
         )
-        memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
+        memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=lambda: self._stopping)
         offloading = self._offloading = OffloadingService(
             grid,
             viewer,
@@ -328,7 +327,7 @@ class Daemon:
             TaskService(grid, viewer, pull_workers, self._sizer),
             workers,
             ScalingService(grid, self._autoscaler),
-            ClusterCommandService(grid, viewer, self._cluster, self._attachment, self._agents),
+            ClusterCommandService(grid, self._cluster, self._attachment, self._agents),
             self._attachment,
             self._prediction,
             self._listener.admission,
@@ -376,8 +375,9 @@ class Daemon:
             await self._workers.start()
             await self._autoscaler.start()
             listener = self._instance_lock.listen()
-            server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
-            gc.freeze()  # what is loaded stays: the collector need not look at it again and again
+            accept = partial(Connection, self._dispatcher.serve, self._connections)
+            server = await asyncio.get_running_loop().create_unix_server(accept, sock=listener, backlog=BACKLOG)
+            gc.freeze()  # loaded modules stay: the collector need not visit them again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._selected.path)
             simulated_count = sum(self._config.is_simulated(node) for node in self._config.nodes)
             startup.send("ready", config=self._selected.path, notes=self._selected.notes(), simulated=simulated_count)
@@ -388,7 +388,9 @@ class Daemon:
                 "trimming of contents": partial(
                     trim_content_forever, self._grid, self._content, may_delete=self._ages.may_delete
                 ),
-                "rebalancing": partial(rebalance_forever, self._grid, self._monitor, self._rebalance_rules),
+                "rebalancing": partial(
+                    rebalance_forever, self._grid, self._monitor, lambda: rebalance_rules(self._config)
+                ),
                 "the file of boosts": self._boost_file.run,
                 "scaling": self._autoscaler.run,
                 "the files of workers that drain": self._outputs.run,
@@ -414,7 +416,7 @@ class Daemon:
             await self._shut_down(agent)
 
     async def _apply_config(self, config: ClusterConfig) -> list[str]:
-        """Use a config that differs from the one in use in live keys only; the nodes that keep their old limits."""
+        """Use a config that differs in live keys only; names of the nodes that keep their old limits."""
         self._config = config
         self._registry.set_config(config)
         self._monitor.set_alerts(config.alerts)
@@ -425,9 +427,6 @@ class Daemon:
         kept = await declare_nodes(self._grid, config, self._machine)
         self._agents.send_owner_rules()
         return kept
-
-    def _rebalance_rules(self) -> RebalanceRules | None:
-        return rebalance_rules(self._config)
 
     def _make_agent(self, local: tuple[str, ...], meter: UsageMeter, typed_on: str) -> Agent:
         """The agent for these nodes of this machine, connected to the control plane without a network."""
@@ -475,25 +474,24 @@ class Daemon:
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
 
-    def _alarm(self, about: str, why: str) -> None:
-        """Alert whoever the config names of money that is spent against the will of everybody."""
-        self._monitor.send_alert(Alert(about, "budget", True, 1.0, 1.0, self._grid.now_ms(), why))
+    def _alarm(self, subject: str, reason: str) -> None:
+        """Send an alert about a machine that cannot be terminated or an exceeded budget."""
+        self._monitor.send_alert(
+            Alert(subject, "budget", True, value=1.0, mark=1.0, at_ms=self._grid.now_ms(), detail=reason)
+        )
 
     def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()
         return self._attachment.nodes.desired_state()
 
     async def _ray_environment(self, node: str) -> dict[str, str]:
-        """The variables with which a Ray program on a node finds its cluster and our namespace there."""
+        """Variables with which a Ray program on a node finds its cluster and the grid's namespace there."""
         is_attached = self._attachment.row is not None
         environ = self._attachment.environ() if is_attached else await self._cluster.ray.endpoints.environ(node)
         return {**environ, "RAY_NAMESPACE": "grid"}
 
-    def _on_ray_link_changed(self, link: AgentLinkChanged) -> None:
-        self._attachment.nodes.link_changed(link)
-
     def _send_and_record(self, alert: Alert) -> None:
-        """Deliver an alert that the monitor has not raised, and record it."""
+        """Send an alert that the monitor has not raised, and record it."""
         self._monitor.send_alert(alert)
         self._record_alert(alert)
 
@@ -502,13 +500,10 @@ class Daemon:
         event = AlertChanged(alert.node, alert.resource, alert.raised, alert.detail)
         start_logged(self._grid.handle_with_retry(event), "the record of an alert")
 
-    def _accept(self) -> Connection:
-        return Connection(self._dispatcher.serve, self._connections)
-
     def _is_local(self, name: str) -> bool:
-        """Whether a node is this machine; one that is not known any more was, if its files are here."""
+        """True for a node of this machine, and for an unknown one: if it has files, they are here."""
         node = self._grid.ledger.nodes.get(name)
-        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files: none are found here
+        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files
 
     async def _is_idle(self) -> bool:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):
@@ -526,13 +521,9 @@ class Daemon:
             earlier=[(step.until_ms, step.offset_ms) for step in self._clock.steps],
         )
 
-    def _is_stopping(self) -> bool:
-        """Whether connections end because the daemon does, so that their clients will reconnect."""
-        return self._stopping
-
 
 async def stop_when_removed(lock: InstanceLock, stop: Callable[[], None]) -> None:
-    """End the daemon when its state directory was removed: nobody can reach it any more."""
+    """Stop the daemon when its state directory is removed: no client can reach it any more."""
     while not lock.is_removed:
         await asyncio.sleep(REMOVED_POLL_SECONDS)
     log.warning("the state directory was removed: stopping")
@@ -559,24 +550,22 @@ async def rebalance_forever(
 
 
 async def rebalance_once(grid: Grid, monitor: Monitor, rules: RebalanceRules) -> None:
-    """One round."""
     readings = await monitor.readings(rules.policy.ahead * rules.interval_ms)
     await grid.handle(PressureRead(readings, rules))
 
 
 def local_nodes(ledger: Ledger, now: int) -> list[Node]:
-    """The nodes of this machine, also those that only an earlier config named: their jobs still run."""
+    """Nodes of this machine, also those that left the config: their jobs still run."""
     return [node for node in ledger.nodes.values() if node.host == "local"]
 
 
 def _addresses(config: ClusterConfig) -> list[str]:
-    """From where this machine reaches the others; itself alone where there are none."""
+    """Addresses of this machine on the routes to the others, and `local`."""
     far = [node.host or node.name for node in config.nodes if not node.is_local]
     return [*(found for name in far if (found := address_towards(name))), "local"]
 
 
 def login_name() -> str:
-    """The user of this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,9 +1,9 @@
-"""Delivery of files: those that `--fetch` named come into their user's directory when the job has ended.
+"""Delivery of files: the files that `--fetch` named are copied into their user's directory when the job has ended.
 
-Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. One that fails for a
-reason that may pass (a node that cannot be reached, a full disk) is tried again until it succeeds; done twice it
-changes nothing. A delivery never takes the last room of a disk: its reserve stays free. Files whose directory is gone
-or cannot be written to come into a directory of the control plane's own.
+Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. A delivery that fails
+for a reason that may pass (an unreachable node, a full disk) is tried again until it succeeds; a second delivery changes
+nothing. The last room of a disk stays free as its reserve. If the directory is gone or cannot be written to, the files
+come into a directory of the control plane's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AT_ONCE = 4
 POLL_SECONDS = 0.5
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 MAX_FAILURES = 3
-"""Tries of a delivery that fails for a reason that does not pass by itself."""
+"""Tries of a delivery that fails for a lasting reason."""
 _PERMANENT = (NotFound, BadInput, Refused, ProtocolError)
 log = logging.getLogger(__name__)
 
@@ -69,24 +69,21 @@ class FileDeliverer:
         try:
             delivered = await self._bring(delivery)
         except (GridError, OSError) as failure:
-            await self._fail(delivery, failure)
-            return
-        await self._grid.handle_with_retry(FilesDelivered(delivery.job, delivered))
-
-    async def _fail(self, delivery: Delivery, failure: Exception) -> None:
-        is_permanent = isinstance(failure, _PERMANENT)
-        pause = min(FIRST_RETRY_SECONDS * 2 ** self._work.tries(delivery.job).failures, MAX_RETRY_SECONDS)
-        tries = self._work.fail(delivery.job, str(failure), lasts=is_permanent, retry_seconds=pause)
-        if tries.lasting >= MAX_FAILURES:
-            await self._grid.handle_with_retry(FilesUndeliverable(delivery.job, str(failure)))
-        elif not is_permanent:
-            await self._grid.handle_with_retry(FilesDelayed(delivery.job, str(failure)))
+            is_permanent = isinstance(failure, _PERMANENT)
+            pause = min(FIRST_RETRY_SECONDS * 2 ** self._work.tries(delivery.job).failures, MAX_RETRY_SECONDS)
+            tries = self._work.fail(delivery.job, str(failure), lasts=is_permanent, retry_seconds=pause)
+            if tries.lasting >= MAX_FAILURES:
+                await self._grid.handle_with_retry(FilesUndeliverable(delivery.job, str(failure)))
+            elif not is_permanent:
+                await self._grid.handle_with_retry(FilesDelayed(delivery.job, str(failure)))
+        else:
+            await self._grid.handle_with_retry(FilesDelivered(delivery.job, delivered))
 
     async def _bring(self, delivery: Delivery) -> DeliveredFiles:
         job = await find_job(self._grid, delivery.job)
         if not any(_has_run(attempt) for attempt in job.attempts):
             raise Refused(f"{job.id} never started")
-        wanted, own = delivery.order.directory, self._own_directory(job)
+        wanted, own = delivery.order.directory, str(self._state_dir.root / "results" / f"{job.id}-{job.uid[:8]}")
         if not wanted or not await asyncio.to_thread(os.path.isdir, wanted):
             return await self._bring_into(own, job, delivery)
         try:
@@ -94,9 +91,6 @@ class FileDeliverer:
         except Refused as refusal:  # it may not be written to
             log.warning("the files of %s come into %s: %s", job.id, own, refusal)
             return await self._bring_into(own, job, delivery)
-
-    def _own_directory(self, job: Job) -> str:
-        return str(self._state_dir.root / "results" / f"{job.id}-{job.uid[:8]}")
 
     async def _bring_into(self, directory: str, job: Job, delivery: Delivery) -> DeliveredFiles:
         order = delivery.order
@@ -124,7 +118,7 @@ class FileDeliverer:
 
 
 def _need_room(directory: str, size: int) -> None:
-    """Raise StoreFailed where so much more would leave the disk of a directory without its reserve."""
+    """Raise StoreFailed if `size` more bytes would use the reserve of the disk."""
     disk = os.statvfs(directory)
     free, reserve = disk.f_bavail * disk.f_frsize, disk_reserve(disk.f_blocks * disk.f_frsize)
     if free < size + reserve:
@@ -138,7 +132,7 @@ def _has_run(attempt: Attempt) -> bool:
 
 
 def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:
-    """The totals of a download as they are recorded; of many paths only the first."""
+    """The totals of a download for the ledger; of many paths only the first."""
     beside = tuple(sorted(done["beside"].items()))[:MAX_NAMED_FILES]
     return DeliveredFiles(
         directory=str(Path(directory)),

@@ -1,24 +1,29 @@
-"""Guard of a purge: the files of a node are removed only when nobody loses by it.
+"""Guard of a purge: the files of a node are removed only if nobody loses by it.
 
 Results are files that an ended job has made or changed and that nobody has fetched: with any of them the purge is
-refused. The output of ended attempts is copied here first, so that it can be read afterwards. Whatever cannot be looked
-at counts as there.
+refused. The output of ended attempts is copied here first, so that it can be read afterwards. Files that cannot be
+inspected count as present. If the agent is not connected, the script that SSH runs on the node reads them.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+import msgspec
+from msgspec import Meta, Struct
+from distributed_grid.errors import ProtocolError
 import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 from msgspec import Struct
-
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, is_output_home, mark_home
 from distributed_grid.agent.files.result_listing import EVERYTHING, count_results
+from distributed_grid.api.answers.cluster import NodeResult, UnfetchedResult
 from distributed_grid.control.agent_files import AttemptFiles, FilesGone, RemoteFiles
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.deliveries import Delivery, DeliveryEnd
@@ -31,30 +36,92 @@ from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
 from distributed_grid.server.output_copy import Haul, OutputReader, copy_output
 from distributed_grid.server.services.records import ended_job
-from distributed_grid.server.stopped_node_files import Counted, StoppedNodeFiles
 
 MAX_JOBS, MAX_ATTEMPTS = 10_000, 20_000
-"""Ended jobs of a node whose results are looked at, and attempts whose output is kept; the newest of each."""
+"""Ended jobs of a node whose results are counted, and attempts whose output is kept; the newest of each."""
 MAX_OUTPUT_BYTES = 1024**3
 MAX_LISTED, MAX_NAMED = 1_000, 10
 MAX_DELIVERIES = 100
 AT_ONCE = 4
 INSIST = "--discard-results"
+FILES_PER_QUESTION = 1_000
+Count = Annotated[int, Meta(ge=0)]
+Counted = tuple[Count, Count] | str
+"""Number and bytes of the files of an attempt, or the reason why they cannot be counted."""
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+T = TypeVar("T")
 
 
-class UnfetchedResult(Struct, frozen=True, omit_defaults=True):
-    """Files of an ended job that nobody has fetched."""
+class _Listing(Struct, frozen=True):
+    results: dict[str, Counted]
 
-    job_id: str
-    files: int
-    bytes: int
-    problem: str = ""
-    """Reason why they could not be counted."""
 
-    def __str__(self) -> str:
-        if self.problem:
-            return f"{self.job_id} ({self.problem})"
-        return f"{self.job_id} ({self.files} file{'' if self.files == 1 else 's'}, {_size(self.bytes)})"
+class _OutputParts(Struct, frozen=True):
+    parts: list[tuple[str, str, str]]
+    more: bool
+    starts: dict[str, Count] = {}
+
+
+class StoppedNodeFiles:
+    """Files of attempts on a node whose agent is not connected.
+
+    Output is asked for many attempts at a time: a question costs a new session.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        """`ask` runs an operation of the script on the node."""
+        self._ask = ask
+        self._ahead: list[tuple[str, str, int]] = []
+        self._parts: dict[tuple[str, str, int], tuple[int, bytes]] = {}
+
+    async def list_results(self, attempts: Mapping[str, str]) -> dict[str, Counted]:
+        """Results of attempts, each given with the digest of its shipped manifest; without those that left none."""
+        results: dict[str, Counted] = {}
+        ahead = list(attempts.items())
+        while ahead:
+            asked, ahead = dict(ahead[:FILES_PER_QUESTION]), ahead[FILES_PER_QUESTION:]
+            answer = _checked(await self._ask("list-results", {"attempts": asked}), _Listing)
+            results |= {attempt: counted for attempt, counted in answer.results.items() if attempt in asked}
+        return results
+
+    def expect(self, files: Iterable[tuple[str, str]]) -> None:
+        """Announce the output files that will be read, by attempt and name, in this order."""
+        self._ahead = [(attempt, name, 0) for attempt, name in files]
+
+    async def read(self, node: str, lease_id: str, name: bytes, offset: int, most: int) -> tuple[int, bytes]:
+        """The next part of an output file, perhaps shorter than `most`; empty at its end."""
+        file = (lease_id, name.decode(), offset)
+        if file not in self._parts:
+            await self._fetch(file)
+        start, data = self._parts.pop(file, (offset, b""))
+        return start, data[:most]
+
+    async def _fetch(self, first: tuple[str, str, int]) -> None:
+        """Fetch parts of a file and of those that are read next, with the end of each that was sent whole."""
+        asked = [first, *(file for file in self._ahead if file[:2] != first[:2])][:FILES_PER_QUESTION]
+        answer = _checked(await self._ask("read-output", {"files": asked}), _OutputParts)
+        try:
+            parts = {(attempt, name): base64.b64decode(data, validate=True) for attempt, name, data in answer.parts}
+        except (binascii.Error, ValueError):
+            raise ProtocolError("the node sent output that is damaged") from None
+        cut = answer.parts[-1][:2] if answer.more and answer.parts else None
+        done: set[tuple[str, str, int]] = set()
+        for attempt, name, offset in asked:
+            data = parts.get((attempt, name), b"")
+            done.add((attempt, name, offset))
+            start = answer.starts.get(f"{attempt}/{name}", offset)
+            self._parts[attempt, name, offset] = (start, data)
+            if (attempt, name) == cut:
+                break
+            self._parts[attempt, name, start + len(data)] = (start + len(data), b"")
+        self._ahead = [file for file in self._ahead if file not in done]
+
+
+def _checked(answer: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as problem:
+        raise ProtocolError(f"the node sent something else than what was asked for: {problem}") from None
 
 
 class PurgeRefused(Refused):
@@ -64,15 +131,11 @@ class PurgeRefused(Refused):
         super().__init__(message)
         self.results = tuple(results[:MAX_LISTED])
 
-    @property
-    def view(self) -> list[dict[str, Any]]:
-        """The results as they are shown."""
-        return [msgspec.to_builtins(result) for result in self.results]
+    def result_on(self, node: str) -> NodeResult:
+        return NodeResult(node_id=node, ok=False, detail=str(self), results=self.results)
 
 
 class PurgeGuard:
-    """Checks a node before its files are removed."""
-
     def __init__(
         self,
         grid: Grid,
@@ -98,12 +161,9 @@ class PurgeGuard:
         stopped: StoppedNodeFiles | None = None,
         say: Say = lambda step: None,
     ) -> None:
-        """Return when the files of a node may be removed; raises PurgeRefused, also where that cannot be known. A later
-        check of the same node looks only at attempts that are not in `examined`.
-
-        With `discard` results do not matter, and output that cannot be had is given up. `stopped` reads the files of a
-        node whose agent is not connected.
-        """
+        """Return if the files of a node may be removed; PurgeRefused if not, or if that is unknown. A later check of the
+        same node skips the attempts in `examined`. With `discard` results do not count, and output that cannot be copied
+        is given up. `stopped` reads the files of a node whose agent is not connected."""
         if not discard:
             say("looking for results that were not fetched")
             await self._check_results(node, examined, stopped)
@@ -118,8 +178,7 @@ class PurgeGuard:
     async def _check_results(self, node: str, examined: set[str], stopped: StoppedNodeFiles | None) -> None:
         jobs, is_all = await self._grid.query(lambda store: unfetched_jobs(store, node, self._max_jobs))
         by_attempt = {job.attempts[-1].lease_id: job for job in jobs if job.attempts[-1].lease_id not in examined}
-        for lease_id in [one for one, job in by_attempt.items() if self._files.is_here(job.attempts[-1])]:
-            del by_attempt[lease_id]
+        by_attempt = {name: job for name, job in by_attempt.items() if not self._files.is_here(job.attempts[-1])}
         try:
             counted = await self._count(by_attempt, stopped)
         except GridError as failure:
@@ -130,7 +189,14 @@ class PurgeGuard:
                 f"{failure}; remove them with {INSIST}"
             ) from failure
         if counted:
-            raise _not_fetched(node, [_result(by_attempt[one], found) for one, found in counted.items()])
+            results = [_unfetched(by_attempt[lease_id], count) for lease_id, count in counted.items()]
+            named = ", ".join(map(_result_text, results[:MAX_NAMED]))
+            rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
+            raise PurgeRefused(
+                f"{node} has results that were never fetched: {named}{rest}; "
+                f"fetch them with: grid jobs fetch JOB, or remove them with {INSIST}",
+                results,
+            )
         if not is_all:
             raise PurgeRefused(
                 f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones can be "
@@ -139,9 +205,9 @@ class PurgeGuard:
         examined.update(by_attempt)
 
     async def _count(self, by_attempt: dict[str, Job], stopped: StoppedNodeFiles | None) -> dict[str, Counted]:
-        """The attempts that have left results, newest first."""
+        """Results of attempts, newest first; without those that left none."""
         slots = asyncio.Semaphore(AT_ONCE)
-        found: dict[str, Counted] = {}
+        results: dict[str, Counted] = {}
 
         async def count(lease_id: str, job: Job) -> None:
             async with slots:
@@ -152,11 +218,11 @@ class PurgeGuard:
                 except Unreachable:
                     raise
                 except GridError as failure:
-                    found[lease_id] = str(failure)
+                    results[lease_id] = str(failure)
                     return
             counted = count_results(listed.entries)
             if counted[0]:
-                found[lease_id] = counted
+                results[lease_id] = counted
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -165,13 +231,13 @@ class PurgeGuard:
         except ExceptionGroup as failed:
             if stopped is None or not isinstance(failed.exceptions[0], Unreachable):
                 raise failed.exceptions[0] from None
-            found = await stopped.list_results({one: job.command.workdir for one, job in by_attempt.items()})
-        return {lease_id: found[lease_id] for lease_id in by_attempt if lease_id in found}
+            results = await stopped.list_results({name: job.command.workdir for name, job in by_attempt.items()})
+        return {lease_id: results[lease_id] for lease_id in by_attempt if lease_id in results}
 
     # ------------------------------------------------------------------ output
 
     async def _keep_output(self, node: str, stopped: StoppedNodeFiles | None) -> str:
-        """Copy the output of the ended attempts of a node; the problem of one that could not be copied, else empty."""
+        """Copy the output of the ended attempts of a node; the problem of one that could not be copied, or empty."""
         attempts = await self._grid.query(lambda store: ended_attempts(store, node))
         lost = "there are too many attempts" if len(attempts) > MAX_ATTEMPTS else ""
         missing = await asyncio.to_thread(self._without_output, attempts[:MAX_ATTEMPTS])
@@ -206,8 +272,7 @@ class PurgeGuard:
 
 
 def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], bool]:
-    """The jobs that ended on a node and of which nothing was fetched, newest first; False where there are more jobs
-    than were looked at."""
+    """Ended jobs of a node without a fetch, newest first; and False if the node has more ended jobs than `max_jobs`."""
     rows = store.ended(Job.kind, node=node, limit=max_jobs + 1)
     jobs = [ended_job(row) for row in rows[:max_jobs]]
     ran = [job for job in jobs if job.attempts and job.attempts[-1].started_at_ms]
@@ -215,8 +280,8 @@ def unfetched_jobs(store: Store, node: str, max_jobs: int) -> tuple[list[Job], b
 
 
 def is_fetched(store: Store, job: Job) -> bool:
-    """Whether files of an ended job were delivered or fetched, or returned by the move that it ran for. A pattern that
-    nothing matched has fetched nothing."""
+    """True if files of an ended job were delivered or fetched, or returned by its move. A pattern without a match has
+    fetched nothing."""
     rows = store.ended(Delivery.kind, key=job.uid, limit=MAX_DELIVERIES)
     for delivery in (decode_row(Delivery.kind, row.blob) for row in rows):
         assert isinstance(delivery, Delivery)
@@ -230,30 +295,26 @@ def is_fetched(store: Store, job: Job) -> bool:
 
 
 def ended_attempts(store: Store, node: str) -> list[str]:
-    """The ids of the attempts that ended on a node, the newest first, and one more than are kept."""
+    """Ids of the attempts that ended on a node, newest first, and one more than are kept."""
     rows = store.ended(Lease.kind, node=node, limit=MAX_ATTEMPTS + 1)
     leases = (decode_row(Lease.kind, row.blob) for row in rows)
     return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))
 
 
-def _not_fetched(node: str, results: Sequence[UnfetchedResult]) -> PurgeRefused:
-    named = ", ".join(map(str, results[:MAX_NAMED]))
-    rest = f" and {len(results) - MAX_NAMED} more" if len(results) > MAX_NAMED else ""
-    return PurgeRefused(
-        f"{node} has results that were never fetched: {named}{rest}; "
-        f"fetch them with: grid jobs fetch JOB, or remove them with {INSIST}",
-        results,
-    )
-
-
-def _result(job: Job, counted: Counted) -> UnfetchedResult:
+def _unfetched(job: Job, counted: Counted) -> UnfetchedResult:
     if isinstance(counted, str):
         return UnfetchedResult(job.id, 0, 0, counted)
     return UnfetchedResult(job.id, *counted)
 
 
+def _result_text(result: UnfetchedResult) -> str:
+    if result.problem:
+        return f"{result.job_id} ({result.problem})"
+    return f"{result.job_id} ({result.files} file{'' if result.files == 1 else 's'}, {_size(result.bytes)})"
+
+
 def _size(size: int) -> str:
-    """A size in the largest unit of which there is one: `1.2 GB`."""
+    """A size in the largest unit that gives at least 1: `1.2 GB`."""
     if size < 1024:
         return f"{size} byte{'' if size == 1 else 's'}"
     amount, units = size / 1024, ["KB", "MB", "GB", "TB"]

@@ -15,7 +15,7 @@ from distributed_grid.adapters.ssh.process import Hop, SshProcess, SshTarget
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.posix.boot_clock import boot_id
-from distributed_grid.server.started_agents import StartedAgents
+from distributed_grid.server.cluster import StartedAgents
 
 GRID = "0123456789abcdef"
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.config.sections import Ray
-from distributed_grid.server.ray.ray_ports import HEAD_PORTS
+from distributed_grid.server.ray.ray_nodes import HEAD_PORTS
 from tests.e2e.clones import clone_to
 from tests.support.processes import is_running
 from tests.support.project import NEVER_SECONDS, set_rebalance_interval

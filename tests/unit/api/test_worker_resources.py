@@ -6,15 +6,16 @@ import contextlib
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed_grid.api.answers.workers import NodeResources
 from distributed_grid.api.worker_resources import (
     reported_resources,
     required_amounts,
     requirements_view,
-    resources_view,
 )
 from distributed_grid.domain.resources import MAX_AMOUNT, Amounts
 from distributed_grid.errors import BadInput
@@ -101,7 +102,7 @@ def test_views_are_what_was_said() -> None:
         "memory": {"total_mb": 9, "available_mb": 8},
     }
     found = reported_resources(said)
-    shown = resources_view(found.has, found.free, 0, found.physical_cores)
+    shown = msgspec.to_builtins(NodeResources.of(found.has, found.free, 0, found.physical_cores))
     assert (shown["cpu"], shown["memory"]) == (said["cpu"], said["memory"])
     assert requirements_view(required_amounts({"cpu_cores": 2, "memory_mb": 3})) == {"cpu_cores": 2, "memory_mb": 3}
 

@@ -73,7 +73,7 @@ from distributed_grid.server.active_config import ConfigRegistry
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.purge_guard import PurgeGuard
-from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.ray_nodes import RayCredentials
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import head_ports, security_risk, start_options
 from distributed_grid.server.rest.listener import RestListener

@@ -18,7 +18,7 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.server.output_copy import CHUNK_BYTES
 from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused, UnfetchedResult
 from distributed_grid.server.services.records import find_job
-from distributed_grid.server.stopped_node_files import StoppedNodeFiles
+from distributed_grid.server.purge_guard import StoppedNodeFiles
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 from tests.unit.server.workers.test_output_collector import Home, WorkerAgent

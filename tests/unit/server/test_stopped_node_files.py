@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.server.stopped_node_files import FILES_PER_QUESTION, StoppedNodeFiles
+from distributed_grid.server.purge_guard import FILES_PER_QUESTION, StoppedNodeFiles
 
 
 class Script:

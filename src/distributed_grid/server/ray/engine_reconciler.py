@@ -1,8 +1,8 @@
-"""Reconciler of the engine: binds and frees what the ledger calls for, and compares both.
+"""Reconciler of the engine: binds and frees groups as the ledger demands, and compares both.
 
 A binding is in the ledger before its group is made, and a group is gone before its binding leaves. While the engine is
-away leases stay as they are; when it is back, and every minute, both are compared, and what the engine has of ours and
-the ledger does not know is removed.
+away leases stay as they are; when it is back, and every minute, both are compared, and groups of the grid that the
+ledger does not have are removed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class EngineReconciler:
-    """Performs effects on one engine, and observes it often: extends the hold, and compares every minute and whenever
-    the engine is back."""
+    """Performs effects on one engine, observes it often and extends its hold; compares every minute and whenever the
+    engine is back."""
 
     def __init__(self, engine: Engine, *, hold_seconds: float) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class EngineReconciler:
         self._loop = start_restarted(rounds, "the comparison with Ray")
 
     async def stop(self) -> None:
-        """Leave everything as it is; the next one compares. Safe to call twice."""
+        """Leave everything as it is for the next control plane. Safe to call twice."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -58,7 +58,7 @@ class EngineReconciler:
         await self._work.stop()
 
     def compare_soon(self) -> None:
-        """The engine is there (again): compare at once."""
+        """Compare at once: the engine is back."""
         self._is_full_due = True
         self._work.wake()
 
@@ -74,7 +74,7 @@ class EngineReconciler:
             self._work.begin(key, partial(self._free, binding), key)
 
     async def _bind(self, binding: Binding, lease: Lease) -> None:
-        """Have the group of a binding, or say that it cannot be had; one that was had before waits for its engine."""
+        """Reserve the group of a binding, or report its refusal; one that was bound before waits for the engine."""
         assert self._grid is not None
         loop = asyncio.get_running_loop()
         until = loop.time() + BIND_SECONDS
@@ -94,21 +94,21 @@ class EngineReconciler:
             return
 
     async def _set_term(self, binding: Binding, ends_at_ms: int) -> None:
-        """Have the engine know when a lease ends; while it is away the next `_extend_hold` says so, too."""
+        """Send the engine the end of a lease; while it is away the next `_extend_hold` does."""
         assert self._grid is not None
         left = max(ends_at_ms - self._grid.now_ms(), 0) / 1000
         try:
             missing = await self._engine.extend_hold(self._hold_seconds, {binding.group: left})
         except Unreachable as away:
-            log.info("%s hears of its longer term when the engine is back: %s", binding.group, away)
+            log.info("%s gets its longer term when the engine is back: %s", binding.group, away)
             return
         if missing:
-            self.compare_soon()  # it is gone: what the engine has forgotten is bound again
+            self.compare_soon()  # the engine has forgotten the group: it is bound again
         else:
             await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
 
     async def _free(self, binding: Binding) -> None:
-        """Have the group of a binding no more; while the engine is away the binding stays and is freed later."""
+        """Free the group of a binding; while the engine is away the binding stays, and is freed later."""
         assert self._grid is not None
         await self._work.wait_for(binding.key)
         try:
@@ -136,15 +136,17 @@ class EngineReconciler:
             log.exception("the engine could not be observed")
 
     async def compare(self, *, full: bool) -> None:
-        """Bring the ledger in line with what the engine has, and with `full` the engine with the ledger."""
+        """Bring the ledger in line with the engine, and with `full` the engine with the ledger."""
         grid = self._grid
         assert grid is not None
         if NAME not in grid.ledger.engines:
             return
-        asked_at = grid.now_ms()
+        asked_at_ms = grid.now_ms()
         view = await self._engine.observe(full=full)
         await self._on_view(view)
-        observed = EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups, view.in_use)
+        observed = EngineObserved(
+            NAME, view.session, asked_at_ms, nodes=view.nodes, groups=view.groups, in_use=view.in_use
+        )
         await grid.handle_with_retry(observed)
         if full:
             strays = await grid.read(lambda ledger, now: find_strays(ledger, view))
@@ -155,18 +157,18 @@ class EngineReconciler:
                 self.perform(effect)
 
     async def _extend_hold(self) -> None:
-        """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""
+        """Renew the hold, with the end of each lease: without a control plane the engine frees groups by it."""
         assert self._grid is not None
 
         def terms(ledger: Ledger, now: int) -> tuple[dict[str, float], list[tuple[Binding, int]]]:
-            pairs = ((one, ledger.leases.get(one.lease_id)) for one in ledger.bindings.values())
-            bound = [(one, lease.ends_at_ms) for one, lease in pairs if lease is not None and lease.ends_at_ms]
-            left = {binding.group: max(ends_at_ms - now, 0) / 1000 for binding, ends_at_ms in bound}
-            return left, [(one, ends_at_ms) for one, ends_at_ms in bound if one.term_ms < ends_at_ms]
+            pairs = ((binding, ledger.leases.get(binding.lease_id)) for binding in ledger.bindings.values())
+            ends = [(binding, lease.ends_at_ms) for binding, lease in pairs if lease is not None and lease.ends_at_ms]
+            left = {binding.group: max(ends_at_ms - now, 0) / 1000 for binding, ends_at_ms in ends}
+            return left, [(binding, ends_at_ms) for binding, ends_at_ms in ends if binding.term_ms < ends_at_ms]
 
-        left, news = await self._grid.read(terms)
+        left, extended = await self._grid.read(terms)
         missing = await self._engine.extend_hold(self._hold_seconds, left)
-        for binding, ends_at_ms in news:
+        for binding, ends_at_ms in extended:
             if binding.bound_at_ms and binding.group not in missing:
                 await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
 
@@ -176,15 +178,21 @@ async def _ignore(view: EngineView) -> None:
 
 
 def find_strays(ledger: Ledger, view: EngineView) -> list[str]:
-    """The groups that are named as ours are, and that no binding stands for."""
+    """Groups with names of this grid that have no binding."""
     named = ((name, parse_group_name(name)) for name, _ in view.groups or ())
     return [name for name, key in named if key is not None and f"{key[0]}-{key[1]}" not in ledger.bindings]
 
 
 def group_of(binding: Binding, lease: Lease, now: int) -> EngineGroup:
-    """What the engine is to reserve for a lease."""
+    """The group to reserve for a lease."""
     claim = lease.claim
     assert claim is not None
-    gpus = sum(share.milli for share in claim.gpus)
-    left = max(lease.ends_at_ms - now, 1) / 1000 if lease.ends_at_ms else 0.0
-    return EngineGroup(binding.group, binding.place, claim.cpu_milli, claim.memory_bytes, gpus, claim.custom, left)
+    return EngineGroup(
+        binding.group,
+        binding.place,
+        cpu_milli=claim.cpu_milli,
+        memory_bytes=claim.memory_bytes,
+        gpu_milli=sum(share.milli for share in claim.gpus),
+        custom=claim.custom,
+        left_seconds=max(lease.ends_at_ms - now, 1) / 1000 if lease.ends_at_ms else 0.0,
+    )

@@ -1,36 +1,279 @@
 """The grid's own Ray: started over SSH, the head first and then all workers at once; supervised; stopped.
 
-It is in the ledger before anything is started, and gone from it before anything is stopped. Nothing is started where
-versions differ, and nothing that somebody else runs is touched. A head that died is started anew; it has forgotten
-everything, so every worker is, too.
+It is in the ledger before anything is started, and gone from it before anything is stopped. Nothing is started if
+versions differ, and nothing that somebody else runs is touched. A head that died is restarted with every worker: it has
+forgotten everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from distributed_grid.adapters.child_process import Say
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
+from distributed_grid.adapters.ssh.process import PortForward, SshProcess, SshTarget
+from distributed_grid.api.answers.cluster import RayStatus
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
+from distributed_grid.domain.engines import SSH, EngineRow
+from distributed_grid.domain.events import EngineRegistered, EngineRemoved
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.errors import GridError, Refused, Unreachable
+from distributed_grid.server.ray.ray_nodes import RayCredentials
+from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
+from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
+from distributed_grid.server.ray.ray_nodes import RayPorts
+from distributed_grid.state_dir import StateDir
+from collections.abc import Callable, Iterable
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
 from distributed_grid.errors import GridError, Refused
-from distributed_grid.server.ray.credentials import RayCredentials
-from distributed_grid.server.ray.endpoints import DesiredRayCluster, RayConnector, RayEndpoints
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
-from distributed_grid.server.ray.ray_ports import RayPorts
-from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import start_logged, start_restarted
 
-POLL_SECONDS, MAX_PAUSE = 10.0, 60.0
+CONNECTION_POLL_SECONDS, CONNECT_SECONDS = 0.5, 45.0
+SUPERVISION_SECONDS, MAX_PAUSE = 10.0, 60.0
 MAX_PORT_CHOICES = 5
+LOCAL_HOSTS = {"dashboard": "127.0.0.1", "client": "127.0.0.1", "head": "127.0.0.2"}
+"""Where forwarded ports listen on this machine. Ray takes 127.0.0.1 for the machine's outer address."""
+RAY_PYTHON = "GRID_RAY_PYTHON"
+"""Variable with the interpreter that has Ray on a node; its folder comes first on the PATH of a job in a Ray boost."""
 log = logging.getLogger(__name__)
+
+
+class DesiredRayCluster:
+    """Row of the grid's own Ray in the ledger: the address of its head, and the nodes on which it is to run."""
+
+    def __init__(self, grid: Grid, ports: RayPorts) -> None:
+        self._grid = grid
+        self._ports = ports
+
+    async def row(self) -> EngineRow | None:
+        """None while the grid is to run no Ray."""
+
+        def find(ledger: Ledger, now: int) -> EngineRow | None:
+            row = ledger.engines.get(NAME)
+            return row if row is not None and row.mode == SSH else None
+
+        return await self._grid.read(find)
+
+    async def nodes(self) -> tuple[str, ...]:
+        row = await self.row()
+        return row.nodes if row is not None else ()
+
+    async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
+        address = f"{bracketed(head)}:{self._ports.settings.port}"
+        await self._grid.handle(EngineRegistered(NAME, SSH, address, session=session, nodes=nodes))
+
+    async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
+        """Keep the row for some of its nodes only."""
+        await self._grid.handle(EngineRegistered(NAME, SSH, row.address, row.namespace, row.session, nodes))
+
+    async def clear(self, reason: str) -> None:
+        await self._grid.handle(EngineRemoved(NAME, reason))
+
+
+class RayUrls(NamedTuple):
+    """Ways from this machine to Ray; None while a port is not forwarded."""
+
+    dashboard: str | None
+    client: str | None
+    head: str | None
+
+
+class RayEndpoints:
+    """Forwards the ports of Ray's head to this machine, and knows the variables with which programs find Ray."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        desired: DesiredRayCluster,
+        *,
+        nodes: RayNodes,
+        ssh: SshProcess,
+        target: Callable[[str], SshTarget],
+        credentials: RayCredentials,
+        ports: RayPorts,
+    ) -> None:
+        self._config = config
+        self._desired = desired
+        self._nodes = nodes
+        self._ssh = ssh
+        self._target = target
+        self._credentials = credentials
+        self._ports = ports
+
+    def open(self) -> None:
+        """Forward the dashboard, Ray's client port and its head, unless the head is on this machine."""
+        head, ray = self._config.head, self._ports.settings
+        if not head.is_local:
+            dashboard = "127.0.0.1" if ray.dashboard_host in ("local", "0.0.0.0") else ray.dashboard_host
+            ports = {"dashboard": (ray.dashboard_port, dashboard), "client": (ray.client_port, "127.0.0.1")}
+            ports["head"] = (ray.port, "127.0.0.1")
+            forwards = {name: PortForward(LOCAL_HOSTS[name], port, to, port) for name, (port, to) in ports.items()}
+            self._ssh.forward_ports(self._target(head.name), forwards)
+
+    def close(self) -> None:
+        """Stop forwarding. A second time is harmless."""
+        self._ssh.forward_ports(self._target(self._config.head.name), {})
+
+    async def view(self) -> RayStatus | None:
+        """Ray's address, the ways to it, and its risk; None without Ray."""
+        row = await self._desired.row()
+        if row is None:
+            return None
+        urls = self._urls(row)
+        return RayStatus(
+            mode=row.mode,
+            address=row.address,
+            session=row.session or None,
+            authenticated=self._config.ray.auth == "token",
+            tls=self._config.ray.tls,
+            nodes={name: self._nodes.states.get(name, {}).get("state", "unknown") for name in row.nodes},
+            risk=security_risk(self._config.ray),
+            dashboard=urls.dashboard,
+            client=urls.client,
+            head=urls.head,
+        )
+
+    def _urls(self, row: EngineRow) -> RayUrls:
+        ray, head = self._ports.settings, self._config.head
+        if head.is_local:
+            return RayUrls(
+                f"http://127.0.0.1:{ray.dashboard_port}", f"ray://127.0.0.1:{ray.client_port}", row.address
+            )
+        ports = self._ssh.forwarded.get(head.name, {})
+        schemes = {"dashboard": "http://", "client": "ray://", "head": ""}
+        return RayUrls(
+            *(
+                f"{scheme}{LOCAL_HOSTS[name]}:{ports[name]}" if name in ports else None
+                for name, scheme in schemes.items()
+            )
+        )
+
+    async def environ(self, name: str | None = None) -> dict[str, str]:
+        """Variables for Ray's own commands and for programs, on this machine or on a node."""
+        row = await self._desired.row()
+        if row is None:
+            raise Refused("the grid has started no Ray; type: grid cluster start --ray")
+        if name is not None and not self._nodes.is_local(name):
+            return await self._environ_on(name, row)
+        urls, head = self._urls(row), self._config.head.name
+        environ = self._credentials.environ(auth=self._config.ray.auth, tls=self._config.ray.tls)
+        if name is not None:
+            environ[RAY_PYTHON] = self._nodes.python(name)
+        if any(map(self._nodes.is_local, row.nodes)):
+            environ["RAY_ADDRESS"] = row.address
+        elif urls.client:
+            environ["RAY_ADDRESS"] = urls.client
+        else:  # without an address, a program would start a Ray of its own here
+            raise Unreachable(
+                f"no port of Ray's head is forwarded to this machine now; see: grid cluster status {head}"
+            )
+        if urls.dashboard:
+            environ["RAY_API_SERVER_ADDRESS"] = urls.dashboard
+        return environ
+
+    async def start_driver(self, row: EngineRow, socket: str) -> tuple[dict[str, str], str]:
+        """Start a Ray driver: its environment, and its socket if it runs on the head."""
+        if any(map(self._nodes.is_local, row.nodes)):
+            return await self.environ(), ""
+        head = self._config.head.name
+        environ = await self._environ_on(head, row)
+        data = {"python": self._nodes.python(head), "environ": environ}
+        self._ssh.run_ray_driver(self._target(head), socket, data)
+        return environ, socket
+
+    def stop_driver(self) -> None:
+        self._ssh.run_ray_driver(self._target(self._config.head.name), "", {})
+
+    async def _environ_on(self, name: str, row: EngineRow) -> dict[str, str]:
+        if name not in row.nodes:
+            raise Refused(f"Ray does not run on {name}; it runs on {', '.join(row.nodes)}")
+        ray, state = self._ports.settings, await self._nodes.inspect(name, versions=False)
+        environ = {"RAY_ADDRESS": row.address, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
+        environ[RAY_PYTHON] = str(state.get("interpreter", ""))
+        if ray.auth == "token":
+            environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state["token_path"])}
+        if ray.tls:
+            folder = str(state["token_path"]).rpartition("/")[0]
+            files = {"SERVER_CERT": "cert", "SERVER_KEY": "key", "CA_CERT": "ca"}
+            environ |= {f"RAY_TLS_{name}": f"{folder}/tls-{file}.pem" for name, file in files.items()}
+            environ["RAY_USE_TLS"] = "1"
+        if name == self._config.head.name:
+            environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{ray.dashboard_port}"
+        return environ
+
+
+class RayConnector:
+    """Keeps the engine connected with the grid's own Ray while the ledger has it."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        state_dir: StateDir,
+        *,
+        engine: RayEngine,
+        reconciler: EngineReconciler,
+        desired: DesiredRayCluster,
+        endpoints: RayEndpoints,
+        grid_id: Callable[[], str],
+    ) -> None:
+        self._config = config
+        self._wheels = str(state_dir.root / "wheels")
+        self._socket = str(state_dir.host_dir / "links" / "ray-driver")
+        self._engine = engine
+        self._reconciler = reconciler
+        self._desired = desired
+        self._endpoints = endpoints
+        self._grid_id = grid_id
+        self._connected_to: tuple[str, tuple[str, ...]] | None = None
+
+    async def run(self) -> None:
+        """Connect with the cluster of the ledger, until cancelled."""
+        while True:
+            try:
+                await self._update()
+            except GridError as failure:
+                log.warning("no connection with Ray: %s", failure)
+            await asyncio.sleep(CONNECTION_POLL_SECONDS)
+
+    async def _update(self) -> None:
+        row = await self._desired.row()
+        if row is None:
+            if self._connected_to is not None:
+                self._connected_to = None
+                self._endpoints.stop_driver()
+                await self._engine.stop()
+            return
+        if self._connected_to == (row.address, row.nodes) or not row.session:
+            return  # connected, or not started yet
+        environ, socket = await self._endpoints.start_driver(row, self._socket)
+        environ.pop("RAY_ADDRESS", None)
+        hold = self._config.hold_seconds
+        settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels, await_raylet=True)
+        self._engine.connect(settings, socket)
+        self._connected_to = (row.address, row.nodes)
+
+    async def wait_until_connected(self) -> str:
+        """Wait until Ray's nodes are matched with the grid's; the problem if that takes too long."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                while self._engine.connected is None:
+                    await asyncio.sleep(CONNECTION_POLL_SECONDS / 5)
+                await self._reconciler.compare(full=True)
+        except TimeoutError:
+            return f"the control plane is not connected with Ray yet: {self._engine.problem or 'no connection'}"
+        except GridError as failure:
+            return f"the control plane is not connected with Ray yet: {failure}"
+        return ""
+
+
 SayFor = Callable[[str], Say]
-"""How the steps on a node of this name are said."""
+"""Reporter of the steps on a node of this name."""
 
 
 class RayCluster:
@@ -79,7 +322,7 @@ class RayCluster:
     # ------------------------------------------------------------------ starting
 
     async def check_before_start(self, names: Iterable[str]) -> None:
-        """Raise where Ray could not be started on these nodes, before anything is: versions first of all."""
+        """Refused if Ray cannot be started on these nodes; nothing is started."""
         row = await self.desired.row()
         everyone = dict.fromkeys([*names, *(row.nodes if row is not None else ())])
         head = self._config.head.name
@@ -91,18 +334,18 @@ class RayCluster:
             raise Refused(f"{' and '.join(here)} are one machine: let all of them be simulated, or name one of them")
         if row is None:
             await self._choose_ports()
-        found = {CONTROL_PLANE: own_versions()}
+        versions = {CONTROL_PLANE: own_versions()}
         answers = await asyncio.gather(*(self.nodes.inspect(name) for name in everyone), return_exceptions=True)
         problems = [f"{name}: {answer}" for name, answer in zip(everyone, answers, strict=True) if _failed(answer)]
         if problems:
             raise Refused(f"nothing was started: {'; '.join(problems)}", problems)
         for name, answer in zip(everyone, answers, strict=True):
             assert isinstance(answer, dict)
-            found[name] = (answer["python"], answer["ray"])
-        check_versions(found)
+            versions[name] = (answer["python"], answer["ray"])
+        check_versions(versions)
 
     async def start(self, names: Iterable[str], say: SayFor) -> dict[str, str]:
-        """Have Ray running on these nodes; a problem of each that failed. One worker that fails stops no other."""
+        """Start Ray on these nodes; the problem of each that failed. One failing worker stops no other."""
         async with self._lock:
             before = await self.desired.row()
             chosen = tuple(dict.fromkeys([*(before.nodes if before is not None else ()), *names]))
@@ -120,7 +363,7 @@ class RayCluster:
                         await self.desired.clear(f"it could not be started: {failure}")
                     return dict.fromkeys(names, f"Ray's head on {head} could not be started: {failure}")
             if problems:
-                kept = tuple(one for one in chosen if one not in problems or one in getattr(before, "nodes", ()))
+                kept = tuple(name for name in chosen if name not in problems or name in getattr(before, "nodes", ()))
                 await self.desired.set(addresses[head], self.nodes.session(head), kept)
             self._supervise()
             self.endpoints.open()
@@ -132,9 +375,12 @@ class RayCluster:
     async def _bring_up(
         self, addresses: dict[str, str], names: list[str], say: SayFor, *, replace: bool
     ) -> dict[str, str]:
-        """The head, and all other nodes as soon as they can join it; problems of the workers, by name."""
+        """Start the head, and all other nodes as soon as they can join it; problems of the workers, by name."""
         head = self._config.head.name
-        await self._stop_orphans(head)
+        if self.nodes.is_simulated(head) and (await self.nodes.inspect(head, versions=False))["state"] != "running":
+            # Ray starts no head beside raylets of the last one on the same machine
+            others = [node.name for node in self._config.nodes if self._config.is_simulated(node) and node.name != head]
+            await asyncio.gather(*(self.nodes.stop(name, _silent(name), purge=False) for name in others))
         joinable = asyncio.Event()
         starting = asyncio.create_task(self.nodes.start_head(addresses, say(head), joinable, replace=replace))
         ready = asyncio.create_task(joinable.wait())
@@ -159,25 +405,18 @@ class RayCluster:
             if behind := [name for name in workers if self.nodes.is_behind(name, session)]:  # of a head that is gone
                 again = self._starts(behind, addresses, say, session, replace=True)
                 late = dict(zip(behind, await asyncio.gather(*again, return_exceptions=True), strict=True))
-                done = [late.get(name, one) for name, one in zip(workers, done, strict=True)]
+                done = [late.get(name, result) for name, result in zip(workers, done, strict=True)]
         finally:
             await _cancel([starting, ready])
-        return {name: str(one) for name, one in zip(workers, done, strict=True) if _failed(one)}
+        return {name: str(result) for name, result in zip(workers, done, strict=True) if _failed(result)}
 
     async def _choose_ports(self) -> bool:
-        """Choose the ports of a simulated head anew unless it runs; whether they are others than before."""
+        """Choose the ports of a simulated head anew unless it runs; True if they changed."""
         head = self._config.head.name
         if not self.nodes.is_simulated(head):
             return False
         state = await self.nodes.inspect(head, versions=False)
         return state["state"] == "stopped" and self._ports.choose()
-
-    async def _stop_orphans(self, head: str) -> None:
-        """Stop what shares the machine of a head that is gone: Ray starts no head beside raylets of the last one."""
-        if self.nodes.is_simulated(head) and (await self.nodes.inspect(head, versions=False))["state"] != "running":
-            others = [node.name for node in self._config.nodes if self._config.is_simulated(node)]
-            stops = [self.nodes.stop(name, _silent(name), purge=False) for name in others if name != head]
-            await asyncio.gather(*stops)
 
     def _starts(
         self, names: list[str], addresses: dict[str, str], say: SayFor, session: str, *, replace: bool
@@ -188,8 +427,8 @@ class RayCluster:
     # ------------------------------------------------------------------ stopping
 
     async def stop(self, names: Iterable[str], say: SayFor, *, purge: bool) -> dict[str, str]:
-        """Have no Ray of ours on these nodes; without its head it is over everywhere. Problems, by node."""
-        await self._unsupervise()  # whatever it is busy with is not wanted any more
+        """Stop Ray on these nodes, and everywhere if its head is among them. Problems, by node."""
+        await self._unsupervise()  # it may be starting Ray just now
         async with self._lock:
             row = await self.desired.row()
             chosen, head = list(names), self._config.head.name
@@ -204,15 +443,15 @@ class RayCluster:
                     await self.desired.reduce(row, left)
                     self._supervise()
             done: dict[str, object] = {}
-            for some in ([name for name in chosen if name != head], [name for name in chosen if name == head]):
-                stops = [self.nodes.stop(name, say(name), purge=purge) for name in some]
-                done |= zip(some, await asyncio.gather(*stops, return_exceptions=True), strict=True)
-        return {name: str(one) for name, one in done.items() if _failed(one)}
+            for group in ([name for name in chosen if name != head], [name for name in chosen if name == head]):
+                stops = [self.nodes.stop(name, say(name), purge=purge) for name in group]
+                done |= zip(group, await asyncio.gather(*stops, return_exceptions=True), strict=True)
+        return {name: str(result) for name, result in done.items() if _failed(result)}
 
     # ------------------------------------------------------------------ supervising
 
     async def start_supervision(self) -> None:
-        """Keep running what an earlier control plane was asked to, and be connected with it."""
+        """Supervise the Ray that an earlier control plane started, and connect with it."""
         await self._forget_unnamed()
         if await self.desired.row() is not None:
             self._ports.reserve()
@@ -221,8 +460,8 @@ class RayCluster:
         self._connecting = start_restarted(self._connector.run, "the connection to Ray")
 
     async def _forget_unnamed(self) -> None:
-        """Ray goes on without the nodes that left the config, whose Ray is stopped with their agents. Where its head
-        is among them it is over."""
+        """Keep Ray without the nodes that left the config, whose Ray is stopped with their agents; end it if its head
+        left."""
         row = await self.desired.row()
         left = tuple(name for name in row.nodes if self.nodes.is_known(name)) if row is not None else ()
         if row is None or left == row.nodes:
@@ -240,7 +479,7 @@ class RayCluster:
                 log.warning("Ray on %s goes on: %s", name, done)
 
     async def stop_supervision(self) -> None:
-        """Let it run by itself. Safe to call twice."""
+        """Leave Ray running. Safe to call twice."""
         await self._unsupervise()
         self._ports.release()
         if self._connecting is not None:
@@ -248,7 +487,7 @@ class RayCluster:
             self._connecting = None
 
     def _supervise(self) -> None:
-        """Keep it running from now on; calling it twice changes nothing."""
+        """Begin supervision. A second call changes nothing."""
         if self._supervising is None or self._supervising.done():
             self._supervising = start_restarted(self._run, "the supervision of Ray")
 
@@ -258,29 +497,25 @@ class RayCluster:
             self._supervising = None
 
     async def _run(self) -> None:
-        pause = POLL_SECONDS
+        pause = SUPERVISION_SECONDS
         while True:
             await self._engine.wait_for_loss(pause)  # its head may have died
             try:
                 async with self._lock:
                     await self._restart_dead()
-                pause = POLL_SECONDS
+                pause = SUPERVISION_SECONDS
             except GridError as failure:
                 log.warning("Ray: %s", failure)
                 pause = min(2 * pause, MAX_PAUSE)
 
     async def _restart_dead(self) -> None:
-        """Start again what has died: the head with everything, or single workers."""
+        """Restart dead parts: the head with everything, or single workers."""
         row = await self.desired.row()
         if row is None:
             return
-        answers = await asyncio.gather(
-            *(self.nodes.inspect(name, versions=False) for name in row.nodes), return_exceptions=True
-        )
-        for name, answer in zip(row.nodes, answers, strict=True):
-            self.nodes.states[name] = (
-                answer if isinstance(answer, dict) else {"state": "unknown", "problem": str(answer)}
-            )
+        inspections = [self.nodes.inspect(name, versions=False) for name in row.nodes]
+        for name, answer in zip(row.nodes, await asyncio.gather(*inspections, return_exceptions=True), strict=True):
+            self.nodes.states[name] = answer if isinstance(answer, dict) else {"state": "unknown", "problem": str(answer)}
         head = self._config.head.name
         state = self.nodes.states.get(head, {}).get("state")
         if state in ("stopped", "broken"):
@@ -296,9 +531,7 @@ class RayCluster:
             if behind:
                 log.warning("Ray on %s is not with its head: starting it anew", ", ".join(behind))
                 addresses = await self.nodes.addresses(row.nodes)
-                starts = [
-                    self.nodes.start_worker(one, addresses, _silent(one), session, replace=True) for one in behind
-                ]
+                starts = self._starts(behind, addresses, _silent, session, replace=True)
                 for name, done in zip(behind, await asyncio.gather(*starts, return_exceptions=True), strict=True):
                     if _failed(done):
                         log.warning("Ray on %s: %s", name, done)
@@ -309,7 +542,7 @@ def _silent(name: str) -> Say:
 
 
 def _failed(answer: object) -> bool:
-    """Whether what came of an operation is one of our errors; any other exception is a bug, and is raised."""
+    """True for an error of ours; any other exception is a bug, and is raised."""
     if isinstance(answer, BaseException) and not isinstance(answer, GridError):
         raise answer
     return isinstance(answer, GridError)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.offloading import AutoOffloadLook, AutoOffloadStatus, AutoOffloadView
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.offload_views import auto_offload_view, offload_node_view
-from distributed_grid.control.views import View, Viewer, unused_borrowing
+from distributed_grid.control.views import View, unused_borrowing
 from distributed_grid.domain.events import AutoOffloadSet
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
@@ -33,7 +34,7 @@ class AutoOffloadService:
         self._offloader = offloader
 
     @endpoint(ADMIN, post("/auto-offload", "moves"), act="switch automatic offloading")
-    async def set(self, op: requests.SetAutoOffload, caller: Caller) -> View:
+    async def set(self, op: requests.SetAutoOffload, caller: Caller) -> AutoOffloadStatus:
         """Switch it on or off, or let the config decide again; the nodes are evaluated at once."""
         enabled = {"enable": True, "disable": False, "reset": None}[op.action]
         await self._grid.handle(AutoOffloadSet(enabled, caller.user))
@@ -41,14 +42,14 @@ class AutoOffloadService:
         return await self.status(requests.GetAutoOffload(), caller)
 
     @endpoint(READ, get("/auto-offload", "moves"))
-    async def status(self, op: requests.GetAutoOffload, caller: Caller) -> View:
-        """Whether work moves by itself, by whose word, and what was last decided for each node."""
+    async def status(self, op: requests.GetAutoOffload, caller: Caller) -> AutoOffloadStatus:
+        """State of automatic offloading, and its last decision for each node."""
         viewer, offloader = self._viewer().for_reader(caller.reader), self._offloader
-        shares = offloader.rules is not None
-        view = await self._grid.read(
-            lambda ledger, now: auto_offload_view(viewer, ledger, offloader.offload, shares=shares)
-        )
-        return {"auto_offload": view}
+
+        def read(ledger: Ledger, now: int) -> AutoOffloadView:
+            return AutoOffloadView.of(viewer, ledger, offloader.offload, shares=offloader.rules is not None)
+
+        return AutoOffloadStatus(await self._grid.read(read))
 
 
 async def job_offloading(grid: Grid, viewer: Viewer, job: Job) -> View | None:
@@ -78,7 +79,7 @@ async def explain_node(grid: Grid, viewer: Viewer, node: Node) -> View:
     def read(ledger: Ledger, now: int) -> View:
         watch, degraded = ledger.offload_watches.get(node.name), ledger.degraded.get(node.name)
         return {
-            "look": offload_node_view(viewer, ledger, watch) if watch is not None else None,
+            "look": AutoOffloadLook.of(viewer, ledger, watch) if watch is not None else None,
             "degraded": {"since": viewer.time(degraded.since_ms), "why": degraded.why} if degraded else None,
         }
 

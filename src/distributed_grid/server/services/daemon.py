@@ -1,7 +1,7 @@
 """Requests about the daemon, its config, and when it exits: idle timer, stop, handover to a newer version or config.
 
-A config that a client requires is compared by meaning with the one in use. Live keys are applied at once, the others
-take a new control plane, which takes over where nothing is held. A client that only asks, or gives something back,
+A config that a client requires is compared by meaning with the one in use. Live keys are applied at once; the others
+take a new control plane, which takes over if nothing is held. A client that only asks, or gives something back,
 requires none: it gets a line about the difference.
 """
 
@@ -22,11 +22,19 @@ from msgspec.structs import replace
 from distributed_grid import __version__
 from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.api import requests
+from distributed_grid.api.answers.daemon import (
+    ActiveConfig,
+    ClockList,
+    ClockRow,
+    DaemonInfo,
+    DaemonStopping,
+    Greeting,
+    ReloadedConfig,
+)
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.differences import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View
 from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.events import ClocksConfirmed
 from distributed_grid.domain.leases import Lease
@@ -67,7 +75,6 @@ class IdleTimer:
         return time.monotonic() - self._started
 
     def reset(self) -> None:
-        """A request came in just now."""
         self._last_request = time.monotonic()
 
     def stop(self) -> None:
@@ -90,12 +97,11 @@ class IdleTimer:
 
 def is_unused(ledger: Ledger, now: int) -> bool:
     """True if nothing is held, nobody waits for resources or files, no worker costs money, and no agent elsewhere
-    counts on this control plane."""
+    depends on this control plane."""
     has_agents = ledger.engines or any(node.wanted for node in ledger.nodes.values())
     has_blocks = any(not block.lost for block in ledger.blocks.values())
-    if ledger.deliveries:
-        return False
-    return not ledger.jobs and not has_blocks and not user_leases(ledger) and not has_agents and not ledger.workers
+    is_busy = ledger.deliveries or ledger.jobs or has_blocks or user_leases(ledger) or has_agents or ledger.workers
+    return not is_busy
 
 
 def user_leases(ledger: Ledger) -> list[Lease]:
@@ -124,13 +130,11 @@ class Holdings(NamedTuple):
 
 
 def holdings(ledger: Ledger, now: int) -> Holdings:
-    """The holdings of the ledger."""
     wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
     return Holdings(len(user_leases(ledger)), wanted, list(ledger.workers))
 
 
 def name_keys(keys: list[str]) -> str:
-    """Keys in a message."""
     return ", ".join(keys[:MAX_KEYS]) + (f" and {len(keys) - MAX_KEYS} more" if keys[MAX_KEYS:] else "")
 
 
@@ -156,12 +160,7 @@ def difference_note(compared: ConfigComparison, selected: SelectedConfig) -> str
 
 
 def name_some(workers: list[str]) -> str:
-    """Workers in a message."""
     return ", ".join(workers[:MAX_NAMED]) + (" and others" if workers[MAX_NAMED:] else "")
-
-
-def _is_limit_of(key: str, nodes: list[str]) -> bool:
-    return any(key.startswith(f"nodes.{name}.resource_sharing.") for name in nodes)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -213,9 +212,9 @@ class DaemonService:
         self._ages = ages
 
     @endpoint(READ)
-    async def hello(self, op: requests.ClientHello, caller: Caller) -> View:
-        """Greet a client: apply what has changed in the config that it requires, or hand over to a newer version or
-        to that config; Refused while the one in use is needed. A client that requires none is only told of it."""
+    async def hello(self, op: requests.ClientHello, caller: Caller) -> Greeting:
+        """Greet a client: apply the live changes of the config that it requires, or hand over to a newer version or to
+        that config; Refused while the one in use is needed. A client that requires none gets a note."""
         notes = self._listener.notices if op.query_only else []
         handing_over = not op.query_only and _numbers(op.version) > _numbers(__version__)
         if handing_over:
@@ -235,24 +234,26 @@ class DaemonService:
                 f"this control plane is grid {__version__} and speaks protocol {PROTOCOL}, not {op.protocol} like grid "
                 f"{op.version}: upgrade the older one"
             )
-        return {
-            "protocol": PROTOCOL,
-            "version": __version__,
-            "pid": os.getpid(),
-            "handing_over": handing_over,
-            "notes": notes,
-            "config": self._selected.path,
-            "config_digest": self._selected.digest,
-            "started_at": time.time() - self._idle_timer.uptime_seconds,
-            **await self._grid.read(_node_names),
-        }
+        hosts = await self._grid.read(lambda ledger, now: {node.name: node.host for node in ledger.nodes.values()})
+        return Greeting(
+            protocol=PROTOCOL,
+            version=__version__,
+            pid=os.getpid(),
+            handing_over=handing_over,
+            notes=notes,
+            config=self._selected.path,
+            config_digest=self._selected.digest,
+            started_at=time.time() - self._idle_timer.uptime_seconds,
+            nodes=list(hosts),
+            far_nodes=[name for name, host in hosts.items() if host not in ("local", PULL_HOST)],
+        )
 
     async def _compare(self, op: requests.ClientHello | requests.ReloadConfig) -> ConfigComparison:
         assert op.config_path is not None
         return await asyncio.to_thread(compare_config, self._selected, op.config_path, op.config_variables)
 
     async def _require(self, compared: ConfigComparison, notes: list[str]) -> bool:
-        """Use this config, or raise; True where that takes a new control plane."""
+        """Use this config, or raise; True if that takes a new control plane."""
         if compared.config is None:
             raise BadInput(f"{compared.problem}; without --config (and $GRID_CONFIG) the config in use is kept")
         advice = (await self._grid.read(holdings)).advice() if compared.fixed else ""
@@ -274,7 +275,7 @@ class DaemonService:
         return False
 
     async def _apply(self, compared: ConfigComparison) -> list[str]:
-        """Apply the live keys of a config; lines that say what was applied, and what was not."""
+        """Apply the live keys of a config; notes about the applied keys and the others."""
         assert compared.config is not None
         config = with_live_keys(self._selected.config, compared.config)
         kept = await self._apply_live(config)
@@ -284,14 +285,15 @@ class DaemonService:
                 replace(node, resource_sharing=old[node.name]) if node.name in kept else node for node in config.nodes
             )
             config = replace(config, nodes=tuple(nodes))
-        applied = [key for key in compared.live if not _is_limit_of(key, kept)]
+        limits = tuple(f"nodes.{name}.resource_sharing." for name in kept)
+        applied = [key for key in compared.live if not key.startswith(limits)]
         log.info("applied of %s: %s", compared.path, ", ".join(applied))
         self._adopt(compared, config)
         notes = [f"applied {name_keys(applied)} of {compared.shown_path}"] if applied else []
         return notes + [f"{name} keeps its old limits: it has lent more than the new ones allow" for name in kept]
 
     def _adopt(self, compared: ConfigComparison, config: ClusterConfig) -> None:
-        """Use this config from now on; it is known by its file where nothing of that is left out."""
+        """Use this config from now on; it goes by its file's path if all of the file is in use."""
         assert compared.config is not None
         if compared.fixed:
             acting = config.without_acts()[1]
@@ -308,58 +310,55 @@ class DaemonService:
             save_content(self._state_dir, adopted.path, compared.digest)
 
     def _remember(self, compared: ConfigComparison) -> None:
-        """Remember that the user has named this file, where it is the one in use."""
+        """Remember that the user has named this file, if it is the one in use."""
         if compared.config is not None and compared.path == self._selected.path and not compared.blocking:
             NamedConfigs(self._state_dir).add(compared.path, compared.digest, meaning_digest(compared.config))
 
     @endpoint(ADMIN)
-    async def reload(self, op: requests.ReloadConfig, caller: Caller) -> View:
-        """Apply what can be applied of a config; the rest waits for a new control plane, which takes over at once
-        where nothing is held."""
+    async def reload(self, op: requests.ReloadConfig, caller: Caller) -> ReloadedConfig:
+        """Apply the live keys of a config; the others wait for a new control plane, which takes over at once if nothing
+        is held."""
         async with self._config_lock:
-            return await self._reload(await self._compare(op))
-
-    async def _reload(self, compared: ConfigComparison) -> View:
-        if compared.config is None:
-            raise BadInput(compared.problem)
-        advice = (await self._grid.read(holdings)).advice() if compared.fixed else ""
-        handing_over = bool(compared.fixed and not advice)
-        notes: list[str] = []
-        if handing_over:
-            log.info("handing over to config %s", compared.path)
-            self._idle_timer.stop()
-        elif compared.live:
-            notes = await self._apply(compared)
-        elif not compared.fixed:
-            self._adopt(compared, self._selected.config)
-        self._remember(compared)
-        applied = [] if handing_over else compared.live
-        return {
-            "path": None if compared.path == NO_CONFIG else compared.path,
-            "applied": applied,
-            "pending": [] if handing_over else compared.fixed,
-            "advice": advice,
-            "notes": notes,
-            "handing_over": handing_over,
-        }
+            compared = await self._compare(op)
+            if compared.config is None:
+                raise BadInput(compared.problem)
+            advice = (await self._grid.read(holdings)).advice() if compared.fixed else ""
+            handing_over = bool(compared.fixed and not advice)
+            notes: list[str] = []
+            if handing_over:
+                log.info("handing over to config %s", compared.path)
+                self._idle_timer.stop()
+            elif compared.live:
+                notes = await self._apply(compared)
+            elif not compared.fixed:
+                self._adopt(compared, self._selected.config)
+            self._remember(compared)
+            return ReloadedConfig(
+                path=None if compared.path == NO_CONFIG else compared.path,
+                applied=[] if handing_over else compared.live,
+                pending=[] if handing_over else compared.fixed,
+                advice=advice,
+                notes=notes,
+                handing_over=handing_over,
+            )
 
     @endpoint(READ)
-    async def clocks(self, op: requests.GetClocks, caller: Caller) -> View:
+    async def clocks(self, op: requests.GetClocks, caller: Caller) -> ClockList:
         """The wall clocks of the control plane and of the nodes on other machines, with their pending jumps."""
         state = self._ages.look()
         by_ms = state.jump.by_ms if state.jump is not None else 0
         others = await self._grid.read(_other_clocks)
-        return {"clocks": [_clock_row(None, by_ms, state.waits_ms), *others]}
+        return ClockList([ClockRow.of(None, by_ms, state.waits_ms), *others])
 
     @endpoint(ADMIN)
-    async def confirm_clocks(self, op: requests.ConfirmClocks, caller: Caller) -> View:
+    async def confirm_clocks(self, op: requests.ConfirmClocks, caller: Caller) -> ClockList:
         """End the waits: here at once, on nodes with their next heartbeats. A second time is harmless."""
         self._ages.confirm()
         await self._grid.handle(ClocksConfirmed(caller.user))
         return await self.clocks(requests.GetClocks(), caller)
 
     @endpoint(READ)
-    async def info(self, op: requests.GetDaemonInfo, caller: Caller) -> View:
+    async def info(self, op: requests.GetDaemonInfo, caller: Caller) -> DaemonInfo:
         try:
             await self._listener.certify()
             problems = self._listener.notices
@@ -367,34 +366,34 @@ class DaemonService:
             problems = [*self._listener.notices, str(failure)]
         state = self._ages.look()
         jumped = [jump_text("this machine", state.jump.by_ms, state.waits_ms)] if state.jump is not None else []
-        return {
-            "pid": os.getpid(),
-            "socket": self._state_dir.socket,
-            "uptime_seconds": round(self._idle_timer.uptime_seconds, 3),
-            "config": self._selected.path,
-            "name": self._selected.config.name,
-            "version": __version__,
-            "state_dir": str(self._state_dir.root),
-            "stays": self._idle_timer.keep_running,
-            "python": sys.version.split()[0],
-            "host": socket.gethostname(),
-            "rest": self._listener.url,
-            "warnings": [*self._selected.config.warnings, *self._selected.notes(), *problems, *jumped],
-        }
+        return DaemonInfo(
+            pid=os.getpid(),
+            socket=self._state_dir.socket,
+            uptime_seconds=round(self._idle_timer.uptime_seconds, 3),
+            config=self._selected.path,
+            name=self._selected.config.name,
+            version=__version__,
+            state_dir=str(self._state_dir.root),
+            stays=self._idle_timer.keep_running,
+            python=sys.version.split()[0],
+            host=socket.gethostname(),
+            rest=self._listener.url,
+            warnings=[*self._selected.config.warnings, *self._selected.notes(), *problems, *jumped],
+        )
 
     @endpoint(ADMIN)
-    async def config(self, op: requests.GetConfig, caller: Caller) -> View:
-        return {"path": self._selected.path, "config": self._selected.config.as_dict()}
+    async def config(self, op: requests.GetConfig, caller: Caller) -> ActiveConfig:
+        return ActiveConfig(self._selected.path, self._selected.config.as_dict())
 
     @endpoint(ADMIN)
-    async def keep_running(self, op: requests.KeepRunning, caller: Caller) -> View:
+    async def keep_running(self, op: requests.KeepRunning, caller: Caller) -> DaemonInfo:
         """Do not exit when idle, and listen at the requested address; a successor after a crash does the same."""
         await self._listener.listen(op)
         self._set_keep_running(True)
         return await self.info(requests.GetDaemonInfo(), caller)
 
     @endpoint(ADMIN)
-    async def stop(self, op: requests.StopDaemon, caller: Caller) -> View:
+    async def stop(self, op: requests.StopDaemon, caller: Caller) -> DaemonStopping:
         """Stop; refused while workers of providers are not proven gone, unless it is forced: they cost money."""
         workers: list[str] = await self._grid.read(lambda ledger, now: list(ledger.workers))
         if workers and not op.force:
@@ -405,32 +404,18 @@ class DaemonService:
         self._listener.forget()
         self._set_keep_running(False)
         self._idle_timer.stop()
-        return {"stopping": True, "workers": workers}
+        return DaemonStopping(workers=workers)
 
     def _set_keep_running(self, keep_running: bool) -> None:
         self._idle_timer.keep_running = keep_running
         save_selection(self._selected, self._state_dir, stay=keep_running)
 
 
-def _other_clocks(ledger: Ledger, now: int) -> list[View]:
+def _other_clocks(ledger: Ledger, now: int) -> list[ClockRow]:
     nodes = (node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST))
-    heard = (ledger.observations.get(name) for name in nodes)
+    observations = (ledger.observations.get(name) for name in nodes)
     return [
-        _clock_row(seen.node, 0 if seen.clock_confirmed else seen.clock_jump_ms, seen.clock_waits_ms)
-        for seen in heard
+        ClockRow.of(seen.node, 0 if seen.clock_confirmed else seen.clock_jump_ms, seen.clock_waits_ms)
+        for seen in observations
         if seen is not None
     ]
-
-
-def _clock_row(node: str | None, by_ms: int, waits_ms: int) -> View:
-    return {
-        "node_id": node,
-        "jumped_seconds": by_ms / 1000 if by_ms else None,
-        "waits_seconds": waits_ms / 1000 if by_ms else None,
-    }
-
-
-def _node_names(ledger: Ledger, now: int) -> View:
-    """All nodes, and those on other machines: whoever submits has to know what to ship."""
-    remote = [node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST)]
-    return {"nodes": list(ledger.nodes), "far_nodes": remote}

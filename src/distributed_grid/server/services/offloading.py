@@ -9,15 +9,26 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.offloading import (
+    CommandAdvice,
+    ConsentList,
+    ConsentRow,
+    IsConnected,
+    MoveDetail,
+    MoveList,
+    MoveRow,
+    ProposalList,
+    ProposalRow,
+    WithdrawnConsents,
+)
 from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.offload_views import IsConnected, consent_view, move_view, proposal_view
-from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import (
     ConsentGiven,
     ConsentWithdrawn,
@@ -51,9 +62,6 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint, get, post
 from distributed_grid.server.offloading.move_requests import check_input, job_move, process_move
 from distributed_grid.server.services.records import ended_move, find_job, find_move
-
-if TYPE_CHECKING:
-    from distributed_grid.control.view_types import CommandAdvice
 
 MAX_ENDED = 100
 """So many moves that have ended are listed, the last first."""
@@ -103,7 +111,7 @@ class OffloadingService:
         self._sharing = rules
 
     @endpoint(READ, get("/proposals", "moves"))
-    async def scan(self, op: requests.ScanOffload, caller: Caller) -> View:
+    async def scan(self, op: requests.ScanOffload, caller: Caller) -> ProposalList:
         """The work of one node, or of all that are above a mark: what could run elsewhere, and why the rest cannot."""
         readings = await self._monitor.readings()
         rules = self._rules
@@ -114,16 +122,16 @@ class OffloadingService:
             nodes = await self._grid.read(
                 lambda ledger, now: pressed_nodes(scan_with_lenders(ledger, readings, rules, now))
             )
-        rows, problems = [], []
+        proposals, problems = [], []
         for node in nodes:
             try:
                 processes = await self._questions.processes(node)
             except GridError as failure:
                 processes = []
                 problems.append(f"the processes of {node} are not known: {failure}")
-            rows += await self._propose(node, processes, readings)
+            proposals += await self._propose(node, processes, readings)
         viewer = self._viewer().for_reader(caller.reader)
-        return {"proposals": [proposal_view(viewer, one) for one in rows], "problems": problems}
+        return ProposalList([ProposalRow.of(viewer, proposal) for proposal in proposals], problems)
 
     async def _propose(
         self, node: str, processes: Sequence[ProcessInfo], readings: Sequence[PressureReading], target: str = ""
@@ -171,12 +179,8 @@ class OffloadingService:
         return self._sharing
 
     @endpoint(READ)
-    async def advise(self, op: requests.AdviseCommand, caller: Caller) -> View:
-        """Whether a command had better start elsewhere, and why."""
-        return {**await self._advice(op, caller)}
-
-    async def _advice(self, op: requests.AdviseCommand, caller: Caller) -> CommandAdvice:
-        """Whether a command had better start elsewhere: only if its node is pressed, and another has room."""
+    async def advise(self, op: requests.AdviseCommand, caller: Caller) -> CommandAdvice:
+        """Better place to start a command: elsewhere only if its node is pressed and another has room."""
         rules, origin = self._sharing, await self._origin(op.origin, caller)
         if rules is None or not origin:
             return _stay("nothing is shared here" if rules is None else "no node stands for this machine")
@@ -196,7 +200,7 @@ class OffloadingService:
         node = answer.choice.node if isinstance(answer, LeaseAnswer) and answer.choice is not None else ""
         if node not in lenders:
             return _stay(f"{why}, and no other node has a core to spare")
-        return {"elsewhere": True, "target_node": node, "reason": f"{why}, and {node} has room"}
+        return CommandAdvice(elsewhere=True, target_node=node, reason=f"{why}, and {node} has room")
 
     async def _origin(self, named: str, caller: Caller) -> str:
         """The node on which a request was typed."""
@@ -219,7 +223,7 @@ class OffloadingService:
     # ------------------------------------------------------------------ moving
 
     @endpoint(USER, post("/moves", "moves", adapt=_name_move))
-    async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
+    async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> MoveDetail:
         """Begin to move a job or a process; the same request again is answered with how that move stands."""
         if not _MOVE_ID.fullmatch(op.move_id):
             raise BadInput(
@@ -336,24 +340,24 @@ class OffloadingService:
     # ------------------------------------------------------------------ moves
 
     @endpoint(READ, get("/moves", "moves"))
-    async def list(self, op: requests.ListMoves, caller: Caller) -> View:
+    async def list(self, op: requests.ListMoves, caller: Caller) -> MoveList:
         """The moves that go on, and with `all` those that have ended last."""
         living = await self._grid.read(lambda ledger, now: [*ledger.moves.values()])
         ended = await self._grid.query(_ended) if op.all else []
         known = {move.id for move in living}
         moves = [*living, *(move for move in ended[:MAX_ENDED] if move.id not in known)]
         viewer = self._viewer().for_reader(caller.reader)
-        rows = [move_view(viewer, move, self._is_connected) for move in moves]
-        return {"moves": rows, "more": len(ended) > MAX_ENDED}
+        rows = [MoveRow.of(viewer, move, self._is_connected) for move in moves]
+        return MoveList(rows, more=len(ended) > MAX_ENDED)
 
     @endpoint(READ, get("/moves/{name}", "moves", name="move_id"))
-    async def get(self, op: requests.GetMove, caller: Caller) -> View:
+    async def get(self, op: requests.GetMove, caller: Caller) -> MoveDetail:
         """One move, over or not."""
         move, viewer = await find_move(self._grid, op.move_id), self._viewer().for_reader(caller.reader)
-        return {"move": move_view(viewer, move, self._is_connected)}
+        return MoveDetail(MoveRow.of(viewer, move, self._is_connected))
 
     @endpoint(USER, post("/moves/{name}/cancel", "moves", name="move_id"))
-    async def cancel(self, op: requests.CancelMove, caller: Caller) -> View:
+    async def cancel(self, op: requests.CancelMove, caller: Caller) -> MoveDetail:
         """Leave the original as it was; a move that is over already is left so."""
         move = await find_move(self._grid, op.move_id)
         caller.must_own(move.user, f"the move {move.id}")
@@ -365,20 +369,20 @@ class OffloadingService:
             move = await find_move(self._grid, move.id, exact=True)
         return await self._view(move)
 
-    async def _view(self, move: Move) -> View:
-        return {"move": move_view(self._viewer(), move, self._is_connected)}
+    async def _view(self, move: Move) -> MoveDetail:
+        return MoveDetail(MoveRow.of(self._viewer(), move, self._is_connected))
 
     # ------------------------------------------------------------------ consents
 
     @endpoint(ADMIN)
-    async def consents(self, op: requests.ListConsents, caller: Caller) -> View:
+    async def consents(self, op: requests.ListConsents, caller: Caller) -> ConsentList:
         """The command shapes whose processes may be moved."""
         viewer = self._viewer()
         found = await self._grid.read(lambda ledger, now: sorted(ledger.consents.values(), key=lambda one: one.key))
-        return {"consents": [consent_view(viewer, one) for one in found]}
+        return ConsentList([ConsentRow.of(viewer, consent) for consent in found])
 
     @endpoint(USER)
-    async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> View:
+    async def withdraw(self, op: requests.WithdrawConsent, caller: Caller) -> WithdrawnConsents:
         """Withdraw a consent: one's own, or as an admin anybody's."""
 
         def holders(ledger: Ledger, now: int) -> list[str]:
@@ -389,7 +393,7 @@ class OffloadingService:
             raise NotFound(f"no consent for {op.shape[:200]!r}; `grid offload consents` lists them")
         for user in users:
             await self._grid.handle(ConsentWithdrawn(user, op.shape))
-        return {"withdrawn": op.shape, "users": users}
+        return WithdrawnConsents(op.shape, users)
 
 
 def why_pressed(scan: PressureScan, node: str) -> str:
@@ -439,7 +443,7 @@ def _check_movable(proposal: Proposal | None, subject: str, target: str) -> None
 
 
 def _stay(reason: str) -> CommandAdvice:
-    return {"elsewhere": False, "target_node": None, "reason": reason}
+    return CommandAdvice(elsewhere=False, target_node=None, reason=reason)
 
 
 def _ended(store: Store) -> list[Move]:

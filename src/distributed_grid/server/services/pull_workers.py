@@ -1,7 +1,7 @@
-"""Pull workers: registration, heartbeats, what they have, and reservations on them. Used by the socket.
+"""Pull workers: registration, heartbeats, resources, and reservations on them. Used by the socket.
 
 A pull worker is a node of the ledger without an agent. Its heartbeats are its liveness: they are taken in at once, like
-those of agents, whatever the store does.
+those of agents, regardless of the store.
 """
 
 from __future__ import annotations
@@ -9,20 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.workers import (
+    NodeResources,
+    PullWorkerDetail,
+    PullWorkerRemoved,
+    PullWorkerRow,
+    ReassessmentStarted,
+    ReservationDetail,
+    ReservationRow,
+    UnwantedTask,
+    WorkerFit,
+    WorkerResourceList,
+)
 from distributed_grid.api.worker_resources import (
     ReportedResources,
     reported_resources,
     required_amounts,
-    requirements_view,
-    resources_view,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer, held_leases
+from distributed_grid.control.views import held_leases
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,
@@ -33,7 +43,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     ReassessmentRequested,
 )
-from distributed_grid.domain.leases import Lease, Request, WorkerKind
+from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -54,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class PullWorkerService:
-    """Answers the requests about pull workers; `detect` says anew what this machine has."""
+    """Answers the requests about pull workers; `detect` measures this machine again."""
 
     def __init__(
         self, grid: Grid, viewer: Callable[[], Viewer], *, hold_seconds: float, detect: Callable[[], Capacity]
@@ -65,25 +75,36 @@ class PullWorkerService:
         self._detect = detect
 
     @endpoint(ADMIN)
-    async def register(self, op: requests.RegisterPullWorker, caller: Caller) -> View:
-        """Take a worker in, or take in anew what it has; another incarnation replaces the one before."""
+    async def register(self, op: requests.RegisterPullWorker, caller: Caller) -> PullWorkerDetail:
+        """Register a worker, or its resources again; another incarnation replaces the one before."""
         reported = reported_resources(op.resources)
+        labels, lists = {}, []
+        for name, value in op.capabilities.items():
+            if isinstance(value, str | int | float | bool):
+                labels[name] = str(value)[:MAX_LABEL_CHARS]
+            elif isinstance(value, list | tuple):
+                lists.append(value[:64])
+        if op.hostname:
+            labels["hostname"] = op.hostname
+        if reported.physical_cores:
+            labels[PHYSICAL_CORES] = str(reported.physical_cores)
+        words = (word[:MAX_LABEL_CHARS] for values in lists for word in values if isinstance(word, str))
         node = Node(
             op.worker_id,
             capacity=reported.has,
             host=PULL_HOST,
             hold_ms=round(1000 * op.hold_seconds) or self._hold_ms,
             joined=True,
-            labels=_labels(op, reported),
-            tags=_tags(op),
+            labels=tuple(sorted(labels.items())),
+            tags=tuple(dict.fromkeys((*op.tags, *words))),
             incarnation=op.incarnation,
         )
         await self._grid.handle(PullWorkerRegistered(node, await self._usage(op.worker_id, reported)))
-        return {"worker": await self._grid.read(lambda ledger, now: self._worker(ledger, op.worker_id))}
+        return await self._grid.read(lambda ledger, now: _registered(ledger, op.worker_id))
 
     @endpoint(ADMIN)
-    async def heard(self, op: requests.ReportPullWorker, caller: Caller) -> View:
-        """Take a heartbeat in; the answer says what the worker is to stop, and whether it is to report anew."""
+    async def heard(self, op: requests.ReportPullWorker, caller: Caller) -> PullWorkerDetail:
+        """Take in a heartbeat; the answer has the tasks to stop, and whether the worker is to report its resources."""
         node = registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         if op.resources:
             reported = reported_resources(op.resources, node.capacity)
@@ -94,24 +115,24 @@ class PullWorkerService:
         else:
             self.hear_again(op.worker_id)
         await self._grid.handle(NodeHeard(op.worker_id))
-        return {"worker": await self._grid.read(lambda ledger, now: self._worker(ledger, op.worker_id))}
+        return await self._grid.read(lambda ledger, now: _registered(ledger, op.worker_id))
 
     def hear_again(self, name: str) -> None:
-        """A worker lives that does not say anew what it has."""
+        """Note that a worker lives, with the resources it reported last."""
         seen = self._grid.ledger.observations.get(name)
         if seen is not None and seen.usage is not None:
             self._grid.observe(HeartbeatReceived(name, seen.usage, repeats=True))
 
     @endpoint(ADMIN)
-    async def remove(self, op: requests.RemovePullWorker, caller: Caller) -> View:
-        """Let a worker go; what it had taken is lost, what it had not goes to others."""
+    async def remove(self, op: requests.RemovePullWorker, caller: Caller) -> PullWorkerRemoved:
+        """Remove a worker; the tasks it had taken are lost, the others go to other workers."""
         registered_worker(self._grid.ledger, op.worker_id, op.incarnation)
         await self._grid.handle(NodeStopped(op.worker_id))
         await self._grid.handle(NodeForgotten(op.worker_id))
-        return {"worker_id": op.worker_id, "removed": True}
+        return PullWorkerRemoved(op.worker_id)
 
     async def reassess_forever(self, seconds: float) -> None:
-        """Reassess all workers every so many seconds, until cancelled."""
+        """Reassess all workers at this interval, until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             try:
@@ -120,19 +141,19 @@ class PullWorkerService:
                 log.warning("the workers could not be reassessed: %s", failure)
 
     @endpoint(ADMIN)
-    async def reassess(self, op: requests.ReassessWorkers, caller: Caller) -> View:
-        """Have every worker say anew what it has; how many pull workers there are."""
+    async def reassess(self, op: requests.ReassessWorkers, caller: Caller) -> ReassessmentStarted:
+        """Have every worker report its resources again."""
         await self._reassess()
-        return {"workers": await self._grid.read(lambda ledger, now: len(ledger.pull_nodes))}
+        return ReassessmentStarted(await self._grid.read(lambda ledger, now: len(ledger.pull_nodes)))
 
     async def _reassess(self) -> None:
-        """Detect anew what the node of this machine has, and have all others say so with their heartbeats."""
+        """Measure the node of this machine again, and have all others report with their heartbeats."""
         await self._grid.handle(ReassessmentRequested())
         capacity = await asyncio.to_thread(self._detect)
 
         def measured(ledger: Ledger, now: int) -> list[Node]:
             here = [node for node in ledger.nodes.values() if node.host == "local" and not node.simulated]
-            return here if len(here) == 1 else []  # of several on one machine, what each has is declared
+            return here if len(here) == 1 else []  # the capacity of several on one machine is declared
 
         for node in await self._grid.read(measured):
             if (node.capacity.cpu_milli, node.capacity.memory_bytes) != (capacity.cpu_milli, capacity.memory_bytes):
@@ -140,52 +161,51 @@ class PullWorkerService:
                 await self._grid.handle(NodeDeclared(replace(node, capacity=has)))
 
     @endpoint(USER)
-    async def reserve(self, op: requests.ReserveOnWorker, caller: Caller) -> View:
-        """Hold some of a worker for a task, or refuse with the reason."""
+    async def reserve(self, op: requests.ReserveOnWorker, caller: Caller) -> ReservationDetail:
+        """Hold resources of a worker for a task, or refuse with the reason."""
         request = _reservation(op.worker_id, required_amounts(op.requirements), op.task_id)
         request = replace(request, id=op.request_id, user=caller.user, team=caller.team)
 
         def earlier(ledger: Ledger, now: int) -> list[str]:
-            held = (ledger.leases[lease] for there in ledger.reservations_on.values() for lease in there)
-            return [one.id for one in held if one.request.task == op.task_id and one.id != op.request_id]
+            held = (ledger.leases[name] for names in ledger.reservations_on.values() for name in names)
+            return [lease.id for lease in held if lease.request.task == op.task_id and lease.id != op.request_id]
 
         for reservation in await self._grid.read(earlier):
             raise Conflict(f"the task {op.task_id} has the reservation {reservation} already; release it first")
         answer = await self._grid.handle(LeaseAsked(request))
         assert isinstance(answer, LeaseAnswer)
-        return {"reservation": self._reservation_view(answer.lease, op.task_id)}
+        return ReservationDetail(ReservationRow.of(self._viewer(), answer.lease, op.task_id))
 
     @endpoint(READ)
-    async def check(self, op: requests.CheckWorkerFit, caller: Caller) -> View:
-        """Whether a worker has room now, why not, and its fitness."""
+    async def check(self, op: requests.CheckWorkerFit, caller: Caller) -> WorkerFit:
+        """Fitness of a worker for a task, or the reason why it has no room now."""
         request = _reservation(op.worker_id, required_amounts(op.requirements), "check")
 
-        def read(ledger: Ledger, now: int) -> View:
+        def read(ledger: Ledger, now: int) -> WorkerFit:
             node = ledger.nodes.get(op.worker_id)
             if node is None:
-                return _fit(0.0, f"no worker is called {op.worker_id}")
+                return _misfit(f"no worker is called {op.worker_id}")
             claims, lends = ledger.claims_on(node.name), ledger.lends(node.name)
             if ledger.columns.open[ledger.columns.rows[node.name]]:
                 fitness = fitness_of(request.ask, lends, claims)
                 if fitness:
-                    return _fit(fitness)
-            return _fit(0.0, why_not_there(ledger, request, node, now))
+                    return WorkerFit(available=True, reasons=[], fitness=fitness)
+            return _misfit(why_not_there(ledger, request, node, now))
 
         return await self._grid.read(read)
 
     @endpoint(READ)
-    async def resources(self, op: requests.ListWorkerResources, caller: Caller) -> View:
-        """What every worker has and has free, and what is held for tasks."""
+    async def resources(self, op: requests.ListWorkerResources, caller: Caller) -> WorkerResourceList:
+        """Resources of every worker, free and in all, and the reservations for tasks."""
+        viewer = self._viewer()
 
-        def read(ledger: Ledger, now: int) -> View:
-            return {
-                "workers": {name: _resources(ledger, node) for name, node in ledger.nodes.items()},
-                "reservations": [
-                    self._reservation_view(lease, lease.request.task or ledger.jobs[lease.job].id)
-                    for lease, _ in held_leases(ledger)
-                    if lease.request.task or _is_task(lease)
-                ],
-            }
+        def read(ledger: Ledger, now: int) -> WorkerResourceList:
+            reservations = [
+                ReservationRow.of(viewer, lease, lease.request.task or ledger.jobs[lease.job].id)
+                for lease, _ in held_leases(ledger)
+                if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
+            ]
+            return WorkerResourceList({name: _resources(ledger, node) for name, node in ledger.nodes.items()}, reservations)
 
         return await self._grid.read(read)
 
@@ -197,42 +217,27 @@ class PullWorkerService:
 
         return await self._grid.read(read)
 
-    def _worker(self, ledger: Ledger, name: str) -> View:
-        """A worker, as its heartbeats are answered."""
-        node, seen = ledger.nodes[name], ledger.observations.get(name)
-        jobs = [job for job in ledger.jobs_of(name) if job.attempt is not None]
-        return {
-            "worker_id": name,
-            "incarnation": node.incarnation,
-            "state": str(node.state),
-            "hold_seconds": node.hold_ms / 1000,
-            "heartbeat_seconds": node.hold_ms / 1000 / HEARTBEATS_PER_HOLD,
-            "report_resources": seen is None or seen.usage is None or seen.report_wanted,
-            "tasks": [job.id for job in jobs if job.state is not JobState.ASSIGNED],
-            "stop": [
-                {"task_id": job.id, "fence": job.attempt.fence, "reason": job.stop.detail}
+
+def _registered(ledger: Ledger, name: str) -> PullWorkerDetail:
+    """The answer to a registration or a heartbeat."""
+    node, seen = ledger.nodes[name], ledger.observations.get(name)
+    jobs = [job for job in ledger.jobs_of(name) if job.attempt is not None]
+    return PullWorkerDetail(
+        PullWorkerRow(
+            worker_id=name,
+            incarnation=node.incarnation,
+            state=str(node.state),
+            hold_seconds=node.hold_ms / 1000,
+            heartbeat_seconds=node.hold_ms / 1000 / HEARTBEATS_PER_HOLD,
+            report_resources=seen is None or seen.usage is None or seen.report_wanted,
+            tasks=[job.id for job in jobs if job.state is not JobState.ASSIGNED],
+            stop=[
+                UnwantedTask(task_id=job.id, fence=job.attempt.fence, reason=job.stop.detail)
                 for job in jobs
                 if job.state is JobState.STOPPING and job.stop is not None and job.attempt is not None
             ],
-        }
-
-    def _reservation_view(self, lease: Lease, task_id: str) -> View:
-        viewer = self._viewer()
-        return {
-            "reservation_id": lease.id,
-            "worker_id": lease.node,
-            "task_id": task_id,
-            "requirements": requirements_view(lease.request.ask),
-            "user": lease.request.user,
-            "state": str(lease.state),
-            "fence": lease.fence,
-            "reserved_at": viewer.time(lease.granted_at_ms),
-            "expires_at": viewer.time(lease.ends_at_ms),
-        }
-
-
-def _is_task(lease: Lease) -> bool:
-    return bool(lease.job) and lease.request.runs_on is not WorkerKind.AGENT
+        )
+    )
 
 
 def _reservation(worker: str, ask: Amounts, task: str) -> Request:
@@ -248,12 +253,12 @@ def _reservation(worker: str, ask: Amounts, task: str) -> Request:
     )
 
 
-def _fit(fitness: float, reason: str = "") -> View:
-    return {"available": not reason, "reasons": [reason] if reason else [], "fitness": fitness}
+def _misfit(reason: str) -> WorkerFit:
+    return WorkerFit(available=False, reasons=[reason], fitness=0.0)
 
 
-def _resources(ledger: Ledger, node: Node) -> dict[str, Any]:
-    """What a node has, and what it has left to lend."""
+def _resources(ledger: Ledger, node: Node) -> NodeResources:
+    """Resources of a node, in all and left to lend."""
     claims, lends = ledger.claims_on(node.name), ledger.lends(node.name)
     if not ledger.columns.open[ledger.columns.rows[node.name]]:
         lends = Capacity()
@@ -264,25 +269,4 @@ def _resources(ledger: Ledger, node: Node) -> dict[str, Any]:
     )
     physical = dict(node.labels).get(PHYSICAL_CORES, "")
     gpu_bytes = sum(claims.free_memory(device) for device in free.gpus)
-    return resources_view(node.capacity, free, gpu_bytes, int(physical) if physical.isdecimal() else 0)
-
-
-def _labels(op: requests.RegisterPullWorker, reported: ReportedResources) -> tuple[tuple[str, str], ...]:
-    """The host's name and the plain values among the capabilities."""
-    found = {
-        name: str(value)[:MAX_LABEL_CHARS]
-        for name, value in op.capabilities.items()
-        if isinstance(value, str | int | float | bool)
-    }
-    if op.hostname:
-        found["hostname"] = op.hostname
-    if reported.physical_cores:
-        found[PHYSICAL_CORES] = str(reported.physical_cores)
-    return tuple(sorted(found.items()))
-
-
-def _tags(op: requests.RegisterPullWorker) -> tuple[str, ...]:
-    """The tags, and the words of lists among the capabilities."""
-    lists = (value for value in op.capabilities.values() if isinstance(value, list | tuple))
-    words = (word[:MAX_LABEL_CHARS] for one in lists for word in one[:64] if isinstance(word, str))
-    return tuple(dict.fromkeys((*op.tags, *words)))
+    return NodeResources.of(node.capacity, free, gpu_bytes, int(physical) if physical.isdecimal() else 0)

@@ -1,9 +1,8 @@
 """Packages of the agent for rented machines: the wheels for one kind of machine as one archive, packed once.
 
 A machine that has only Python fetches its package over the port at which it joins, so it needs no package index. The
-same kind of machine gets the same bytes. Packing takes a thread, and nobody packs the same thing twice at a time; what
-cannot be packed is not tried again for a while, however many ask. What packs is loaded when somebody asks: most grids
-rent nothing.
+same kind of machine gets the same bytes. Packing takes a thread; the same package is never packed twice at a time, and
+after a failure not again for a while. The packer is imported on first use: most grids rent nothing.
 """
 
 from __future__ import annotations
@@ -29,31 +28,29 @@ if TYPE_CHECKING:
     from distributed_grid.adapters.node.wheels import Wheel
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 30)
-MAX_KINDS = 8
-"""So many kinds of machines have their package in memory; each is a few megabytes."""
-PAUSE_SECONDS = 60.0
-"""How long what could not be packed is not tried again."""
+MAX_KINDS = 8  # packages in memory, of a few megabytes each
+PAUSE_SECONDS = 60.0  # after a failure
 CHUNK_BYTES = 256 * 1024
 _DATA_FOLDER = re.compile(r"^[^/]+\.data/(purelib|platlib)/")
 
 
 class AgentPackage(Struct, frozen=True):
-    """An archive whose files go into a directory of Python packages, and its digest."""
+    """An archive of files for a directory of Python packages, and its digest."""
 
     data: bytes
     sha256: bytes
 
     @property
     def digest_header(self) -> str:
-        """The digest as the header `Content-Digest` has it."""
+        """The digest in the form of the header `Content-Digest`."""
         return f"sha-256=:{base64.b64encode(self.sha256).decode()}:"
 
 
 class AgentPackages:
-    """Packs the agent for each kind of machine that asks."""
+    """Packs the agent for each kind of machine."""
 
     def __init__(self, cache: Path, *, pause_seconds: float = PAUSE_SECONDS) -> None:
-        """What has to be downloaded for a machine unlike this one is kept in `cache`."""
+        """`cache` keeps the downloads for machines unlike this one."""
         self._cache = cache
         self._sources: InstallSources | None = None
         self._pause_seconds = pause_seconds
@@ -62,7 +59,7 @@ class AgentPackages:
         self._failed: dict[NodeFacts, tuple[float, GridError]] = {}
 
     async def package(self, op: FetchAgentPackage) -> AgentPackage:
-        """The package for such a machine. Refused where there is none, Unreachable where there may be one later."""
+        """The package for a machine. Refused if there is none, Unreachable if there may be one later."""
         facts = machine_facts(op)
         now = asyncio.get_running_loop().time()
         at, failure = self._failed.get(facts, (float("-inf"), None))
@@ -72,10 +69,10 @@ class AgentPackages:
         if task is None:
             task = self._packing[facts] = asyncio.create_task(self._pack(facts))
             task.add_done_callback(lambda done: self._ended(facts, done))
-        return await asyncio.shield(task)  # whoever hangs up stops nothing that others wait for
+        return await asyncio.shield(task)  # a client that hangs up does not stop it for others
 
     async def close(self) -> None:
-        """Pack nothing any more. Safe to call twice."""
+        """Stop packing. Safe to call twice."""
         tasks = list(self._packing.values())
         for task in tasks:
             task.cancel()
@@ -89,14 +86,14 @@ class AgentPackages:
         try:
             wheels = await self._sources.agent_wheels(facts)
         except NodeOperationFailed as failure:
-            what = f"there is no agent for this machine: {failure}"
-            raise (Refused(what) if failure.final else Unreachable(what)) from failure
+            message = f"there is no agent for this machine: {failure}"
+            raise (Refused(message) if failure.final else Unreachable(message)) from failure
         except OSError as failure:
             raise Unreachable(f"the agent cannot be packed: {failure.strerror}") from failure
         return await asyncio.to_thread(self._merged, facts, wheels)
 
     def _merged(self, facts: NodeFacts, wheels: Sequence[Wheel]) -> AgentPackage:
-        """The archive of these wheels; the one that was made of the very same before, if there is one."""
+        """The archive of these wheels; a known one if it was made of the same wheels."""
         key = repr((facts.python, [wheel.sha256 for wheel in wheels]))
         name = hashlib.sha256(key.encode()).hexdigest()
         known = self._packed.get(name)
@@ -120,7 +117,7 @@ class AgentPackages:
 
 
 def machine_facts(op: FetchAgentPackage) -> NodeFacts:
-    """What decides which wheels fit a machine. Refused where no version of the agent runs there."""
+    """The facts by which wheels fit a machine. Refused if no version of the agent runs there."""
     from distributed_grid.adapters.node.wheels import python_minor
 
     minor = python_minor(NodeFacts(op.python, op.machine, op.libc, op.libc_version))
@@ -131,7 +128,7 @@ def machine_facts(op: FetchAgentPackage) -> NodeFacts:
 
 
 def merge_wheels(wheels: Sequence[Wheel]) -> bytes:
-    """The files of wheels as they are installed, in one zip; the same wheels make the same bytes."""
+    """The installed files of wheels in one zip; the same wheels make the same bytes."""
     from distributed_grid.adapters.node.wheels import zip_files
 
     files: dict[str, bytes] = {}

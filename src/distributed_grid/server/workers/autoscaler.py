@@ -1,11 +1,11 @@
 """Autoscaler: evaluates scaling at every interval, and has the ledger start and give back workers.
 
-What the provider can start is read first and kept in the ledger, so that a request which only a worker could serve
-waits for one. Where workers could not reach this control plane, or the provider cannot be used, nothing is started and
-the reason is shown. Without `scaling.provider` it only sets the rules: nothing acts on its own.
+The provider's offers are read first and kept in the ledger, so that a request which only a worker could serve waits for
+one. If workers could not reach this control plane, or the provider cannot be used, nothing is started and the reason is
+shown. Without `scaling.provider` it only sets the rules: nothing acts on its own.
 
-For the predictive policy it learns the load that is to be expected from samples of the ledger. Five-minute sums of the
-last eight days are in a file of their own; without it, or with a damaged one, it begins anew.
+For the predictive policy it learns the expected load from samples of the ledger. Five-minute sums of the last eight
+days are in a file of their own; without it, or with a damaged one, it begins anew.
 """
 
 from __future__ import annotations
@@ -35,25 +35,24 @@ from distributed_grid.prediction.warm_pool import KEPT_MS, SLOT_MS, LoadSlot, Wa
 from distributed_grid.reactor.decision import ScalingAnswer
 from distributed_grid.scheduling.scaling.demand import read_demand
 from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, evaluate, has_work
-from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
+from distributed_grid.server.workers.provider_calls import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.worker_reconciler import wall_ms
 
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 60.0
 SAMPLES_PER_WINDOW = 30
 MAX_SHOWN = 5
 POLL_SECONDS = 0.25
-"""How often it is checked whether the end of a worker was announced, or something waits that no node could serve."""
+"""Interval of the checks for announced ends of workers and for requests that no node could serve."""
 REST_FACTOR = 20
-"""It is not checked again before so many times the time that it took."""
+"""Rest after such a check, as a multiple of its duration."""
 log = logging.getLogger(__name__)
 _LOAD_ROW = struct.Struct("<qqq")
 LOAD_ROW_BYTES = _LOAD_ROW.size
-LOAD = "load"
-"""The name under which the slots are stored."""
+LOAD = "load"  # name of the stored slots
 
 
 class Autoscaler:
-    """Evaluates scaling; `problem` says why the provider cannot be used at present."""
+    """Evaluates scaling; `problem` is the reason why the provider cannot be used at present."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Autoscaler:
         check_reachable: Callable[[str], Awaitable[None]],
         expected: ExpectedLoad | None = None,
     ) -> None:
-        """With `expected` workers are kept and started for the load that is expected."""
+        """With `expected` workers are kept and started for the expected load."""
         self._grid = grid
         self._catalog = catalog
         self._rules = rules
@@ -83,24 +82,24 @@ class Autoscaler:
 
     @property
     def interval_seconds(self) -> float:
-        """The time between two evaluations: so many in a window, within bounds."""
+        """The time between two evaluations: `SAMPLES_PER_WINDOW` in a window, within bounds."""
         each = self._rules.window_ms / 1000 / SAMPLES_PER_WINDOW
         return min(max(each, MIN_INTERVAL_SECONDS), MAX_INTERVAL_SECONDS)
 
     @property
     def expected_milli(self) -> int | None:
-        """The load that is expected soon, in thousandths of a worker; None where nothing is forecast."""
+        """The expected load in thousandths of a worker; None without a forecast."""
         return None if self._expected is None else self._expected.expected_milli
 
     async def start(self) -> None:
-        """Set the rules, with what the provider could start when it was last asked."""
+        """Set the rules, with the last known offers of the provider."""
         known = self._grid.ledger.scaling
         types = known.types if self._rules.provider and known.provider == self._rules.provider else ()
         types_known = bool(types) or not self._rules.provider
         await self._grid.handle(ScalingRulesSet(replace(self._rules, types=types, types_known=types_known)))
 
     async def set_rules(self, rules: ScalingRules) -> None:
-        """Go by other rules of the same provider from now on."""
+        """Use other rules with the same provider."""
         self._rules = replace(rules, provider=self._rules.provider)
         await self.start()
 
@@ -120,35 +119,29 @@ class Autoscaler:
                 log.warning("scaling could not be evaluated: %s", failure)
 
     def _note_waiting(self, rows: Sequence[Row]) -> None:
-        """Note that a request waits: there may be no node that could serve it."""
+        """Note that a request waits, perhaps one that no node could serve."""
         if not self._has_new_waiting and self._rules.provider:
             self._has_new_waiting = any(isinstance(row, Lease) and row.state is LeaseState.ASKED for row in rows)
 
     async def _sleep(self) -> None:
-        """Wait for the next evaluation: at once where the end of another worker was announced, or where something waits
-        that no node could serve."""
+        """Wait for the next evaluation, or until the end of another worker is announced, or a request waits that no node
+        could serve."""
         until = asyncio.get_running_loop().time() + self.interval_seconds
         while (left := until - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, POLL_SECONDS))
             leaving = await self._grid.read(
-                lambda ledger, now: {one.id for one in ledger.workers.values() if one.is_leaving}
+                lambda ledger, now: {worker.id for worker in ledger.workers.values() if worker.is_leaving}
             )
             known, self._leaving = self._leaving, leaving
             if leaving - known:
                 return
-            if self._has_new_waiting and await self._has_no_node():
-                return
-
-    async def _has_no_node(self) -> bool:
-        """Whether something waits that no node could serve, and workers are to be started for it; in a long queue that
-        is not checked all the time."""
-        began = time.monotonic()
-        if began < self._rests_until:
-            return False
-        self._has_new_waiting = False
-        found = await self._grid.read(_starts_for_no_node)
-        self._rests_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
-        return found
+            began = time.monotonic()
+            if self._has_new_waiting and began >= self._rests_until:  # in a long queue a check takes long
+                self._has_new_waiting = False
+                is_urgent = await self._grid.read(_starts_for_no_node)
+                self._rests_until = time.monotonic() + REST_FACTOR * (time.monotonic() - began)
+                if is_urgent:
+                    return
 
     def close(self) -> None:
         """Close the file of the load. Safe to call twice."""
@@ -156,22 +149,22 @@ class Autoscaler:
             self._expected.close()
 
     async def read_types(self) -> None:
-        """Have the ledger know what the provider can start; nothing while workers could not be used."""
+        """Record the provider's offers in the ledger; none while workers could not be used."""
+        provider = self._rules.provider
         try:
-            await self._check_reachable(self._rules.provider)
-            known = await self._catalog.offers(self._rules.provider)
-            offers = [one for one in known if not one.unavailable]
-            problem = "" if offers else _why_nothing(self._rules.provider, known)
+            await self._check_reachable(provider)
+            known = await self._catalog.offers(provider)
+            offers = [offer for offer in known if not offer.unavailable]
+            reasons = "; ".join(f"{offer.id}: {offer.unavailable}" for offer in known[:MAX_SHOWN])
+            problem = "" if offers else f"{provider} offers nothing that can be had{': ' * bool(reasons)}{reasons}"
         except GridError as failure:
             problem, offers = str(failure), []
-            if failure.retryable:  # what could be started a while ago may still be
+            if failure.retryable:  # the last known offers stay
                 self._note_problem(problem)
                 return
         self._note_problem(problem)
-        types = tuple(
-            _template(worker_of(one, self._rules.provider, WorkerResources(), by=GRID_USER)) for one in offers
-        )
-        rules = replace(self._rules, types=types)
+        templates = (worker_of(offer, provider, WorkerResources(), by=GRID_USER) for offer in offers)
+        rules = replace(self._rules, types=tuple(replace(worker, id="", by="") for worker in templates))
         if rules != self._grid.ledger.scaling:
             await self._grid.handle(ScalingRulesSet(rules))
 
@@ -183,7 +176,7 @@ class Autoscaler:
             log.warning("no workers of %s can be started: %s", self._rules.provider, problem)
 
     async def evaluate_now(self) -> tuple[ScalingPlan, list[str]]:
-        """Evaluate once and act; what is done, and the workers that are wanted because of it."""
+        """Evaluate once and act; the plan, and the workers that it starts."""
         if self._expected is not None:
             self.warm = await self._expected.sample(self._grid.now_ms())
         ids = tuple(new_worker_id() for _ in range(MAX_STARTS))
@@ -193,49 +186,39 @@ class Autoscaler:
         if plan.action == "none":
             return plan, []
         log.info("%s: %s", plan.action, plan.reason)
-        return plan, await self._grid.read(
-            lambda ledger, now: [one for one in ids[: plan.count] if one in ledger.workers]
-        )
+        started = ids[: plan.count]
+        return plan, await self._grid.read(lambda ledger, now: [name for name in started if name in ledger.workers])
 
 
 def _starts_for_no_node(ledger: Ledger, now: int) -> bool:
-    """Whether workers would be started now, and something waits that no node could serve."""
-    found = evaluate(ledger, now, wall_ms())
-    return found.plan.action == "scale_up" and bool(found.plan.count and found.unmet.without_node(ledger).shapes)
-
-
-def _why_nothing(provider: str, offers: Sequence[WorkerOffer]) -> str:
-    """Why nothing of a provider can be started."""
-    reasons = [f"{one.id}: {one.unavailable}" for one in offers[:MAX_SHOWN]]
-    return f"{provider} offers nothing that can be had{': ' * bool(reasons)}{'; '.join(reasons)}"
-
-
-def _template(worker: Worker) -> Worker:
-    return replace(worker, id="", by="")
+    """True if workers would be started now, and a request waits that no node could serve."""
+    evaluation = evaluate(ledger, now, wall_ms())
+    plan = evaluation.plan
+    return plan.action == "scale_up" and bool(plan.count and evaluation.unmet.without_node(ledger).shapes)
 
 
 class ExpectedLoad:
-    """Learns the load of a grid, and says how many workers to keep."""
+    """Learns the load of a grid, and sizes the pool of workers that are kept for it."""
 
     def __init__(self, grid: Grid, store: MinuteStore, *, cutoff_ms: Callable[[int], int] | None = None) -> None:
-        """`cutoff_ms` says before which time of the grid something is older than so long."""
+        """`cutoff_ms` converts an age into a time of the grid."""
         self._grid = grid
         self._store = store
         self._cutoff_ms = cutoff_ms
         self._pool = WarmPool()
 
     async def start(self, now_ms: int) -> None:
-        """Learn what was known before."""
-        rows = await asyncio.to_thread(self._store.load, now_ms - KEPT_MS, now_ms)
-        await asyncio.to_thread(self._learn, rows)
+        """Learn the stored slots."""
 
-    def _learn(self, rows: list[tuple[str, bytes]]) -> None:
-        for _, row in rows:
-            slot, load_sum, counts = _LOAD_ROW.unpack(row)
-            self._pool.learn(LoadSlot(slot, load_sum, counts >> 32, counts & 0xFFFFFFFF))
+        def learn() -> None:
+            for _, row in self._store.load(now_ms - KEPT_MS, now_ms):
+                slot, load_sum, counts = _LOAD_ROW.unpack(row)
+                self._pool.learn(LoadSlot(slot, load_sum, counts >> 32, counts & 0xFFFFFFFF))
+
+        await asyncio.to_thread(learn)
 
     async def sample(self, now_ms: int) -> int:
-        """Learn the load of this moment of the grid's time; how many workers are to be kept."""
+        """Learn the load of this moment of grid time; the number of workers to keep."""
         load = await self._grid.read(lambda ledger, now: read_load(ledger))
         warm, ended = size_pool(self._pool, load, self._grid.ledger.scaling, now_ms)
         if ended is not None:
@@ -247,27 +230,24 @@ class ExpectedLoad:
 
     @property
     def expected_milli(self) -> int | None:
-        """The load that is expected soon, in thousandths of a worker; None while too little is known."""
+        """The expected load in thousandths of a worker; None while too little is known."""
         return self._pool.expected_milli()
 
     def close(self) -> None:
-        """Close the file. Safe to call twice."""
         self._store.close()
 
 
 class GridLoad(Struct, frozen=True):
     """The load of a grid at one moment; loads are in thousandths of a worker of the preferred type."""
 
-    load_milli: int
-    """What is lent and what waits."""
-    own_milli: int
-    """What nodes have that are no workers."""
+    load_milli: int  # lent and waiting
+    own_milli: int  # resources of nodes that are no workers
     workers: int
     in_use: int
 
 
 def size_pool(pool: WarmPool, load: GridLoad, rules: ScalingRules, now_ms: int) -> tuple[int, LoadSlot | None]:
-    """Learn the load of this moment: how many workers are to be kept, and the slot that it ends, if it does."""
+    """Learn the load of this moment; the number of workers to keep, and the slot that it completes."""
     ended = pool.observe(now_ms, load.load_milli, load.in_use)
     warm = pool.size(
         load.workers,
@@ -280,23 +260,23 @@ def size_pool(pool: WarmPool, load: GridLoad, rules: ScalingRules, now_ms: int) 
 
 
 def read_load(ledger: Ledger) -> GridLoad:
-    """The load of a grid now."""
-    serving = [one for one in ledger.workers.values() if one.is_on_its_way or one.state is WorkerState.JOINED]
+    workers = ledger.workers.values()
+    serving = [worker for worker in workers if worker.is_on_its_way or worker.state is WorkerState.JOINED]
     in_use = sum(has_work(ledger, worker.node) for worker in serving)
     types = ledger.scaling.types
     if not types:
         return GridLoad(0, 0, len(serving), in_use)
     unit = types[0].resources
     lent = [sum(parts) for parts in zip(*(_lent_on(ledger, name) for name in ledger.node_claims), strict=True)]
-    for shape in read_demand(ledger, [one.resources for one in types]).shapes:
+    for shape in read_demand(ledger, [template.resources for template in types]).shapes:
         ask = shape.request.ask
         asked = (ask.cpu_milli, ask.memory_bytes, ask.gpu_milli)
-        lent = [one + shape.members * more for one, more in zip(lent or [0, 0, 0], asked, strict=True)]
+        lent = [amount + shape.members * more for amount, more in zip(lent or [0, 0, 0], asked, strict=True)]
     own = [node.lendable for node in ledger.nodes.values() if node.name not in ledger.workers]
     has = (
-        sum(one.cpu_milli for one in own),
-        sum(one.memory_bytes for one in own),
-        WHOLE_GPU * sum(len(one.gpus) for one in own),
+        sum(capacity.cpu_milli for capacity in own),
+        sum(capacity.memory_bytes for capacity in own),
+        WHOLE_GPU * sum(len(capacity.gpus) for capacity in own),
     )
     load = max(_parts(lent or [0, 0, 0], unit), default=0)
     return GridLoad(load, min(_parts(has, unit), default=0), len(serving), in_use)
@@ -308,6 +288,6 @@ def _lent_on(ledger: Ledger, node: str) -> tuple[int, int, int]:
 
 
 def _parts(amounts: list[int] | tuple[int, int, int], unit: WorkerResources) -> list[int]:
-    """Each resource in thousandths of what a worker has of it."""
+    """Each resource in thousandths of a worker's."""
     sizes = (unit.cpu_milli, unit.memory_bytes, WHOLE_GPU * unit.gpu_count)
     return [1000 * amount // size for amount, size in zip(amounts, sizes, strict=True) if size]

@@ -1,7 +1,7 @@
 """Collection of output and files from a worker before it is terminated, into the control plane's own directory of jobs.
 
-An interrupted copy is continued: an attempt is marked when all of it is here, and within one the files that are
-complete are kept. Files beyond the limit of one worker, or unreadable ones, are lost with it, and that is recorded.
+An interrupted copy is continued: a complete attempt is marked, and within an attempt complete files are kept. Files
+beyond the limit of one worker, and unreadable ones, are recorded as lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, is_home, mark_home
-from distributed_grid.control.agent_files import RemoteFiles, in_work
+from distributed_grid.control.agent_files import AttemptOutputFile, RemoteFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import OutputsCollected
@@ -33,16 +33,14 @@ MAX_ATTEMPTS = 20_000
 ATTEMPTS_AT_ONCE = 4
 POLL_SECONDS = 0.5
 LEAVING_SECONDS = 5.0
-"""How often what has ended meanwhile is brought home from a worker that is taken away while something still runs."""
+"""Interval of collections from a worker whose end was announced while attempts still run."""
 GIVE_UP_SECONDS = 600.0
-"""How long a worker that answers nothing, or a full disk, keeps a worker from being terminated."""
+"""Longest delay of a termination by a worker that does not answer, or by a full disk."""
 EVERYTHING = ("**",)
 log = logging.getLogger(__name__)
 
 
 class OutputCollector:
-    """Collects the files of draining workers."""
-
     def __init__(
         self,
         grid: Grid,
@@ -73,16 +71,16 @@ class OutputCollector:
         worker = effect.worker
         if self._work.is_under_way(worker.id):
             return
-        if is_still_needed(self._grid.ledger, worker.node):  # something runs there: check once in a while
+        if is_still_needed(self._grid.ledger, worker.node):  # attempts still run there
             now = asyncio.get_running_loop().time()
             if now < self._next_check.get(worker.id, 0.0):
                 return
-            self._next_check = {name: at for name, at in self._next_check.items() if at > now}
+            self._next_check = {name: due for name, due in self._next_check.items() if due > now}
             self._next_check[worker.id] = now + LEAVING_SECONDS
         self._work.begin(worker.id, partial(self._collect, worker), f"collection of the files of {worker.id}")
 
     async def _collect(self, worker: Worker) -> None:
-        """Collect and report; what failed for a moment is tried again, until it has failed for too long."""
+        """Collect and report; a failure is tried again for `give_up_seconds`."""
         age_seconds = self._work.age_seconds(worker.id)
         is_in_use = is_still_needed(self._grid.ledger, worker.node)  # then there is more to come
         try:
@@ -101,7 +99,7 @@ class OutputCollector:
         await self._grid.handle_with_retry(done)
 
     async def collect(self, worker: Worker) -> Haul:
-        """Bring home what attempts left on a worker; Unreachable or OSError where it has to be tried again."""
+        """Copy the files of a worker's attempts here; Unreachable or OSError for another try."""
         attempts = await self._grid.query(lambda store: attempts_on(store, worker))
         haul = Haul(self._max_bytes)
         if len(attempts) > MAX_ATTEMPTS:
@@ -127,17 +125,16 @@ class OutputCollector:
         for name in (STDOUT, STDERR):
             await copy_output(self._remote, node, lease_id, folder / name, haul)
         try:
-            found = await self._remote.find(node, lease_id, EVERYTHING)
+            listing = await self._remote.find(node, lease_id, EVERYTHING)
         except NotFound:  # it never began
-            found = None
-        if found is not None:
-            haul.lost += [f"{lease_id}: {reason}" for reason in found.skipped]
-            for entry in found.entries:
-                await self._bring_file(node, lease_id, folder, entry, haul)
+            listing = AttemptOutputFile((), ())
+        haul.lost += [f"{lease_id}: {reason}" for reason in listing.skipped]
+        for entry in listing.entries:
+            await self._bring_file(node, lease_id, folder, entry, haul)
         await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
 
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
-        """Copy one file whole; one that is here already is kept."""
+        """Copy one whole file, unless it is here."""
         name = f"{WORK}/{entry.path}"
         if await asyncio.to_thread(_has_size, folder, name, entry.size):
             haul.files += 1
@@ -164,7 +161,7 @@ class OutputCollector:
 
 
 def attempts_on(store: Store, worker: Worker) -> list[str]:
-    """The ids of the attempts that ended on a worker, the newest first, and one more than are brought home."""
+    """Ids of the attempts that ended on a worker, newest first, and one more than are collected."""
     rows = store.ended("lease", node=worker.node, since_ms=worker.created_at_ms, limit=MAX_ATTEMPTS + 1)
     leases = (decode_row("lease", row.blob) for row in rows)
     return list(dict.fromkeys(lease.id for lease in leases if isinstance(lease, Lease) and lease.job))

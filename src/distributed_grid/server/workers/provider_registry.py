@@ -1,30 +1,37 @@
-"""Registry of providers: the built-in ones that the config names, those of other packages, and a check of each.
+"""Registry of providers: the built-in ones that the config names, those of other packages, a check of each, and the
+mask of their credentials.
 
 A package plugs a provider in by an entry point of the group `distributed_grid.providers`, whose name is the provider's
-and whose object is a subclass of `CloudProviderBase`. It is made with its section of the config, `providers.<name>`, as
-a mapping with its variables expanded. Nothing is made before it is used.
-
-A check says what a provider lacks before it can be used, and what a call that changes nothing says. It needs no control
-plane. Nothing that it says has a credential in it, whoever said it first.
+and whose object is a subclass of `CloudProviderBase`. It is made on first use, with its section of the config,
+`providers.<name>`, as a mapping with its variables expanded. A check needs no control plane. Errors, answers and log
+lines show credentials as `***`: an SDK or another package may repeat its configuration in them.
 """
 
 from __future__ import annotations
 
+import logging
+import traceback
+from collections.abc import Iterable
+from typing import TypeVar
+from msgspec.structs import astuple, replace
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config.providers import PROVIDERS, written_secrets
+from distributed_grid.config.value_kinds import MASK, Secret
+from distributed_grid.errors import GridError, NoCapacity, Refused, Unreachable
+from distributed_grid.ports import WorkerInstance, WorkerOffer
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
-
 from msgspec import Struct
-
 from distributed_grid.config import ClusterConfig, ConfigProblems
 from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
 from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import BadInput, GridError, TimedOut
 from distributed_grid.number_text import counted, plain_number, rounded
 from distributed_grid.ports import CloudProviderBase, WorkerOffer
-from distributed_grid.server.workers.credential_mask import CredentialMask
 
+MIN_SECRET_CHARS = 4  # a shorter one would match in every other word
 _CLOUDS = "distributed_grid.adapters.clouds"
 BUILT_IN = {
     "aws": (f"{_CLOUDS}.aws", "AWSCloudProvider"),
@@ -32,8 +39,84 @@ BUILT_IN = {
     "gcp": (f"{_CLOUDS}.gcp", "GCPCloudProvider"),
     "slurm": (f"{_CLOUDS}.slurm", "SlurmProvider"),
 }
-"""The providers of this package: the module of each, loaded where it is used, and its class."""
+"""Modules and classes of the built-in providers, imported on first use."""
 T = TypeVar("T")
+
+
+def secrets_of(config: ClusterConfig, name: str) -> list[str]:
+    """Credentials of a provider, as written and with their variables expanded."""
+    secrets = list(written_secrets(config.providers.get(name)))
+    try:
+        if name in PROVIDERS:
+            values = astuple(config.provider(name))
+            secrets += [value.reveal() for value in values if isinstance(value, Secret)]
+        else:
+            secrets += written_secrets(config.plugged_in_provider(name))
+    except GridError:
+        pass  # a variable is missing, so nobody has its value
+    return [secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS and "${" not in secret]
+
+
+class CredentialMask:
+    """Replaces credentials in texts, errors and answers by `***`."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = sorted(set(secrets), key=len, reverse=True)
+
+    @classmethod
+    def of_providers(cls, config: ClusterConfig, names: Iterable[str] | None = None) -> CredentialMask:
+        """Mask for these providers of a config, or for all."""
+        chosen = config.providers if names is None else names
+        return cls(secret for name in chosen for secret in secrets_of(config, name))
+
+    def text(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+        return text
+
+    def error(self, failure: GridError) -> GridError:
+        """The same error without credentials, and without the errors that led to it."""
+        failure.__cause__ = failure.__context__ = None
+        failure.args = tuple(self.text(one) if isinstance(one, str) else one for one in failure.args)
+        if isinstance(failure, Refused):
+            failure.reasons = tuple(map(self.text, failure.reasons))
+        if isinstance(failure, NoCapacity):
+            failure.scope = self.text(failure.scope)
+        text = str(failure)
+        if self.text(text) == text:
+            return failure
+        return Unreachable(self.text(text)) if failure.retryable else Refused(self.text(text))
+
+    def answer(self, answer: T) -> T:
+        """The same answer of a provider with masked texts."""
+        if not self._secrets:
+            return answer
+        if isinstance(answer, WorkerInstance):
+            return replace(answer, detail=self.text(answer.detail))
+        if isinstance(answer, WorkerOffer):
+            return replace(answer, unavailable=self.text(answer.unavailable))
+        if isinstance(answer, list | tuple):
+            return type(answer)(map(self.answer, answer))
+        return answer
+
+
+class MaskedLog(logging.Filter):
+    """Filter for log handlers: masks lines and tracebacks."""
+
+    def __init__(self, mask: CredentialMask) -> None:
+        super().__init__()
+        self._mask = mask
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if (masked := self._mask.text(message)) != message:
+            record.msg, record.args = masked, ()
+        if record.exc_info and record.exc_info[0] is not None:
+            trace = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            if (masked := self._mask.text(trace)) != trace:
+                record.exc_info, record.exc_text = None, masked
+        return True
+
 
 
 class ProviderRegistry:
@@ -45,11 +128,10 @@ class ProviderRegistry:
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """The providers that the config names."""
         return list(self._config.providers)
 
     def default(self) -> str:
-        """The provider that is meant where none is named."""
+        """The provider of a request that names none."""
         names = self.names()
         if self._config.scaling.provider:
             return self._config.scaling.provider
@@ -58,19 +140,17 @@ class ProviderRegistry:
         raise BadInput(f"name a provider with --provider; the config has: {', '.join(names) or 'none'}")
 
     def open(self, name: str) -> CloudProviderBase:
-        """The provider of this name; BadInput where there is none or its settings cannot be used. What is said about
-        that has no credential in it."""
+        """The provider of this name; BadInput, without credentials, if there is none or its settings are invalid."""
         with self._lock:
-            found = self._made.get(name)
-            if found is None:
+            provider = self._made.get(name)
+            if provider is None:
                 try:
-                    found = self._made[name] = self._make(name)
+                    provider = self._made[name] = self._make(name)
                 except GridError as failure:
                     raise self.mask(name).error(failure) from None
-            return found
+            return provider
 
     def mask(self, name: str) -> CredentialMask:
-        """What takes the credentials of a provider out of what it says."""
         return CredentialMask.of_providers(self._config, [name])
 
     def _make(self, name: str) -> CloudProviderBase:
@@ -99,11 +179,11 @@ class ProviderRegistry:
 
 
 class ProviderReport(Struct, frozen=True):
-    """What a provider lacks (`problems`: it cannot be used until they are solved), and what works (`checks`)."""
+    """Result of the check of a provider."""
 
     provider: str
-    problems: tuple[str, ...]
-    checks: tuple[str, ...]
+    problems: tuple[str, ...]  # it cannot be used until they are solved
+    checks: tuple[str, ...]  # lines about its working parts
 
     @property
     def is_usable(self) -> bool:
@@ -111,14 +191,14 @@ class ProviderReport(Struct, frozen=True):
 
 
 def check_providers(config: ClusterConfig, *, listens_on: str = "") -> list[ProviderReport]:
-    """A report of each provider; `listens_on` is where the control plane listens, unless as the config says."""
+    """A report on each provider; `listens_on` is the address of the control plane if the config does not have it."""
     registry = ProviderRegistry(config)
     host = listens_on or config.server.host
     return [check_provider(config, registry, name, host) for name in registry.names()]
 
 
 def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str, host: str) -> ProviderReport:
-    """What one provider lacks. Of its calls each has the deadline of the config."""
+    """The report on one provider. Each of its calls has the deadline of the config."""
     problems: list[str] = []
     checks: list[str] = []
     try:
@@ -132,14 +212,15 @@ def check_provider(config: ClusterConfig, registry: ProviderRegistry, name: str,
         problems += missing
     except ConfigProblems as found:
         problems += str(found).splitlines()
-    except Exception as failure:  # an SDK's own, and those of other packages, too: it is what is wrong
-        problems.append(_one_line(failure))
-    mask = CredentialMask.of_providers(config, [name])
+    except Exception as failure:  # any error of an SDK or another package is a problem of the provider
+        text = " ".join(str(failure).split()) or type(failure).__name__
+        problems.append(text if isinstance(failure, GridError) else f"{type(failure).__name__}: {text}")
+    mask = registry.mask(name)
     return ProviderReport(name, tuple(map(mask.text, problems)), tuple(map(mask.text, checks)))
 
 
 def reach_problem(provider: CloudProviderBase, host: str) -> str:
-    """Why its machines could not reach the control plane; empty where they can."""
+    """Reason why its machines could not reach the control plane; empty if they can."""
     if provider.is_on_this_host or not (host == "local" or is_loopback(host)):
         return ""
     return (
@@ -149,7 +230,7 @@ def reach_problem(provider: CloudProviderBase, host: str) -> str:
 
 
 def offer_lines(config: ClusterConfig, offers: Sequence[WorkerOffer]) -> tuple[list[str], list[str]]:
-    """What is offered and why some of it cannot be had; and what is wrong where nothing of it could be started."""
+    """A line for each offer with its price or problem; and a problem if none of them can be started."""
     scaling = config.scaling
     is_limited = scaling.budget_usd_per_hour is not None or scaling.budget_usd_per_day is not None
     lines, usable = [], 0
@@ -174,7 +255,6 @@ def _price(offer: WorkerOffer) -> str:
 
 
 def report_view(report: ProviderReport) -> Mapping[str, Any]:
-    """A report as JSON."""
     return {
         "provider": report.provider,
         "ok": report.is_usable,
@@ -183,27 +263,23 @@ def report_view(report: ProviderReport) -> Mapping[str, Any]:
     }
 
 
-def _answered(what: str, call: Callable[[], T], seconds: float) -> T:
-    """What a call answers within its time; it may go on in its thread, which keeps no process alive."""
+def _answered(name: str, call: Callable[[], T], seconds: float) -> T:
+    """Answer of a call within its deadline. A late call continues in a daemon thread, which keeps no process alive."""
     outcome: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             outcome.append(call())
-        except BaseException as failure:  # it is raised where it is waited for
+        except BaseException as failure:  # it is raised in the waiting thread
             failed.append(failure)
 
-    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     thread.join(seconds)
     if failed:
         raise failed[0]
     if not outcome:
-        raise TimedOut(f"{what}: no answer within {plain_number(seconds)} s")
+        raise TimedOut(f"{name}: no answer within {plain_number(seconds)} s")
     return outcome[0]
 
-
-def _one_line(failure: BaseException) -> str:
-    text = " ".join(str(failure).split()) or type(failure).__name__
-    return text if isinstance(failure, GridError) else f"{type(failure).__name__}: {text}"

@@ -1,20 +1,30 @@
-"""Reconciler of workers: makes and ends machines as the ledger calls for, and compares it with what providers list.
+"""Reconciler of workers: creates and terminates machines as the ledger demands, and compares it with providers' lists.
 
-- A call to create is recorded before it is made, and repeated identically where its answer is lost.
-- About one worker there is never more than one call at a time, also where one has outlived its deadline.
-- A provider is listed first, the ledger read then: what it lists and no row stands for is ended, if it carries this
+- A call to create is recorded before it is made, and repeated identically if its answer is lost.
+- There is never more than one call at a time about a worker, also if a call has outlived its deadline.
+- A provider is listed first, then the ledger is read: a listed machine without a row is terminated, if it carries this
   grid's id and is older than a provider's list may lag.
 - Start-up, restart and repair are the same function.
+- Each worker has a join token, good once and for its name alone. Its secret is derived from the worker's id and a key
+  that only this control plane has (0600): the identical order can be made again after a crash, and no secret is in the
+  ledger. The store of tokens has its hash.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
+from pathlib import Path
+from distributed_grid.errors import GridError, NotFound
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.access.admission import Admission
 import logging
 import time
 from collections.abc import Callable
 from functools import partial
-
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
@@ -22,7 +32,6 @@ from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (
-    Event,
     StrayInstanceFound,
     WorkerAsked,
     WorkerRulesSet,
@@ -37,16 +46,60 @@ from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, worker_
 from distributed_grid.reactor.workers.worker_checks import DAY_ALARM, HOUR_ALARM, core_alarm
 from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
 from distributed_grid.server.workers import provider_calls
-from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
-from distributed_grid.server.workers.offers import OfferCatalog, offer_of
+from distributed_grid.server.workers.provider_calls import OfferCatalog, offer_of
 from distributed_grid.supervision import start_restarted
+
+KEY_FILE = "worker-token.key"
+
+
+class WorkerJoinTokens:
+    """Issues and revokes the join tokens of workers."""
+
+    def __init__(self, folder: Path, admission: Admission) -> None:
+        self._path = folder / KEY_FILE
+        self._admission = admission
+        self._key = b""
+
+    async def is_loopback_only(self) -> bool:
+        """True if only this machine can reach the control plane."""
+        return (await self._admission.address()).is_loopback_only
+
+    async def issue(self, worker_id: str, ttl_seconds: float) -> str:
+        """The text of the worker's token; it lets a node of its name join once."""
+        key = await asyncio.to_thread(self._read_key)
+        digest = hmac.digest(key, worker_id.encode(), "sha256")
+        secret = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        return await self._admission.grant_join(token_id(worker_id), secret, worker_id, ttl_seconds)
+
+    async def revoke(self, worker_id: str) -> None:
+        """Revoke the token of a worker, and disconnect a node that joined with it. A second time is harmless."""
+        try:
+            await self._admission.revoke_join(token_id(worker_id))
+        except NotFound:
+            return
+
+    def _read_key(self) -> bytes:
+        if not self._key:
+            try:
+                if not self._path.exists():
+                    write_private(self._path, secrets.token_bytes(32))
+                self._key = self._path.read_bytes()
+            except OSError as failure:
+                raise GridError(f"cannot use {self._path}: {failure.strerror}") from failure
+        return self._key
+
+
+def token_id(worker_id: str) -> str:
+    """The id of a worker's join token; it may be shown."""
+    return hashlib.sha256(f"worker {worker_id}".encode()).hexdigest()[:32]
+
 
 MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
 log = logging.getLogger(__name__)
 
 
 def wall_ms() -> int:
-    """The wall clock: it says which day it is."""
+    """The wall clock, for the day of budgets."""
     return time.time_ns() // 1_000_000
 
 
@@ -61,7 +114,7 @@ class WorkerReconciler:
         *,
         rules: WorkerRules,
         grid_id: Callable[[], str],
-        on_alarm: Callable[[str, str], None] = lambda about, why: None,
+        on_alarm: Callable[[str, str], None] = lambda subject, reason: None,
     ) -> None:
         """`on_alarm(subject, reason)` is called when a machine cannot be terminated or a budget is exceeded."""
         self._grid = grid
@@ -77,18 +130,16 @@ class WorkerReconciler:
         self._tick_seconds = min(MAX_TICK_SECONDS, rules.consistency_ms / 4000)
 
     async def start(self) -> None:
-        """Begin to reconcile."""
         await self._grid.handle(WorkerRulesSet(self._rules))
         rounds = partial(self._work.run, self._reconcile, self._tick_seconds)
         self._loop = start_restarted(rounds, "the reconciler of workers")
 
     async def set_rules(self, rules: WorkerRules) -> None:
-        """Go by other budgets and times from now on."""
         self._rules = rules
         await self._grid.handle(WorkerRulesSet(rules))
 
     async def stop(self) -> None:
-        """Leave everything as it is; the next one goes on. Safe to call twice."""
+        """Leave everything as it is for the next control plane. Safe to call twice."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -102,11 +153,11 @@ class WorkerReconciler:
     # ------------------------------------------------------------------ creating
 
     async def _create(self, worker: Worker) -> None:
-        """Have a machine made: recorded first, then asked for, then what came of it."""
+        """Create a machine: record the call, make it, report its outcome."""
         try:
             answer = await self._grid.handle(WorkerAsked(worker.id))
         except Refused:
-            return  # nobody wants it any more
+            return  # it is not wanted any more
         assert isinstance(answer, WorkerAnswer)
         worker = answer.worker
         try:
@@ -122,10 +173,10 @@ class WorkerReconciler:
             await self._report_failure(worker, failure)
             await call.settled()
         else:
-            await self._handle(provider_calls.creation_event(worker, made, wall_ms()))
+            await self._grid.handle_with_retry(provider_calls.creation_event(worker, made, wall_ms()))
 
     async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
-        """What is asked of the provider; identical whenever it is asked again."""
+        """The order to the provider; identical each time."""
         ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
         token = await self._tokens.issue(worker.id, ttl_seconds)
         environ = {
@@ -143,12 +194,12 @@ class WorkerReconciler:
             closed = provider_calls.closed_scope(worker, failure)
             other = await self._catalog.alternative(worker, closed, wall_ms())
         log.warning("worker %s was not made: %s", worker.id, failure)
-        await self._handle(provider_calls.creation_failure(worker, failure, wall_ms(), other))
+        await self._grid.handle_with_retry(provider_calls.creation_failure(worker, failure, wall_ms(), other))
 
     # ------------------------------------------------------------------ terminating
 
     async def _terminate(self, worker: Worker) -> None:
-        """Have a machine ended, and check whether it is gone; its key is worth nothing from here on."""
+        """Revoke the token of a machine, terminate it, and check that it is gone."""
         grid_id = self._grid_id()
         await self._revoke(worker.id)
         try:
@@ -160,43 +211,41 @@ class WorkerReconciler:
         call = await calls.begin(f"terminate {worker.id}", lambda: provider.terminate(worker.id, grid_id))
         try:
             await call.result()
-            found = await calls.call(f"describe {worker.id}", lambda: provider.describe(worker.id, grid_id))
-        except Exception as failure:  # it stays, and is ended again: it may still cost money
+            machine = await calls.call(f"describe {worker.id}", lambda: provider.describe(worker.id, grid_id))
+        except Exception as failure:  # it stays, and is terminated again: it may still cost money
             await self._report_unterminated(worker, failure)
             await call.settled()
             return
         is_late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
-        problem = f"it is still {found.state} long after its termination" if is_late and found is not None else ""
+        problem = f"it is still {machine.state} long after its termination" if is_late and machine is not None else ""
         if problem:
             log.error("worker %s: %s; it goes on costing money", worker.id, problem)
-        is_gone = found is None and provider.is_consistent
-        await self._handle(provider_calls.termination_event(worker, found, wall_ms(), is_gone=is_gone, problem=problem))
+        is_gone = machine is None and provider.is_consistent
+        done = provider_calls.termination_event(worker, machine, wall_ms(), is_gone=is_gone, problem=problem)
+        await self._grid.handle_with_retry(done)
 
     async def _revoke(self, worker_id: str) -> None:
-        """Have the key of a worker be worth nothing; where that fails, the worker is ended all the same."""
+        """Revoke the join token of a worker; a failure does not stop its termination."""
         try:
             await self._tokens.revoke(worker_id)
         except GridError as failure:
             log.warning("the join token of %s could not be revoked: %s", worker_id, failure)
 
     async def _report_unterminated(self, worker: Worker, failure: Exception) -> None:
-        """A worker that could not be ended stays in the ledger, is ended again, and that is said loudly."""
-        why = f"worker {worker.id} could not be terminated, it goes on costing money: {failure}"
-        log.error("%s", why)
+        """Log and record a failed termination, with an alarm for the first one; it is tried again."""
+        reason = f"worker {worker.id} could not be terminated, it goes on costing money: {failure}"
+        log.error("%s", reason)
         if not worker.tries:
-            self._on_alarm(worker.id, why)
-        await self._handle(provider_calls.termination_failure(worker, failure))
-
-    async def _handle(self, event: Event) -> None:
-        await self._grid.handle_with_retry(event)
+            self._on_alarm(worker.id, reason)
+        await self._grid.handle_with_retry(provider_calls.termination_failure(worker, failure))
 
     # ------------------------------------------------------------------ comparing
 
     async def _reconcile(self) -> None:
-        """Compare workers with the time, and with each provider's list as often as there is something to learn."""
+        """Check the deadlines and budgets of workers, perform their effects, and compare with the lists that are due."""
         if self._grid.ledger.workers or self._grid.ledger.offer_closures:
             before = await self._grid.read(budget_alarms)
-            await self._handle(WorkersChecked(wall_ms()))
+            await self._grid.handle_with_retry(WorkersChecked(wall_ms()))
             after = await self._grid.read(budget_alarms)
             for subject in after.keys() - before.keys():
                 self._on_alarm(subject, after[subject])
@@ -209,62 +258,61 @@ class WorkerReconciler:
             self._work.begin(key, partial(self.compare, provider), key)
 
     def _to_list(self, ledger: Ledger, now: int) -> list[str]:
-        """The providers whose list is due: they have workers, or had some."""
+        """Providers whose list is due, of those that have or had workers."""
         used = {worker.provider for worker in ledger.workers.values()}
-        at = asyncio.get_running_loop().time()
-        due = []
+        time_now, due = asyncio.get_running_loop().time(), []
         for provider in ledger.spending:
             pause = self._rules.consistency_ms / 3000 if provider in used else IDLE_LIST_SECONDS
-            if at - self._listed_at.get(provider, float("-inf")) >= pause:
+            if time_now - self._listed_at.get(provider, float("-inf")) >= pause:
                 due.append(provider)
         return due
 
     async def compare(self, provider_name: str) -> None:
-        """Bring the ledger in line with a provider's list, and end what of ours no row stands for."""
+        """Bring the ledger in line with a provider's list, and terminate machines of this grid without a row."""
         grid_id, asked_at = self._grid_id(), self._grid.now_ms()
         try:
             calls = await self._catalog.calls(provider_name)
-            found = await calls.call("list", lambda: calls.provider.list(grid_id))
+            machines = await calls.call("list", lambda: calls.provider.list(grid_id))
         except Exception as failure:  # the next list comes soon
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
-        ours = [one for one in found if one.grid_id == grid_id]
+        ours = [machine for machine in machines if machine.grid_id == grid_id]
         before = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
-        await self._handle(provider_calls.list_event(provider_name, asked_at, ours, wall_ms()))
+        await self._grid.handle_with_retry(provider_calls.list_event(provider_name, asked_at, ours, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         for worker_id in before - known:
             await self._revoke(worker_id)
-        for one in provider_calls.stray_instances(ours, known, self._rules):
-            await self._end_stray(calls.provider, provider_name, one)
+        for stray in provider_calls.stray_instances(ours, known, self._rules):
+            if not self._work.is_under_way(stray.worker_id):
+                await self._end_stray(provider_name, stray)
 
-    async def _end_stray(self, provider: CloudProviderBase, name: str, stray: WorkerInstance) -> None:
-        if self._work.is_under_way(stray.worker_id):
-            return
+    async def _end_stray(self, name: str, stray: WorkerInstance) -> None:
         if stray.worker_id not in self._strays:
             self._strays.add(stray.worker_id)
             log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
-            await self._handle(StrayInstanceFound(name, stray.worker_id, stray.instance))
+            await self._grid.handle_with_retry(StrayInstanceFound(name, stray.worker_id, stray.instance))
         await self._revoke(stray.worker_id)
         calls = await self._catalog.calls(name)
+        terminate = partial(calls.provider.terminate, stray.worker_id, stray.grid_id)
         try:
-            await calls.call(f"terminate {stray.worker_id}", lambda: provider.terminate(stray.worker_id, stray.grid_id))
+            await calls.call(f"terminate {stray.worker_id}", terminate)
         except Exception as failure:  # it is found again with the next list
             log.warning("%s could not be terminated: %s", stray.worker_id, failure)
 
 
 def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:
-    """The alarms about budgets that are raised, by the day or the hour, and what each says."""
-    found: dict[str, str] = {}
+    """The raised alarms about budgets: the text by day or hour."""
+    alarms: dict[str, str] = {}
     state = budget_state(ledger, now, wall_ms())
     if (day := ledger.counters.get(DAY_ALARM)) is not None and state.per_day_micro is not None:
-        why = f"workers have cost {usd(state.spent_micro)} today, and scaling.budget_per_day is"
-        found[f"budget of day {day}"] = f"{why} {usd(state.per_day_micro)}"
+        spent, limit = usd(state.spent_micro), usd(state.per_day_micro)
+        alarms[f"budget of day {day}"] = f"workers have cost {spent} today, and scaling.budget_per_day is {limit}"
     if ledger.counters.get(HOUR_ALARM) and state.per_hour_micro is not None:
-        why = f"workers cost {usd(state.rate_micro)} an hour, and scaling.budget_per_hour is"
-        found["budget of an hour"] = f"{why} {usd(state.per_hour_micro)}"
-    for one in state.cores:
-        if (day := ledger.counters.get(core_alarm(one.provider))) is not None:
-            why = f"workers of {one.provider} have used {core_hours(one.used_ms):g} core-hours today, and"
-            limit = f"{core_budget_key(one.provider)} is {one.limit_milli / 1000:g}"
-            found[f"core-hours of {one.provider} on day {day}"] = f"{why} {limit}"
-    return found
+        rate, limit = usd(state.rate_micro), usd(state.per_hour_micro)
+        alarms["budget of an hour"] = f"workers cost {rate} an hour, and scaling.budget_per_hour is {limit}"
+    for cores in state.cores:
+        if (day := ledger.counters.get(core_alarm(cores.provider))) is not None:
+            used = f"workers of {cores.provider} have used {core_hours(cores.used_ms):g} core-hours today"
+            limit = f"{core_budget_key(cores.provider)} is {cores.limit_milli / 1000:g}"
+            alarms[f"core-hours of {cores.provider} on day {day}"] = f"{used}, and {limit}"
+    return alarms

@@ -9,7 +9,7 @@ from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import RAY_HOST
-from distributed_grid.server.ray.attached_nodes import map_nodes, name_for, new_node
+from distributed_grid.server.ray.attachment import map_nodes, name_for, new_node
 from tests.support.builders import a_node
 
 

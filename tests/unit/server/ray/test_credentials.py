@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.ray_nodes import RayCredentials
 
 
 def test_the_token_is_made_once_for_its_owner_alone_and_is_not_in_the_environment(tmp_path: Path) -> None:

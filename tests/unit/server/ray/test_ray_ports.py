@@ -12,7 +12,7 @@ import pytest
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
-from distributed_grid.server.ray.ray_ports import RayPorts, next_free_port, worker_ports
+from distributed_grid.server.ray.ray_nodes import RayPorts, next_free_port, worker_ports
 
 Ports = Callable[..., RayPorts]
 SIMULATED = [{"name": "a", "host": "local", "role": "head"}, {"name": "b", "host": "local"}]

@@ -34,8 +34,8 @@ from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.services.daemon import is_unused
 from distributed_grid.server.services.workers import WorkerService
-from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
-from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens
+from distributed_grid.server.workers.provider_calls import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
 from tests.support.builders import a_node, a_request, a_submission

@@ -19,7 +19,7 @@ from distributed_grid.prediction.warm_pool import SLOT_MS
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.workers import ScalingService
 from distributed_grid.server.workers.autoscaler import LOAD_ROW_BYTES, Autoscaler, ExpectedLoad
-from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.provider_calls import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from tests.support.builders import a_node, a_request
 from tests.support.clouds.scripted import OFFERS

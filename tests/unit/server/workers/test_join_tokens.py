@@ -12,7 +12,7 @@ from distributed_grid.api.requests import JoinRequest
 from distributed_grid.errors import Refused
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.tokens import TokenStore
-from distributed_grid.server.workers.join_tokens import KEY_FILE, WorkerJoinTokens
+from distributed_grid.server.workers.worker_reconciler import KEY_FILE, WorkerJoinTokens
 
 
 def tokens_in(folder: Path, *addresses: str) -> WorkerJoinTokens:
