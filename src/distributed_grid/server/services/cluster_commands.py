@@ -7,7 +7,8 @@ from collections.abc import Callable
 from distributed_grid.api import requests
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.control.views import View
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.cluster import ClusterService

@@ -22,7 +22,9 @@ from distributed_grid.api.worker_resources import (
     resources_view,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer, held_leases
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.control.views import View
+from distributed_grid.server.services.records import held_leases
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,
