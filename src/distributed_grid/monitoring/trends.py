@@ -10,11 +10,12 @@ around the line, and the uncertainty of the slope, which grows with the distance
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+
+from distributed_grid.api.answers.metrics import Direction, Trend
 
 WINDOWS = (5, 15, 60)
 """Minutes: short-term changes, medium-term patterns, the long run."""
@@ -30,36 +31,6 @@ CONFIDENCE_Z = 1.6449
 SIGMA_PER_MAD = 1.4826
 
 Floats = npt.NDArray[np.float64]
-Direction = Literal["rising", "falling", "steady"]
-
-
-class Trend(Struct, frozen=True):
-    """The trend over one window; values are parts of the whole, 0 to 1."""
-
-    window_minutes: int
-    slope_per_minute: float
-    direction: Direction
-    horizon_minutes: float
-    forecast: float
-    low: float
-    high: float
-    samples: int
-
-
-class ResourceTrend(Struct, frozen=True):
-    """Where one resource of one node is going; None where there is too little to say, or the node is unknown."""
-
-    node_id: str
-    resource_type: str
-    current: float | None = None
-    five_minutes: Trend | None = None
-    fifteen_minutes: Trend | None = None
-    one_hour: Trend | None = None
-
-    @property
-    def windows(self) -> tuple[Trend, ...]:
-        """The trends there are, the shortest window first."""
-        return tuple(one for one in (self.five_minutes, self.fifteen_minutes, self.one_hour) if one is not None)
 
 
 class FittedLine(Struct, frozen=True):
@@ -104,14 +75,14 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: float, horizon
     if certain and abs(change) >= MIN_CHANGE:
         direction = "rising" if change > 0 else "falling"
     return Trend(
-        math.ceil(window),
-        round(line.slope, 6),
-        direction,
-        ahead,
-        _part(forecast),
-        _part(forecast - margin),
-        _part(forecast + margin),
-        len(times),
+        window_minutes=math.ceil(window),
+        slope_per_minute=round(line.slope, 6),
+        direction=direction,
+        horizon_minutes=ahead,
+        forecast=_part(forecast),
+        low=_part(forecast - margin),
+        high=_part(forecast + margin),
+        samples=len(times),
     )
 
 

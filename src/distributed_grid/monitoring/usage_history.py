@@ -13,15 +13,15 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.api.answers.common import gigabytes, utc
+from distributed_grid.api.answers.metrics import MinuteRow, ResourceTrend, Trend
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, Forecast, PressureReading
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
-from distributed_grid.monitoring.snapshots import gigabytes, utc
-from distributed_grid.monitoring.trends import SHORTEST_WINDOW, WINDOWS, Floats, ResourceTrend, Trend, trend
+from distributed_grid.monitoring.trends import SHORTEST_WINDOW, WINDOWS, Floats, trend
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 FULL_RATE_ROWS = 1_800
@@ -74,22 +74,6 @@ class Ring:
     @property
     def size_bytes(self) -> int:
         return self._rows.nbytes
-
-
-class MinuteRow(Struct, frozen=True):
-    """One minute of a node: means, and the highest value of each; None where nothing was measured."""
-
-    time: str
-    samples: int
-    cpu_percent: float
-    cpu_percent_max: float
-    cpu_outside_percent: float
-    memory_used_gb: float
-    memory_used_gb_max: float
-    memory_outside_gb: float
-    gpu_percent: float | None
-    gpu_percent_max: float | None
-    gpu_memory_used_gb: float | None
 
 
 class NodeHistory:
@@ -212,17 +196,17 @@ def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
     cpu_max, _, gpu_max, memory_max, _, _ = row[8:]
     measured = gpu != UNMEASURED
     return MinuteRow(
-        utc(at_ms + offset_ms),
-        samples,
-        cpu / 10,
-        cpu_max / 10,
-        cpu_outside / 10,
-        gigabytes(memory),
-        gigabytes(memory_max),
-        gigabytes(memory_outside),
-        gpu / 10 if measured else None,
-        gpu_max / 10 if measured else None,
-        gigabytes(gpu_memory) if measured else None,
+        time=utc(at_ms + offset_ms),
+        samples=samples,
+        cpu_percent=cpu / 10,
+        cpu_percent_max=cpu_max / 10,
+        cpu_outside_percent=cpu_outside / 10,
+        memory_used_gb=gigabytes(memory),
+        memory_used_gb_max=gigabytes(memory_max),
+        memory_outside_gb=gigabytes(memory_outside),
+        gpu_percent=gpu / 10 if measured else None,
+        gpu_percent_max=gpu_max / 10 if measured else None,
+        gpu_memory_used_gb=gigabytes(gpu_memory) if measured else None,
     )
 
 

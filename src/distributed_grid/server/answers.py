@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from distributed_grid.control.slices import LoopSlices
-from distributed_grid.control.views import View
 from distributed_grid.errors import Unreachable
 from distributed_grid.supervision import start_logged
 
@@ -41,11 +41,14 @@ ROOM_SECONDS = 30.0
 READ_SECONDS = 30.0
 """A client that takes nothing of its answer for so long is disconnected."""
 T = TypeVar("T")
+A = TypeVar("A")
 _encoder = msgspec.json.Encoder()
 
 
-class EncodedAnswer:
+class EncodedAnswer(Generic[A]):
     """An answer as JSON, in parts. All who asked the same hold the same one."""
+
+    is_encoded: ClassVar[bool] = True
 
     __slots__ = ("__weakref__", "_renderer", "parts", "size")
 
@@ -141,7 +144,7 @@ class AnswerRenderer:
         async with self._senders:
             await asyncio.sleep(0)
 
-    def hold(self, answer: EncodedAnswer) -> EncodedAnswer:
+    def hold(self, answer: EncodedAnswer[A]) -> EncodedAnswer[A]:
         """Count the bytes of an answer until nobody holds it any more."""
         self.held_bytes += answer.size
         weakref.finalize(answer, self._release, answer.size)
@@ -175,7 +178,7 @@ class AnswerWriter:
         self._begin(name)
         self._part += _encoder.encode(value)
 
-    async def rows(self, name: str, rows: Sequence[T], view: Callable[[T], View], *, max_rows: int = MAX_ROWS) -> int:
+    async def rows(self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS) -> int:
         """Write a list, a slice at a time; how many of its rows were left out."""
         self._begin(name)
         self._part += b"["
@@ -185,13 +188,13 @@ class AnswerWriter:
                 while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
                     if count:
                         self._part += b","
-                    self._part += _encoder.encode(view(rows[count]))
+                    self._part += _encoder.encode(answer_row(rows[count]))
                     count += 1
                     self._flush_full()
         self._part += b"]"
         return len(rows) - count
 
-    def finish(self) -> EncodedAnswer:
+    def finish(self) -> EncodedAnswer[Any]:
         """The whole answer."""
         self._parts.append(bytes(self._part + b"}"))
         return self._renderer.hold(EncodedAnswer(self._parts, self._renderer))

@@ -49,7 +49,7 @@ from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node

@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed_grid.api.answers.common import utc
+from distributed_grid.api.answers.metrics import ResourceTrend
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.monitoring.snapshots import utc
-from distributed_grid.monitoring.trends import ResourceTrend
 from distributed_grid.monitoring.usage_history import (
     FULL_RATE_ROWS,
     MINUTE_MS,

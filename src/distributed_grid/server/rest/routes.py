@@ -9,12 +9,13 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.jobs import JobNotice
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.client.job_payload import caller_environment
-from distributed_grid.control import view_types as views
 from distributed_grid.domain.moves import MOVE_PREFIX
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
+from distributed_grid.server.rest import answer_models as views
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
 from distributed_grid.server.rest.responses import (
     NDJSON,
@@ -24,7 +25,6 @@ from distributed_grid.server.rest.responses import (
     Write,
     json_line,
 )
-from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.records import check_event_types
 from distributed_grid.server.workers.agent_packages import CHUNK_BYTES
 
@@ -413,7 +413,7 @@ async def _write_events(call: AuthenticatedRequest, op: requests.ListEvents, as_
         async for event in found:
             text = json_line(event)
             await write(
-                b"id: %d\nevent: %s\ndata: %s\n" % (event["seq"], event["type"].encode(), text) if as_sse else text
+                b"id: %d\nevent: %s\ndata: %s\n" % (event.seq, event.type.encode(), text) if as_sse else text
             )
 
 
@@ -465,7 +465,7 @@ async def history(call: Authenticated, name: NodeName, window: Minutes = None) -
 )
 async def prometheus(call: Authenticated) -> Response:
     """For Prometheus; scrape it with a bearer token."""
-    text = (await call.services.reports.metrics(requests.GetMetrics("prometheus"), call.caller))["text"]
+    text = (await call.services.reports.metrics(requests.GetMetrics("prometheus"), call.caller)).text
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 

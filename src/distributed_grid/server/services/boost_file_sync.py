@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from distributed_grid.api.answers.common import headline, utc
 from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost, StoredClaim
 from distributed_grid.control.grid import BOOSTS, Grid
-from distributed_grid.control.views import headline
 from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -25,7 +25,6 @@ from distributed_grid.domain.rebalancing import is_automatic, is_boost
 from distributed_grid.domain.resources import Amounts, Claim, Priority
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
-from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.reactor.lease_lifetime import CLAIMS_READ
 from distributed_grid.state_dir import machine_id
 

@@ -32,7 +32,7 @@ from distributed_grid.api.worker_resources import (
     required_amounts,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import held_leases
+from distributed_grid.server.services.records import held_leases
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,

@@ -15,9 +15,18 @@ from typing import Any
 import msgspec
 
 from distributed_grid.api import requests
-from distributed_grid.api.worker_resources import required_amounts, requirements_view
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.jobs import JobDetail, JobRow
+from distributed_grid.api.answers.tasks import (
+    AskWithdrawn,
+    AssignedTask,
+    TaskAssignment,
+    TaskList,
+    TaskReportAnswer,
+    TaskRow,
+)
+from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.control.grid import Grid, tasks_key
-from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked, TaskAskWithdrawn
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
@@ -55,7 +64,7 @@ class TaskService:
         self._waiting: dict[str, set[asyncio.Event]] = {}  # requests that wait for a task, by worker
 
     @endpoint(USER)
-    async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
+    async def submit(self, op: requests.SubmitTask, caller: Caller) -> JobDetail:
         """Queue a task; the same request id again gets the same one."""
         user = op.user or caller.user
         if user != caller.user and not caller.admin:
@@ -84,7 +93,7 @@ class TaskService:
         estimate = await self._estimate(op, command, user)
         answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
         assert isinstance(answer, JobAnswer)
-        return {"job": self._viewer().job(answer.job), "reasons": list(answer.reasons)}
+        return JobDetail(job=JobRow.of(self._viewer(), answer.job), reasons=list(answer.reasons))
 
     async def _estimate(self, op: requests.SubmitTask, command: Command, user: str) -> JobEstimate | None:
         """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
@@ -101,7 +110,7 @@ class TaskService:
         return estimate
 
     @endpoint(ADMIN)
-    async def list(self, op: requests.ListTasks, caller: Caller) -> View:
+    async def list(self, op: requests.ListTasks, caller: Caller) -> TaskList:
         """The waiting tasks, the oldest first."""
 
         def waiting_task(ledger: Ledger, lease_id: str, now: int) -> list[Job]:
@@ -109,13 +118,13 @@ class TaskService:
             job = ledger.jobs.get(lease.job) if lease is not None and lease.state is LeaseState.ASKED else None
             return [job] if job is not None and job.request.runs_on is not WorkerKind.AGENT else []
 
-        found = await self._grid.read_each(
+        jobs = await self._grid.read_each(
             lambda ledger: [lease_id for *_, lease_id in ledger.waiting], waiting_task, limit=op.limit + 1
         )
-        return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
+        return TaskList([TaskRow.of(job) for job in jobs[: op.limit]], more=len(jobs) > op.limit)
 
     @endpoint(ADMIN)
-    async def take(self, op: requests.TakeTask, caller: Caller) -> View:
+    async def take(self, op: requests.TakeTask, caller: Caller) -> TaskAssignment:
         """The task that a worker is to run now, or None; the same one again until it is reported.
 
         Cancelled, because its connection is gone, it gives back whatever it was about to answer.
@@ -146,7 +155,7 @@ class TaskService:
             waiting.discard(changed)
             if not waiting:
                 self._waiting.pop(op.worker_id, None)
-        return {"task": task_view(job) if job is not None else None, "ask_id": op.ask_id}
+        return TaskAssignment(AssignedTask.of(job) if job is not None else None, op.ask_id)
 
     async def _give_back(self, op: requests.TakeTask, asking: asyncio.Task[Job | None] | None) -> None:
         if asking is not None:
@@ -155,11 +164,11 @@ class TaskService:
         await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
 
     @endpoint(ADMIN)
-    async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> View:
+    async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> AskWithdrawn:
         """The answer with this `ask_id` was not delivered; another connection on which the worker asks does so again. A
         second call changes nothing."""
         await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
-        return {"worker_id": op.worker_id}
+        return AskWithdrawn(op.worker_id)
 
     async def _withdraw(self, worker_id: str, incarnation: str, ask_id: str) -> None:
         await self._grid.handle_with_retry(TaskAskWithdrawn(worker_id, incarnation, ask_id))
@@ -180,7 +189,7 @@ class TaskService:
         return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
 
     @endpoint(ADMIN)
-    async def report(self, op: requests.ReportTask, caller: Caller) -> View:
+    async def report(self, op: requests.ReportTask, caller: Caller) -> TaskReportAnswer:
         """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
         so. The same report again is accepted again; one that contradicts the first is not."""
         job = await self._find(op.task_id)
@@ -218,38 +227,12 @@ class TaskService:
         return found if found is not None else next(iter(await self._grid.query(ended)), None)
 
 
-def task_view(job: Job) -> View:
-    """A task as its worker gets it: what it is about, its fence, and the reservation that it runs under."""
-    attempt = job.attempts[-1]
-    return {
-        **_described(job),
-        "worker_id": attempt.node,
-        "attempt": attempt.number,
-        "fence": attempt.fence,
-        "resource_reservation_id": attempt.lease_id,
-    }
+def _accepted(job: Job, *, repeated: bool) -> TaskReportAnswer:
+    return TaskReportAnswer(accepted=True, repeated=repeated, state=str(job.state))
 
 
-def _described(job: Job) -> View:
-    command = job.command
-    return {
-        "task_id": job.id,
-        "payload": msgspec.json.decode(command.payload or "{}"),
-        "command": list(command.argv),
-        "env": dict(command.env),
-        "timeout_seconds": command.timeout_ms / 1000,
-        "requirements": requirements_view(job.sized_request.ask),
-        "priority": job.request.priority.name.lower(),
-        "retries_left": job.retries_left,
-    }
-
-
-def _accepted(job: Job, *, repeated: bool) -> View:
-    return {"accepted": True, "repeated": repeated, "reason": None, "state": str(job.state)}
-
-
-def _not_accepted(reason: str) -> View:
-    return {"accepted": False, "repeated": False, "reason": reason, "state": None}
+def _not_accepted(reason: str) -> TaskReportAnswer:
+    return TaskReportAnswer(accepted=False, reason=reason)
 
 
 def _why_not(op: requests.ReportTask, job: Job | None) -> str:

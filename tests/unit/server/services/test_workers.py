@@ -16,7 +16,7 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distributed_grid.control.offload_views import MAX_COMMAND_CHARS, move_view
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.offloading import MAX_COMMAND_CHARS, MoveRow
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.moves import Move, Way
 from tests.support.builders import NOW, a_request
@@ -12,7 +12,7 @@ from tests.support.builders import NOW, a_request
 def shown_command_of(*argv: str) -> str:
     command = Command(argv)
     move = Move("move-1", "ada", "gpu1", "gpu2", Way.RESTART, a_request("r"), NOW, job="j1", command=command)
-    return move_view(Viewer(0), move, lambda node: True)["command"]
+    return MoveRow.of(Viewer(0), move, lambda node: True).command
 
 
 def test_secrets_in_the_command_of_a_move_are_masked() -> None:
