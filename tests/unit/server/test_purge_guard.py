@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from distributed_grid.agent.files.attempt_files import remove_expired
 from distributed_grid.agent.files.result_listing import list_results
+from distributed_grid.api.answers.cluster import UnfetchedResult
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesDelivered, FilesFetched, FilesUndeliverable
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.server.output_copy import CHUNK_BYTES
-from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused, UnfetchedResult
+from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused, StoppedNodeFiles
 from distributed_grid.server.services.records import find_job
-from distributed_grid.server.purge_guard import StoppedNodeFiles
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 from tests.unit.server.workers.test_output_collector import Home, WorkerAgent
@@ -76,7 +77,7 @@ def test_results_that_were_never_fetched_are_named_the_newest_first(at_home: Run
             "train-2 (2 files, 2.002 KB) and 2 more; fetch them with: grid jobs fetch JOB, "
             "or remove them with --discard-results"
         )
-        assert refused.view[0] == {"job_id": "train-11", "files": 2, "bytes": 2059}
+        assert msgspec.to_builtins(refused.results[0]) == {"job_id": "train-11", "files": 2, "bytes": 2059}
 
     at_home(scenario)
 
@@ -122,8 +123,8 @@ def test_caches_shipped_files_brought_files_and_jobs_that_go_on_are_no_results(a
         gone = await home.job("r3")
         assert not (home.agent.root / gone.lease_id).exists()
         view = await home.grid.submit("r4", resource_type="cpu", amount=1, restartable=True)
-        await home.grid.starts(view["job"]["uid"])
-        await home.grid.ends(view["job"]["uid"], Ending.RECLAIMED)
+        await home.grid.starts(view.job.uid)
+        await home.grid.ends(view.job.uid, Ending.RECLAIMED)
         (ended, *_) = (await find_job(home.grid.grid, "r4")).attempts
         home.agent.ran(ended.lease_id, b"so far\n", partial=b"1")
         await guard_of(home).check(NODE, set())

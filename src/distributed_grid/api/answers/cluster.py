@@ -9,13 +9,6 @@ from msgspec import UNSET, UnsetType
 from distributed_grid.api.answers.common import Answer
 
 
-class NodeStep(Answer):
-    """Progress of a command on one node."""
-
-    node_id: str
-    step: str
-
-
 class UnfetchedResult(Answer, omit_defaults=True):
     """Files of an ended job that nobody has fetched."""
 

@@ -226,8 +226,8 @@ class RecommendationList(Answer):
     omitted: int
 
 
-class DrainStep(Answer):
-    """Progress of a node that is drained, or of one that joins or leaves."""
+class NodeStep(Answer):
+    """Progress of a command on one node."""
 
     node_id: str
     step: str

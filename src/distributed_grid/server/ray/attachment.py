@@ -38,13 +38,13 @@ from distributed_grid.adapters.ray.cluster_connection import AUTO, CLIENT_SCHEME
 from distributed_grid.adapters.ray.driver_messages import Connect
 from msgspec import UNSET
 from distributed_grid.api import requests
+from distributed_grid.api.answers.nodes import NodeStep
 from distributed_grid.api.answers.cluster import (
     AttachedRay,
     ClusterMachines,
     ClusterNodeRow,
     NodeResult,
     NodeResults,
-    NodeStep,
     RayStatus,
 )
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved, NodeDrained, NodeStopped

@@ -18,7 +18,7 @@ from distributed_grid.api.answers.jobs import JobRow
 from distributed_grid.api.answers.leases import AllocationList, AllocationRow
 from distributed_grid.api.answers.nodes import (
     DrainAnswer,
-    DrainStep,
+    NodeStep,
     NodeDetail,
     NodeList,
     NodeRow,
@@ -179,7 +179,7 @@ class NodeService:
 
     @endpoint(ADMIN)
     async def drain(
-        self, op: requests.DrainNode, caller: Caller, report: Callable[[DrainStep], None]
+        self, op: requests.DrainNode, caller: Caller, report: Callable[[NodeStep], None]
     ) -> DrainAnswer:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:
@@ -190,7 +190,7 @@ class NodeService:
         await wait_until_drained(
             self._grid,
             op.node,
-            lambda step: report(DrainStep(op.node, step)),
+            lambda step: report(NodeStep(op.node, step)),
             seconds=op.wait_seconds,
             meanwhile="it lends nothing new, and goes on taking back",
         )

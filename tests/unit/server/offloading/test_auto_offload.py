@@ -91,9 +91,9 @@ def test_without_sharing_nothing_is_read_and_the_status_says_why() -> None:
     async def story(server: Server) -> None:
         await server.evaluate(5)
         assert server.pressure.asked == 0
-        view = (await server.service.status(requests.GetAutoOffload(), ADMIN))["auto_offload"]
-        assert (view["enabled"], view["configured"]) == (False, True)
-        assert "resource_sharing.enabled is false" in view["stopped"]
+        view = (await server.service.status(requests.GetAutoOffload(), ADMIN)).auto_offload
+        assert (view.enabled, view.configured) == (False, True)
+        assert "resource_sharing.enabled is false" in view.stopped
 
     served(story, None)
 
@@ -130,8 +130,8 @@ def test_it_is_alerted_when_it_has_stopped_itself_and_when_it_goes_on() -> None:
         ledger.apply([replace(ledger.auto_offload, failures=3, stopped_why="automatic offloading has stopped")])
         await server.evaluate(2)
         assert server.said() == [("auto_offload", "auto_offload", True)]
-        view = (await server.service.set(requests.SetAutoOffload("enable"), ADMIN))["auto_offload"]
-        assert (view["enabled"], view["set_by"], view["stopped"], view["failures"]) == (True, "ada", None, 0)
+        view = (await server.service.set(requests.SetAutoOffload("enable"), ADMIN)).auto_offload
+        assert (view.enabled, view.set_by, view.stopped, view.failures) == (True, "ada", None, 0)
         await server.evaluate()
         assert server.said()[1:] == [("auto_offload", "auto_offload", False)]
 
@@ -152,7 +152,7 @@ def test_only_an_admin_switches_it_and_it_looks_at_once() -> None:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        view = (await server.service.status(requests.GetAutoOffload(), ADMIN))["auto_offload"]
-        assert [one["node_id"] for one in view["nodes"]] == ["ash"]
+        view = (await server.service.status(requests.GetAutoOffload(), ADMIN)).auto_offload
+        assert [one.node_id for one in view.nodes] == ["ash"]
 
     served(story, enabled=False)

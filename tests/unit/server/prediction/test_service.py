@@ -141,8 +141,8 @@ def test_a_history_that_cannot_be_written_harms_nothing_and_is_written_later(tmp
 
 def test_training_happens_by_itself_at_the_interval(tmp_path: Path) -> None:
     async def trained_at(service: PredictionService) -> str | None:
-        rows = (await service.list_types(requests.ListTaskTypes(), ANA))["task_types"]
-        found: str | None = rows[0]["trained_at"]
+        rows = (await service.list_types(requests.ListTaskTypes(), ANA)).task_types
+        found: str | None = rows[0].trained_at
         return found
 
     async def story(service: PredictionService) -> None:
@@ -178,7 +178,7 @@ def test_the_loop_does_not_wait_while_models_are_trained(tmp_path: Path) -> None
         watcher = asyncio.create_task(watch())
         answer = await service.train(requests.TrainPredictor(), ADMIN, lambda step: None)
         watcher.cancel()
-        assert len(answer["training"]["trained"]) == 4
+        assert len(answer.training.trained) == 4
 
     tell(tmp_path, story)
     assert turns > 20
@@ -191,24 +191,24 @@ def predict(**fields: Any) -> requests.PredictTask:
 
 def test_a_prediction_is_shown_with_its_reasons(tmp_path: Path) -> None:
     async def story(service: PredictionService) -> None:
-        nothing = (await service.predict(predict(argv=["work"]), ANA))["prediction"]
-        assert (nothing["tier"], nothing["memory_mb"], nothing["run_seconds"]) == ("defaults", None, None)
-        assert nothing["why"][-1] == "defaults: a job gets no limit"
+        nothing = (await service.predict(predict(argv=["work"]), ANA)).prediction
+        assert (nothing.tier, nothing.memory_mb, nothing.run_seconds) == ("defaults", None, None)
+        assert nothing.why[-1] == "defaults: a job gets no limit"
         for i in range(8):
             op = requests.RecordExecution(
                 task_id=f"t{i}", argv=("work",), memory_bytes=100 * MB, run_ms=2000, cpu_ms=3000, gpu_memory_bytes=MB
             )
-            first = (await service.record_execution(op, ANA))["execution"]
-            again = (await service.record_execution(op, ANA))["execution"]
-            assert (first["known"], again["known"], again["samples"]) == (False, True, i + 1)
-        found = (await service.predict(predict(argv=["work"]), ANA))["prediction"]
-        assert (found["tier"], found["samples"], found["key"]) == ("statistics", 8, "work")
-        assert 100 <= found["memory_mb"] < 110
-        assert found["run_seconds"] == pytest.approx(2, rel=0.01)
-        assert found["cpu_cores"] == pytest.approx(1.5, rel=0.01)
-        assert found["gpu_memory_mb"] == pytest.approx(1, rel=0.1)
-        assert found["rerun_memory_mb"] == sorted(found["rerun_memory_mb"])
-        assert len(found["rerun_memory_mb"]) == 3
+            first = (await service.record_execution(op, ANA)).execution
+            again = (await service.record_execution(op, ANA)).execution
+            assert (first.known, again.known, again.samples) == (False, True, i + 1)
+        found = (await service.predict(predict(argv=["work"]), ANA)).prediction
+        assert (found.tier, found.samples, found.key) == ("statistics", 8, "work")
+        assert 100 <= found.memory_mb < 110
+        assert found.run_seconds == pytest.approx(2, rel=0.01)
+        assert found.cpu_cores == pytest.approx(1.5, rel=0.01)
+        assert found.gpu_memory_mb == pytest.approx(1, rel=0.1)
+        assert found.rerun_memory_mb == sorted(found.rerun_memory_mb)
+        assert len(found.rerun_memory_mb) == 3
 
     tell(tmp_path, story)
 
@@ -217,11 +217,11 @@ def test_types_are_listed_to_their_user_and_all_to_an_admin(tmp_path: Path) -> N
     async def story(service: PredictionService) -> None:
         service.record(a_run(1, ["work"]))
         service.record(a_run(2, ["other"], user="bo"))
-        mine = (await service.list_types(requests.ListTaskTypes(), ANA))["task_types"]
-        assert [(row["user"], row["key"], row["samples"]) for row in mine] == [("ana", "work", 1)]
-        everything = (await service.list_types(requests.ListTaskTypes(), ADMIN))["task_types"]
-        assert {row["user"] for row in everything} == {"ana", "bo"}
-        assert everything[0]["last_run_at"].startswith("2023-11-14T")
+        mine = (await service.list_types(requests.ListTaskTypes(), ANA)).task_types
+        assert [(row.user, row.key, row.samples) for row in mine] == [("ana", "work", 1)]
+        everything = (await service.list_types(requests.ListTaskTypes(), ADMIN)).task_types
+        assert {row.user for row in everything} == {"ana", "bo"}
+        assert everything[0].last_run_at.startswith("2023-11-14T")
 
     tell(tmp_path, story)
 
@@ -233,11 +233,11 @@ def test_training_reports_each_type_as_it_is_done(tmp_path: Path) -> None:
             service.record(a_run(100 + i, ["other"]))
         steps: list[Any] = []
         answer = await service.train(requests.TrainPredictor(), ADMIN, steps.append)
-        assert [(step["trained"], step["total"]) for step in steps] == [(1, 2), (2, 2)]
-        trained = {row["key"]: row for row in answer["training"]["trained"]}
+        assert [(step.trained, step.total) for step in steps] == [(1, 2), (2, 2)]
+        trained = {row.key: row for row in answer.training.trained}
         assert set(trained) == {"work", "other"}
-        assert (trained["work"]["samples"], trained["work"]["tier"]) == (12, "statistics")
-        assert trained["work"]["confidence"] >= 0.7
+        assert (trained["work"].samples, trained["work"].tier) == (12, "statistics")
+        assert trained["work"].confidence >= 0.7
 
     tell(tmp_path, story)
 
@@ -245,8 +245,8 @@ def test_training_reports_each_type_as_it_is_done(tmp_path: Path) -> None:
 def test_batch_sizes_scale_by_what_was_seen_and_in_proportion_where_nothing_was(tmp_path: Path) -> None:
     async def story(service: PredictionService) -> None:
         op = requests.GetBatchScaling(task_type="train", base_batch_size=1, batch_size=16)
-        nothing = (await service.batch_scaling(op, ANA))["scaling"]
-        assert (nothing["tier"], nothing["memory"]) == ("defaults", 16)
+        nothing = (await service.batch_scaling(op, ANA)).scaling
+        assert (nothing.tier, nothing.memory) == ("defaults", 16)
         for i in range(24):
             batch = float(2 ** (i % 6))
             record = requests.RecordExecution(
@@ -257,10 +257,10 @@ def test_batch_sizes_scale_by_what_was_seen_and_in_proportion_where_nothing_was(
                 run_ms=round(1000 * batch) + i,
             )
             await service.record_execution(record, ANA)
-        found = (await service.batch_scaling(op, ANA))["scaling"]
-        assert (found["tier"], found["samples"]) == ("statistics", 24)
-        assert found["memory"] == pytest.approx(2200 / 700, rel=0.1)
-        assert found["run_time"] == pytest.approx(16, rel=0.15)
+        found = (await service.batch_scaling(op, ANA)).scaling
+        assert (found.tier, found.samples) == ("statistics", 24)
+        assert found.memory == pytest.approx(2200 / 700, rel=0.1)
+        assert found.run_time == pytest.approx(16, rel=0.15)
         with pytest.raises(BadInput, match="task type"):
             await service.batch_scaling(requests.GetBatchScaling(argv=("x",), base_batch_size=1, batch_size=2), ANA)
 
@@ -287,6 +287,6 @@ def test_an_execution_without_a_measurement_is_refused(tmp_path: Path) -> None:
     async def story(service: PredictionService) -> None:
         with pytest.raises(BadInput, match="nothing was measured"):
             await service.record_execution(requests.RecordExecution(task_id="x", argv=("a",)), ANA)
-        assert (await service.list_types(requests.ListTaskTypes(), ANA))["task_types"] == []
+        assert (await service.list_types(requests.ListTaskTypes(), ANA)).task_types == []
 
     tell(tmp_path, story)

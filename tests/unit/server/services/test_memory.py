@@ -81,15 +81,15 @@ def run_scenario() -> Callable[..., None]:
 def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
         found = await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}")
-        block, (place,) = found["block"], found["places"]
-        assert (block["nodes"], block["size"], block["name"], block["state"]) == (["birch"], 5 * MB, "model", "ready")
-        packed = base64.b64decode(place["claims"])
+        block, (place,) = found.block, found.places
+        assert (block.nodes, block.size, block.name, block.state) == (["birch"], 5 * MB, "model", "ready")
+        packed = base64.b64decode(place.claims)
         claims = read_claims(packed)
-        assert (claims.copy, claims.size, claims.rights) == (place["copy"], 5 * MB, READ | WRITE)
-        assert claims.incarnation == place["incarnation"] == "birch-life"
-        assert base64.b64decode(place["secret"]) == derive_secret(KEY, packed)
+        assert (claims.copy, claims.size, claims.rights) == (place.copy, 5 * MB, READ | WRITE)
+        assert claims.incarnation == place.incarnation == "birch-life"
+        assert base64.b64decode(place.secret) == derive_secret(KEY, packed)
         assert cluster.ordered == [ServeMemory("birch")]
-        assert (await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
+        assert (await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}")).block == block
 
     run_scenario(scenario)
 
@@ -100,10 +100,10 @@ def test_only_nodes_that_can_hold_blocks_count_as_lenders(run_scenario: Any) -> 
         pull = Node("browser", capacity=has, host=PULL_HOST, joined=True, hold_ms=60_000, incarnation="one")
         await cluster.grid.handle(PullWorkerRegistered(pull, Usage()))
         await cluster.grid.handle(NodeDrained("birch", "ann asked for it", cooling=True))
-        nodes = {node["node"]: node for node in (await cluster.memory.stats(requests.GetMemoryStats(), ROOT))["nodes"]}
+        nodes = {node.node: node for node in (await cluster.memory.stats(requests.GetMemoryStats(), ROOT)).nodes}
         assert list(nodes) == ["ash", "birch"]
-        assert nodes["ash"]["free_bytes"] > 0
-        assert nodes["birch"]["free_bytes"] == 0
+        assert nodes["ash"].free_bytes > 0
+        assert nodes["birch"].free_bytes == 0
 
     run_scenario(scenario)
 
@@ -121,7 +121,7 @@ def test_nobody_but_its_user_gets_a_block_or_frees_it(run_scenario: Any) -> None
                 await answer
         with pytest.raises(NotFound):
             await cluster.memory.find(requests.FindBlock(name="mine"), BOB)
-        assert (await cluster.find("b1", ROOT))["block"]["name"] == "mine"
+        assert (await cluster.find("b1", ROOT)).block.name == "mine"
 
     run_scenario(scenario)
 
@@ -130,7 +130,7 @@ def test_a_block_is_found_by_a_beginning_of_its_id_that_fits_no_other(run_scenar
     async def scenario(cluster: MemoryGrid) -> None:
         await cluster.allocate("abcde1")
         await cluster.allocate("abcdf2")
-        assert (await cluster.find("abcde"))["block"]["block_id"] == "abcde1"
+        assert (await cluster.find("abcde")).block.block_id == "abcde1"
         with pytest.raises(Ambiguous, match="'abcd' fits several: abcde1, abcdf2"):
             await cluster.find("abcd")
         for nothing in ("", "a", "abc", "zzzz"):
@@ -145,7 +145,7 @@ def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(run
         with pytest.raises(Refused, match=r"^Failed to allocate memory block: .*ash.*no space left.*; nothing of it"):
             await cluster.allocate("b1", preferred_node="ash")
         assert not (await cluster.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
-        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks == []
 
     run_scenario(scenario, problem="no space left")
 
@@ -169,7 +169,7 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
     async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(kind, match=words):
             await cluster.allocate("b1", **fields)
-        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks == []
 
     run_scenario(scenario)
 
@@ -185,11 +185,11 @@ def test_sharing_that_is_switched_off_refuses_memory_too(run_scenario: Any) -> N
 def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
         found = await cluster.allocate("b1", name="dear", preferred_node="ash")
-        await cluster.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
+        await cluster.grid.handle(LeaseLost(found.places[0].copy, "ash was not heard from"))
         with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
             await cluster.find("b1")
-        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"][0]["state"] == "lost"
-        assert (await cluster.memory.stats(requests.GetMemoryStats(), ROOT))["lost"] == 1
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks[0].state == "lost"
+        assert (await cluster.memory.stats(requests.GetMemoryStats(), ROOT)).lost == 1
         await cluster.memory.free(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
             await cluster.find("b1")
@@ -204,7 +204,7 @@ def test_a_block_whose_node_is_away_is_unreachable_and_not_lost(run_scenario: An
         with pytest.raises(Unreachable, match="ash holds block b1, and is not connected"):
             await cluster.find("b1")
         cluster.serve("ash")
-        assert (await cluster.find("b1"))["places"][0]["port"] == 7000
+        assert (await cluster.find("b1")).places[0].port == 7000
 
     run_scenario(scenario)
 
@@ -218,7 +218,7 @@ def test_an_allocation_whose_client_hangs_up_is_undone(run_scenario: Any) -> Non
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks == []
 
     run_scenario(scenario)
 
@@ -231,7 +231,7 @@ def test_a_session_renews_its_own_blocks_and_no_others(run_scenario: Any) -> Non
         await cluster.later(500)
         assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
         await cluster.later(3300)
-        assert [block["block_id"] for block in (await cluster.memory.list(requests.ListBlocks(), ROOT))["blocks"]] == [
+        assert [block.block_id for block in (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks] == [
             "b1"
         ]
 
@@ -248,9 +248,9 @@ def test_blocks_are_listed_in_pages_that_an_agent_can_be_sent(run_scenario: Any)
         while True:
             page = await cluster.memory.list(requests.ListBlocks(found[-1] if found else ""), ROOT)
             assert len(msgspec.json.encode(page)) <= MAX_CHUNK_BYTES
-            found += [block["block_id"] for block in page["blocks"]]
+            found += [block.block_id for block in page.blocks]
             pages += 1
-            if not page["more"]:
+            if not page.more:
                 break
         assert found == made
         assert pages > 5

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from distributed_grid import wire
 from distributed_grid.api import requests
+from distributed_grid.api.answers.offloading import MoveRow
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.domain.events import ConsentGiven, HeartbeatReceived
@@ -83,9 +84,9 @@ class Offloading(InProcessGrid):
         names = self.agents.nodes[:count]
         await self.open(*(Node(name, capacity=Capacity(4000, 8 * GB), host=name) for name in names))
 
-    async def execute(self, caller: Caller = ANN, number: int = 1, **fields: Any) -> dict[str, Any]:
+    async def execute(self, caller: Caller = ANN, number: int = 1, **fields: Any) -> MoveRow:
         asked = {"move_id": f"move-{number:08}", "subject": "4242", "node": "one", **fields}
-        return (await self.service.execute(requests.convert(asked, requests.ExecuteOffload), caller))["move"]
+        return (await self.service.execute(requests.convert(asked, requests.ExecuteOffload), caller)).move
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_without_consent_it_is_refused_with_the_shape_what_is_repeated_and_what_
         assert "0.1" not in text
         assert "a restart repeats side effects" in text
         assert "grid offload execute 4242 -n one --consent [--env NAME]" in text
-        assert (await grid.service.list(requests.ListMoves(), ADMIN))["moves"] == []
+        assert (await grid.service.list(requests.ListMoves(), ADMIN)).moves == []
 
     run(story)
 
@@ -120,19 +121,19 @@ def test_without_consent_it_is_refused_with_the_shape_what_is_repeated_and_what_
 def test_a_consent_is_remembered_with_its_variables_until_it_is_withdrawn(run) -> None:
     async def story(grid: Offloading) -> None:
         first = await grid.execute(consent=True, variables=["SEED"])
-        assert (first["source_node"], first["target_node"], first["state"]) == ("one", "two", "reserved")
-        assert first["waits_for"] == "the files of one"
+        assert (first.source_node, first.target_node, first.state) == ("one", "two", "reserved")
+        assert first.waits_for == "the files of one"
         command = await grid.grid.read(lambda ledger, now: ledger.moves["move-00000001"].command)
         assert (command.env, command.given) == ((("SEED", "value of SEED"),), ("SEED",))
-        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
-        assert (consent["user"], consent["variables"]) == ("ann", ["SEED"])
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN)).consents
+        assert (consent.user, consent.variables) == ("ann", ["SEED"])
         grid.agents.processes = [replace(WORK, pid_start=6)]
         second = await grid.execute(number=2)
-        assert second["state"] == "reserved"
+        assert second.state == "reserved"
         assert grid.agents.asked[-1].variables == ("SEED",)
-        await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
+        await grid.service.withdraw(requests.WithdrawConsent(consent.shape), ANN)
         with pytest.raises(NotFound):
-            await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
+            await grid.service.withdraw(requests.WithdrawConsent(consent.shape), ANN)
         grid.agents.processes = [replace(WORK, pid_start=7)]
         with pytest.raises(Refused, match="--consent"):
             await grid.execute(number=3)
@@ -143,8 +144,8 @@ def test_a_consent_is_remembered_with_its_variables_until_it_is_withdrawn(run) -
 def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> None:
     async def story(grid: Offloading) -> None:
         await grid.execute(consent=True, variables=["SEED"])
-        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
-        assert consent["directory"] == "/srv/ann"
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN)).consents
+        assert consent.directory == "/srv/ann"
         elsewhere = replace(WORK, pid_start=6, cwd="/srv/bob")
         grid.agents.processes = [elsewhere]
         with pytest.raises(Refused, match=r"your consent is for /srv/ann only.*--consent"):
@@ -154,9 +155,9 @@ def test_a_consent_covers_neither_another_directory_nor_other_variables(run) -> 
         with pytest.raises(Refused, match="your consent is for the variables SEED only"):
             await grid.execute(number=4, variables=["SEED", "TOKEN"])
         await grid.execute(number=5, variables=["SEED"])
-        assert len((await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]) == 2
-        await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
-        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
+        assert len((await grid.service.consents(requests.ListConsents(), ADMIN)).consents) == 2
+        await grid.service.withdraw(requests.WithdrawConsent(consent.shape), ANN)
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN)).consents == []
 
     run(story)
 
@@ -166,10 +167,10 @@ def test_a_consent_of_an_earlier_version_is_listed_withdrawn_and_covers_nothing(
         await grid.grid.handle(ConsentGiven(MoveConsent("ann", "python train.py --lr", 0, ("SEED",))))
         with pytest.raises(Refused, match=r"given to an earlier version, without its directory.*--consent"):
             await grid.execute()
-        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"]
-        assert consent["directory"] is None
-        await grid.service.withdraw(requests.WithdrawConsent(consent["shape"]), ANN)
-        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
+        (consent,) = (await grid.service.consents(requests.ListConsents(), ADMIN)).consents
+        assert consent.directory is None
+        await grid.service.withdraw(requests.WithdrawConsent(consent.shape), ANN)
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN)).consents == []
 
     run(story)
 
@@ -181,7 +182,7 @@ def test_a_process_that_runs_another_command_when_its_variables_are_read_is_not_
         grid.agents.next_processes = [[first], [replace(first, argv=("python3", "other.py"))]]
         with pytest.raises(Conflict, match=r"its command line is `python3 other.py`"):
             await grid.execute(number=2)
-        assert len((await grid.service.list(requests.ListMoves(), ADMIN))["moves"]) == 1
+        assert len((await grid.service.list(requests.ListMoves(), ADMIN)).moves) == 1
 
     run(story)
 
@@ -193,7 +194,7 @@ def test_a_consent_for_what_a_scan_has_shown_is_none_for_what_runs_by_now(run, s
     async def story(grid: Offloading) -> None:
         with pytest.raises(Conflict, match=f"has changed since the scan: its {name}"):
             await grid.execute(consent=True, **seen)
-        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN)).consents == []
         await grid.execute(consent=True, shape="python train.py --lr", directory="/srv/ann")
 
     run(story)
@@ -208,12 +209,12 @@ def test_only_its_owner_or_an_admin_moves_a_process_and_cancels_the_move(run) ->
             await grid.service.cancel(requests.CancelMove("move-00000001"), Caller("bob"))
         with pytest.raises(Forbidden):
             await grid.execute(Caller("bob"), consent=True)  # the same id again
-        cancelled = (await grid.service.cancel(requests.CancelMove("move-00000001"), ANN))["move"]
-        assert (cancelled["state"], cancelled["end"]) == ("ended", "cancelled")
-        again = (await grid.service.cancel(requests.CancelMove("move-0000"), ANN))["move"]
-        assert again["end"] == "cancelled"
-        listed = (await grid.service.list(requests.ListMoves(all=True), ADMIN))["moves"]
-        assert [one["move_id"] for one in listed] == ["move-00000001"]
+        cancelled = (await grid.service.cancel(requests.CancelMove("move-00000001"), ANN)).move
+        assert (cancelled.state, cancelled.end) == ("ended", "cancelled")
+        again = (await grid.service.cancel(requests.CancelMove("move-0000"), ANN)).move
+        assert again.end == "cancelled"
+        listed = (await grid.service.list(requests.ListMoves(all=True), ADMIN)).moves
+        assert [one.move_id for one in listed] == ["move-00000001"]
 
     run(story)
 
@@ -229,7 +230,7 @@ def test_a_process_whose_children_come_and_go_is_looked_at_again(run) -> None:
             answer(message)
 
         grid.agents.send = send  # type: ignore[method-assign]
-        assert (await grid.execute(consent=True))["state"] == "reserved"
+        assert (await grid.execute(consent=True)).state == "reserved"
         looks[:] = [replace(WORK, unreadable="it cannot be read", pid_start=6)]
         with pytest.raises(Refused, match="cannot be read"):
             await grid.execute(consent=True, number=2)
@@ -258,7 +259,7 @@ def test_what_cannot_be_moved_is_refused_with_every_cause(run) -> None:
         grid.agents.processes = []
         with pytest.raises(NotFound, match="no process 4242"):
             await grid.execute(consent=True)
-        assert (await grid.service.consents(requests.ListConsents(), ADMIN))["consents"] == []
+        assert (await grid.service.consents(requests.ListConsents(), ADMIN)).consents == []
 
     run(story)
 
@@ -270,7 +271,7 @@ def test_files_that_the_target_lacks_are_an_obstacle_and_so_is_a_target_that_doe
         with pytest.raises(Refused, match="/data/set"):
             await grid.execute(consent=True)
         grid.agents.missing = ()
-        assert (await grid.execute(consent=True))["state"] == "reserved"
+        assert (await grid.execute(consent=True)).state == "reserved"
 
     run(story)
 
@@ -279,7 +280,7 @@ def test_where_one_target_lacks_a_file_the_next_one_is_asked_for_it(run) -> None
     async def story(grid: Offloading) -> None:
         grid.agents.processes = [replace(WORK, needs=(("/data/set", 100),))]
         grid.agents.missing_next = [("/data/set",)]
-        assert (await grid.execute(consent=True))["target_node"] in ("two", "three")
+        assert (await grid.execute(consent=True)).target_node in ("two", "three")
         assert [type(one) for one in grid.agents.asked].count(wire.CheckFiles) == 2
 
     run(story, 3)
@@ -312,8 +313,8 @@ def test_a_scan_of_a_node_that_does_not_answer_says_so_and_tells_of_its_jobs(run
         grid.agents.questions.gone(grid.agents)
         grid.agents.send = lambda message: grid.agents.questions.gone(grid.agents)  # type: ignore[method-assign]
         found = await grid.service.scan(requests.ScanOffload("one"), ADMIN)
-        assert [one["job_id"] for one in found["proposals"]] == ["job-r1"]
-        assert "the processes of one are not known" in found["problems"][0]
+        assert [one.job_id for one in found.proposals] == ["job-r1"]
+        assert "the processes of one are not known" in found.problems[0]
         with pytest.raises(Unreachable):
             await grid.execute(consent=True)
 
@@ -323,13 +324,13 @@ def test_a_scan_of_a_node_that_does_not_answer_says_so_and_tells_of_its_jobs(run
 def test_a_command_starts_elsewhere_only_if_its_node_is_pressed_and_another_is_not(run) -> None:
     async def story(grid: Offloading) -> None:
         op = requests.AdviseCommand(("make",), "one")
-        assert (await grid.service.advise(op, ANN))["reason"] == "one is not pressed"
+        assert (await grid.service.advise(op, ANN)).reason == "one is not pressed"
         await grid.grid.handle(HeartbeatReceived("one", Usage(990)))
         found = await grid.service.advise(op, ANN)
-        assert (found["elsewhere"], found["target_node"]) == (True, "two")
+        assert (found.elsewhere, found.target_node) == (True, "two")
         await grid.grid.handle(HeartbeatReceived("two", Usage(990)))
         found = await grid.service.advise(op, ANN)
-        assert (found["elsewhere"], found["target_node"]) == (False, None)
-        assert (await grid.service.advise(requests.AdviseCommand(("make",)), ANN))["elsewhere"] is False
+        assert (found.elsewhere, found.target_node) == (False, None)
+        assert (await grid.service.advise(requests.AdviseCommand(("make",)), ANN)).elsewhere is False
 
     run(story)

@@ -91,7 +91,7 @@ class Parts:
         self.service = WorkerService(self.grid, lambda: Viewer(0), catalog, tokens, guard)
 
     async def state(self, worker_id: str) -> str:
-        return str((await self.service.get(requests.GetWorker(worker_id), OWNER))["worker"]["state"])
+        return str((await self.service.get(requests.GetWorker(worker_id), OWNER)).worker.state)
 
     async def until(self, worker_id: str, state: str) -> None:
         async with asyncio.timeout(20):
@@ -126,14 +126,14 @@ def test_a_repeated_request_starts_each_worker_once_also_when_it_is_gone(run: Ca
         await parts.service.create(op, OWNER)
         await parts.until("worker-aaaa1111", "booting")
         again = await parts.service.create(op, OWNER)
-        assert again["workers"][0]["state"] == "booting"
+        assert again.workers[0].state == "booting"
         await parts.service.terminate(requests.TerminateWorkers(("worker-aaaa",)), OWNER)
         await parts.until("worker-aaaa1111", "gone")
         late = await parts.service.create(op, OWNER)
-        assert late["workers"][0]["state"] == "gone"
+        assert late.workers[0].state == "gone"
         assert len(parts.cloud.calls("create")) == 1
         ended = await parts.service.terminate(requests.TerminateWorkers(("worker-aaaa1111",)), OWNER)
-        assert ended["workers"][0]["state"] == "gone"
+        assert ended.workers[0].state == "gone"
 
     run(story)
 
@@ -142,9 +142,9 @@ def test_none_of_several_is_started_where_the_budget_does_not_allow_all(run: Cal
     async def story(parts: Parts) -> None:
         with pytest.raises(Refused, match="budget_per_hour"):
             await parts.service.create(requests.CreateWorkers(("worker-1111", "worker-2222", "worker-3333")), OWNER)
-        assert (await parts.service.list(requests.ListWorkers(), OWNER))["workers"] == []
+        assert (await parts.service.list(requests.ListWorkers(), OWNER)).workers == []
         plan = await parts.service.create(requests.CreateWorkers(("worker-1111",), dry_run=True), OWNER)
-        assert plan["budget"]["per_hour"] == pytest.approx(0.1)
+        assert plan.budget.per_hour == pytest.approx(0.1)
         assert not parts.cloud.calls("create")
 
     run(story, budget=0.25)
