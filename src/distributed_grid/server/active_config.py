@@ -331,8 +331,8 @@ class ConfigRegistry(NodeRegistry):
 
 
 async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> list[str]:
-    """Declare the config's nodes and policies in the ledger; names of the nodes that keep their old limits, because they
-    have lent more.
+    """Declare the config's nodes and policies in the ledger; names of the nodes that keep their old limits because
+    they have lent more.
 
     A node on another machine keeps the capacity that its agent reported there; one that was elsewhere, or simulated,
     until now has none until its agent reports it.

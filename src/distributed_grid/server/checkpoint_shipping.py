@@ -2,8 +2,8 @@
 
 - Awaited checkpoints are derived from the ledger, again and again: start-up, repair and a lost answer are the same.
 - The attempt is over, so nothing changes while it is read; a tree is recorded when all of it is in the store, on disk.
-- While the job waits in the queue a failure delays nobody, and is tried again. Once its next attempt has a place, a lost
-  node is not waited for, and any other only for `GIVE_UP_MS`.
+- While the job waits in the queue a failure delays nobody, and is tried again. Once its next attempt has a place, a
+  lost node is not waited for, and any other only for `GIVE_UP_MS`.
 - The store holds the checkpoints that living jobs need, and nothing else.
 """
 

@@ -1,36 +1,31 @@
 """`grid cluster install|start|stop|status|env`: nodes by SSH, nodes that joined, and nodes that came with Ray.
 
 A command serves all nodes at once; one that fails never stops the others. A note beside the ledger (0600) has the way
-to each node from before the start of its agent, or of Ray on this machine, until the stop is proven: so the processes on
-a node that left the config can still be stopped.
+to each node from before the start of its agent, or of Ray on this machine, until the stop is proven: so the processes
+on a node that left the config can still be stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable
-from pathlib import Path
-import msgspec
-from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
-from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import LeaseLost, LeaseReclaimed
-from distributed_grid.errors import GridError
-from distributed_grid.posix.private_files import write_private
 import hashlib
+import logging
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ssh.process import Hop, SshProcess, SshTarget, parse_jump
 from distributed_grid.api import requests
-from msgspec.structs import replace
 from distributed_grid.api.answers.cluster import (
     ClusterEnvironment,
     ClusterMachines,
@@ -41,22 +36,22 @@ from distributed_grid.api.answers.cluster import (
 )
 from distributed_grid.api.answers.nodes import NodeRow
 from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.domain.events import AgentRequested, NodeDrained, NodeStopped
+from distributed_grid.control.agents import AgentGateway
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import AgentRequested, LeaseLost, LeaseReclaimed, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, NotFound, Refused
-from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.endpoints import ADMIN, endpoint
+from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused, StoppedNodeFiles
+from distributed_grid.server.ray.attachment import RayAttachment, ReportStep, step_reporter
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
-from distributed_grid.server.purge_guard import StoppedNodeFiles
 from distributed_grid.state_dir import StateDir, machine_id
 from distributed_grid.supervision import start_restarted
-from distributed_grid.control.agents import AgentGateway
-from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.endpoints import ADMIN, endpoint
-from distributed_grid.server.ray.attachment import RayAttachment, ReportStep, step_reporter
 
 ALIVE_SECONDS = 30.0
 RETRY_SECONDS = 60.0
@@ -438,9 +433,7 @@ def _hop(node: NodeConfig) -> Hop:
 class ClusterCommandService:
     """Answers the requests about the machines of the cluster."""
 
-    def __init__(
-        self, grid: Grid, cluster: ClusterService, attachment: RayAttachment, agents: AgentGateway
-    ) -> None:
+    def __init__(self, grid: Grid, cluster: ClusterService, attachment: RayAttachment, agents: AgentGateway) -> None:
         self._grid = grid
         self._cluster = cluster
         self._attachment = attachment

@@ -25,6 +25,7 @@ from distributed_grid.adapters.age_clock import FILE as AGE_FILE
 from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.child_process import ChildCommand
 from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.ray.engine import RayEngine
@@ -36,6 +37,7 @@ from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import (
     offload_rules,
@@ -49,7 +51,6 @@ from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
-from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
@@ -82,7 +83,7 @@ from distributed_grid.server.active_config import (
 )
 from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
-from distributed_grid.server.cluster import ClusterService
+from distributed_grid.server.cluster import ClusterCommandService, ClusterService
 from distributed_grid.server.endpoints import collect
 from distributed_grid.server.file_delivery import FileDeliverer
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
@@ -94,8 +95,7 @@ from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.purge_guard import PurgeGuard
-from distributed_grid.server.ray.attachment import AttachedNodeSync
-from distributed_grid.server.ray.attachment import RayAttachment
+from distributed_grid.server.ray.attachment import AttachedNodeSync, RayAttachment
 from distributed_grid.server.ray.engine_reconciler import EngineReconciler
 from distributed_grid.server.ray.ray_nodes import record_path
 from distributed_grid.server.rest.listener import RestListener, RestServices
@@ -103,7 +103,6 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.auto_offload import AutoOffloadService
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.cluster import ClusterCommandService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
@@ -116,12 +115,10 @@ from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import ScalingService, WorkerService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.server.workers.autoscaler import LOAD_ROW_BYTES, Autoscaler, ExpectedLoad
-from distributed_grid.server.workers.provider_registry import CredentialMask, MaskedLog
-from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens
-from distributed_grid.server.workers.provider_calls import OfferCatalog
 from distributed_grid.server.workers.output_collector import OutputCollector
-from distributed_grid.server.workers.provider_registry import ProviderRegistry
-from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
+from distributed_grid.server.workers.provider_calls import OfferCatalog
+from distributed_grid.server.workers.provider_registry import CredentialMask, MaskedLog, ProviderRegistry
+from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens, WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 from distributed_grid.trees.content_store import ContentStore, ContentStores
@@ -176,7 +173,7 @@ class Daemon:
         self._contents = ContentStores(self._content, self._checkpoints)
         self._agents = AgentGateway(ContentSender(self._contents))
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
-        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=lambda link: self._attachment.nodes.link_changed(link))
+        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
         self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
@@ -483,6 +480,9 @@ class Daemon:
     def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()
         return self._attachment.nodes.desired_state()
+
+    def _on_ray_link_changed(self, link: AgentLinkChanged) -> None:
+        self._attachment.nodes.link_changed(link)  # made after the engine
 
     async def _ray_environment(self, node: str) -> dict[str, str]:
         """Variables with which a Ray program on a node finds its cluster and the grid's namespace there."""

@@ -1,9 +1,9 @@
 """Delivery of files: the files that `--fetch` named are copied into their user's directory when the job has ended.
 
 Pending deliveries are derived from the ledger: start-up, a lost answer and a retry are the same. A delivery that fails
-for a reason that may pass (an unreachable node, a full disk) is tried again until it succeeds; a second delivery changes
-nothing. The last room of a disk stays free as its reserve. If the directory is gone or cannot be written to, the files
-come into a directory of the control plane's own.
+for a reason that may pass (an unreachable node, a full disk) is tried again until it succeeds; a second delivery
+changes nothing. The last room of a disk stays free as its reserve. If the directory is gone or cannot be written to,
+the files come into a directory of the control plane's own.
 """
 
 from __future__ import annotations

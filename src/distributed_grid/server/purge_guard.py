@@ -7,19 +7,17 @@ inspected count as present. If the agent is not connected, the script that SSH r
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
+
 import msgspec
 from msgspec import Meta, Struct
-from distributed_grid.errors import ProtocolError
-import asyncio
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-from msgspec import Struct
+
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, is_output_home, mark_home
 from distributed_grid.agent.files.result_listing import EVERYTHING, count_results
@@ -31,7 +29,7 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
 from distributed_grid.domain.rows import decode_row
-from distributed_grid.errors import GridError, Refused, Unreachable
+from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
 from distributed_grid.server.output_copy import Haul, OutputReader, copy_output
@@ -161,9 +159,11 @@ class PurgeGuard:
         stopped: StoppedNodeFiles | None = None,
         say: Say = lambda step: None,
     ) -> None:
-        """Return if the files of a node may be removed; PurgeRefused if not, or if that is unknown. A later check of the
-        same node skips the attempts in `examined`. With `discard` results do not count, and output that cannot be copied
-        is given up. `stopped` reads the files of a node whose agent is not connected."""
+        """Return if the files of a node may be removed; PurgeRefused if not, or if that is unknown.
+
+        A later check of the same node skips the attempts in `examined`. With `discard` results do not count, and output
+        that cannot be copied is given up. `stopped` reads the files of a node whose agent is not connected.
+        """
         if not discard:
             say("looking for results that were not fetched")
             await self._check_results(node, examined, stopped)

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from distributed_grid.api.answers.common import Answer
 
 
-class UnfetchedResult(Answer, omit_defaults=True):
+class UnfetchedResult(Answer, frozen=True, omit_defaults=True):
     """Files of an ended job that nobody has fetched."""
 
     job_id: str
@@ -18,7 +18,7 @@ class UnfetchedResult(Answer, omit_defaults=True):
     problem: str = ""  # the reason why they could not be counted
 
 
-class NodeResult(Answer, kw_only=True):
+class NodeResult(Answer, frozen=True, kw_only=True):
     """Result of a command on one node."""
 
     node_id: str
@@ -27,11 +27,11 @@ class NodeResult(Answer, kw_only=True):
     results: Sequence[UnfetchedResult] | UnsetType = UNSET  # of a refused purge
 
 
-class NodeResults(Answer):
+class NodeResults(Answer, frozen=True):
     results: Sequence[NodeResult]
 
 
-class AttachedRay(Answer, kw_only=True):
+class AttachedRay(Answer, frozen=True, kw_only=True):
     """Results of attaching a Ray cluster, by node."""
 
     results: Sequence[NodeResult]
@@ -39,7 +39,7 @@ class AttachedRay(Answer, kw_only=True):
     warnings: list[str]
 
 
-class RayOnNode(Answer, kw_only=True):
+class RayOnNode(Answer, frozen=True, kw_only=True):
     """Part of a node in the grid's Ray cluster."""
 
     address: str
@@ -49,7 +49,7 @@ class RayOnNode(Answer, kw_only=True):
     state: str
 
 
-class RayStatus(Answer, kw_only=True):
+class RayStatus(Answer, frozen=True, kw_only=True):
     """The Ray cluster: its address, the ways to it, and its risk."""
 
     mode: str
@@ -57,7 +57,7 @@ class RayStatus(Answer, kw_only=True):
     session: str | None
     authenticated: bool
     tls: bool | UnsetType = UNSET  # of the grid's own Ray
-    problem: str | None | UnsetType = UNSET  # of an attached cluster: the reason why it is not connected
+    problem: str | UnsetType | None = UNSET  # of an attached cluster: the reason why it is not connected
     nodes: dict[str, str]  # the state of Ray by node
     risk: str | None
     dashboard: str | None
@@ -76,7 +76,7 @@ class RayStatus(Answer, kw_only=True):
         )
 
 
-class ClusterNodeRow(Answer, kw_only=True):
+class ClusterNodeRow(Answer, frozen=True, kw_only=True):
     """A machine of the cluster, its agent and the link to it."""
 
     node_id: str
@@ -105,12 +105,12 @@ class ClusterNodeRow(Answer, kw_only=True):
     stopped: bool | UnsetType = UNSET
 
 
-class ClusterMachines(Answer):
+class ClusterMachines(Answer, frozen=True):
     nodes: Sequence[ClusterNodeRow]
     ray: RayStatus | None
 
 
-class ClusterEnvironment(Answer):
+class ClusterEnvironment(Answer, frozen=True):
     """Variables with which programs find Ray."""
 
     environ: dict[str, str]

@@ -7,7 +7,7 @@ from typing import Any
 from distributed_grid.api.answers.common import Answer
 
 
-class Greeting(Answer, kw_only=True):
+class Greeting(Answer, frozen=True, kw_only=True):
     """Answer to the hello of a client."""
 
     protocol: int
@@ -22,7 +22,7 @@ class Greeting(Answer, kw_only=True):
     far_nodes: list[str]  # nodes on other machines: files of a submission are shipped to them
 
 
-class DaemonInfo(Answer, kw_only=True):
+class DaemonInfo(Answer, frozen=True, kw_only=True):
     pid: int
     socket: str
     uptime_seconds: float
@@ -37,12 +37,12 @@ class DaemonInfo(Answer, kw_only=True):
     warnings: list[str]
 
 
-class ActiveConfig(Answer):
+class ActiveConfig(Answer, frozen=True):
     path: str | None
     config: dict[str, Any]
 
 
-class ReloadedConfig(Answer, kw_only=True):
+class ReloadedConfig(Answer, frozen=True, kw_only=True):
     """Keys of a config that were applied, and those that need a new control plane."""
 
     path: str | None
@@ -53,12 +53,12 @@ class ReloadedConfig(Answer, kw_only=True):
     handing_over: bool
 
 
-class DaemonStopping(Answer, kw_only=True):
+class DaemonStopping(Answer, frozen=True, kw_only=True):
     stopping: bool = True
     workers: list[str]  # of providers, that remain
 
 
-class ClockRow(Answer, kw_only=True):
+class ClockRow(Answer, frozen=True, kw_only=True):
     """Wall clock of the control plane (`node_id` is None) or of a node."""
 
     node_id: str | None
@@ -74,5 +74,5 @@ class ClockRow(Answer, kw_only=True):
         )
 
 
-class ClockList(Answer):
+class ClockList(Answer, frozen=True):
     clocks: list[ClockRow]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET, UnsetType, field
 
-from distributed_grid.api.answers.common import Answer, AskedResources, Viewer
+from distributed_grid.api.answers.common import Answer, AskedResources
 from distributed_grid.api.answers.jobs import JobRow
 from distributed_grid.api.answers.leases import AllocationRow, DecisionRow
 from distributed_grid.api.answers.nodes import UnusedBorrowing

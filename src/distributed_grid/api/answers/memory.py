@@ -6,7 +6,7 @@ from distributed_grid.api.answers.common import Answer, Viewer
 from distributed_grid.domain.blocks import Block
 
 
-class BlockRow(Answer, kw_only=True):
+class BlockRow(Answer, frozen=True, kw_only=True):
     """A block of the memory pool."""
 
     block_id: str
@@ -47,11 +47,11 @@ class BlockRow(Answer, kw_only=True):
         )
 
 
-class BlockDetail(Answer):
+class BlockDetail(Answer, frozen=True):
     block: BlockRow
 
 
-class BlockPlace(Answer, kw_only=True):
+class BlockPlace(Answer, frozen=True, kw_only=True):
     """Place of a copy, with its ticket; without an address if it cannot be used at present."""
 
     node: str
@@ -66,25 +66,25 @@ class BlockPlace(Answer, kw_only=True):
     secret: str = ""
 
 
-class LocatedBlock(Answer):
+class LocatedBlock(Answer, frozen=True):
     """A block and its copies, with tickets to read and write them."""
 
     block: BlockRow
     places: list[BlockPlace]
 
 
-class BlockList(Answer):
+class BlockList(Answer, frozen=True):
     """A page of blocks, by their ids."""
 
     blocks: list[BlockRow]
     more: bool
 
 
-class RenewedBlocks(Answer):
+class RenewedBlocks(Answer, frozen=True):
     renewed: int
 
 
-class LenderRow(Answer, kw_only=True):
+class LenderRow(Answer, frozen=True, kw_only=True):
     """Memory that a node lends to the pool."""
 
     node: str
@@ -95,7 +95,7 @@ class LenderRow(Answer, kw_only=True):
     address: str
 
 
-class MemoryStats(Answer, kw_only=True):
+class MemoryStats(Answer, frozen=True, kw_only=True):
     """Usage of the pool, in all and by node."""
 
     blocks: int

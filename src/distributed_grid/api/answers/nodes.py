@@ -240,5 +240,3 @@ class DrainAnswer(Answer):
     cooling: bool
     given_back: int
     detail: str
-
-

@@ -19,7 +19,7 @@ IsConnected = Callable[[str], bool]
 NOT_SHARED = "resource_sharing.enabled is false: nothing is lent, so nothing can move"
 
 
-class ProposalRow(Answer, kw_only=True):
+class ProposalRow(Answer, frozen=True, kw_only=True):
     """Work on a node: whether and in which way it could run elsewhere, and the reasons."""
 
     node_id: str
@@ -74,14 +74,14 @@ class ProposalRow(Answer, kw_only=True):
         )
 
 
-class ProposalList(Answer):
+class ProposalList(Answer, frozen=True):
     """Work that could run elsewhere, and the nodes that could not be asked, with the reasons."""
 
     proposals: list[ProposalRow]
     problems: list[str]
 
 
-class CommandAdvice(Answer, kw_only=True):
+class CommandAdvice(Answer, frozen=True, kw_only=True):
     """Better place to start a command, here or `elsewhere` on `target_node`, and the reason."""
 
     elsewhere: bool
@@ -89,7 +89,7 @@ class CommandAdvice(Answer, kw_only=True):
     reason: str
 
 
-class MoveRow(Answer, kw_only=True):
+class MoveRow(Answer, frozen=True, kw_only=True):
     """A move, under way or ended."""
 
     move_id: str
@@ -190,16 +190,16 @@ def _process_step(move: Move) -> tuple[str, str]:
     return f"the return of the results to {source}", source
 
 
-class MoveList(Answer):
+class MoveList(Answer, frozen=True):
     moves: list[MoveRow]
     more: bool  # further ended moves are kept, but not listed
 
 
-class MoveDetail(Answer):
+class MoveDetail(Answer, frozen=True):
     move: MoveRow
 
 
-class ConsentRow(Answer, kw_only=True):
+class ConsentRow(Answer, frozen=True, kw_only=True):
     """Consent of a user to restart processes of a command shape in a directory elsewhere."""
 
     user: str
@@ -219,11 +219,11 @@ class ConsentRow(Answer, kw_only=True):
         )
 
 
-class ConsentList(Answer):
+class ConsentList(Answer, frozen=True):
     consents: list[ConsentRow]
 
 
-class WithdrawnConsents(Answer):
+class WithdrawnConsents(Answer, frozen=True):
     withdrawn: str  # the command shape
     users: list[str]
 
@@ -231,14 +231,14 @@ class WithdrawnConsents(Answer):
 # ------------------------------------------------------------------ automatic offloading
 
 
-class ConsideredJob(Answer):
+class ConsideredJob(Answer, frozen=True):
     """A job that automatic offloading has considered, and the reason why it was moved or left."""
 
     job_id: str
     reason: str
 
 
-class AutoOffloadLook(Answer, kw_only=True):
+class AutoOffloadLook(Answer, frozen=True, kw_only=True):
     """Last evaluation of a node by automatic offloading."""
 
     node_id: str
@@ -261,7 +261,7 @@ class AutoOffloadLook(Answer, kw_only=True):
         )
 
 
-class AutoOffloadView(Answer, kw_only=True):
+class AutoOffloadView(Answer, frozen=True, kw_only=True):
     """State of automatic offloading."""
 
     enabled: bool
@@ -305,5 +305,5 @@ class AutoOffloadView(Answer, kw_only=True):
         )
 
 
-class AutoOffloadStatus(Answer):
+class AutoOffloadStatus(Answer, frozen=True):
     auto_offload: AutoOffloadView

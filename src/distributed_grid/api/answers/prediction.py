@@ -5,7 +5,7 @@ from __future__ import annotations
 from distributed_grid.api.answers.common import Answer
 
 
-class PredictionRow(Answer, kw_only=True):
+class PredictionRow(Answer, frozen=True, kw_only=True):
     """Predicted needs of the next run of a task; None: unknown."""
 
     key: str  # by which runs are told apart
@@ -22,11 +22,11 @@ class PredictionRow(Answer, kw_only=True):
     why: list[str]
 
 
-class PredictionDetail(Answer):
+class PredictionDetail(Answer, frozen=True):
     prediction: PredictionRow
 
 
-class TaskTypeRow(Answer, kw_only=True):
+class TaskTypeRow(Answer, frozen=True, kw_only=True):
     """A type of task that has a history."""
 
     key: str
@@ -38,12 +38,12 @@ class TaskTypeRow(Answer, kw_only=True):
     trained_at: str | None  # None if it was not trained since it is in memory
 
 
-class TaskTypeList(Answer):
+class TaskTypeList(Answer, frozen=True):
     task_types: list[TaskTypeRow]
     more: bool
 
 
-class TrainingStep(Answer, kw_only=True):
+class TrainingStep(Answer, frozen=True, kw_only=True):
     """Progress of a training."""
 
     trained: int
@@ -51,7 +51,7 @@ class TrainingStep(Answer, kw_only=True):
     key: str
 
 
-class TrainingRow(Answer, kw_only=True):
+class TrainingRow(Answer, frozen=True, kw_only=True):
     """A trained type: its tier and held-out coverage, and those before if its predictor was in memory."""
 
     key: str
@@ -63,17 +63,17 @@ class TrainingRow(Answer, kw_only=True):
     confidence: float
 
 
-class TrainingReport(Answer, kw_only=True):
+class TrainingReport(Answer, frozen=True, kw_only=True):
     trained: list[TrainingRow]
     folded_runs: int  # folded into summaries
     seconds: float
 
 
-class TrainingDetail(Answer):
+class TrainingDetail(Answer, frozen=True):
     training: TrainingReport
 
 
-class ExecutionRecord(Answer, kw_only=True):
+class ExecutionRecord(Answer, frozen=True, kw_only=True):
     """A recorded run."""
 
     task_id: str
@@ -83,11 +83,11 @@ class ExecutionRecord(Answer, kw_only=True):
     samples: int
 
 
-class ExecutionDetail(Answer):
+class ExecutionDetail(Answer, frozen=True):
     execution: ExecutionRecord
 
 
-class BatchScaling(Answer, kw_only=True):
+class BatchScaling(Answer, frozen=True, kw_only=True):
     """Factors of a task's needs with another batch size; with the tier `defaults` in proportion to the batch."""
 
     key: str
@@ -98,5 +98,5 @@ class BatchScaling(Answer, kw_only=True):
     cpu_time: float
 
 
-class BatchScalingDetail(Answer):
+class BatchScalingDetail(Answer, frozen=True):
     scaling: BatchScaling

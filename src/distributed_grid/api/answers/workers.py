@@ -22,7 +22,7 @@ def dollars(micro: int | None) -> float | None:
     return None if micro is None else micro / MICRO
 
 
-class WorkerRow(Answer, kw_only=True):
+class WorkerRow(Answer, frozen=True, kw_only=True):
     """A worker of a provider."""
 
     worker_id: str
@@ -85,7 +85,7 @@ class WorkerRow(Answer, kw_only=True):
         )
 
 
-class CoreHourBudget(Answer, kw_only=True):
+class CoreHourBudget(Answer, frozen=True, kw_only=True):
     """Core-hours of the workers of a provider: used today (UTC), expected by midnight, and the limit."""
 
     core_hours_today: float
@@ -93,7 +93,7 @@ class CoreHourBudget(Answer, kw_only=True):
     budget_core_hours: float
 
 
-class WorkerBudget(Answer, kw_only=True):
+class WorkerBudget(Answer, frozen=True, kw_only=True):
     """Cost of all workers in dollars: per hour, today (UTC) so far and by midnight; and the limits."""
 
     per_hour: float
@@ -122,7 +122,7 @@ class WorkerBudget(Answer, kw_only=True):
         )
 
 
-class WorkerList(Answer, kw_only=True):
+class WorkerList(Answer, frozen=True, kw_only=True):
     """Workers, and the cost of all."""
 
     workers: list[WorkerRow]
@@ -130,11 +130,11 @@ class WorkerList(Answer, kw_only=True):
     more: bool | UnsetType = UNSET  # in a list: further ended workers are kept, but not listed
 
 
-class WorkerDetail(Answer):
+class WorkerDetail(Answer, frozen=True):
     worker: WorkerRow
 
 
-class WorkerOfferRow(Answer, kw_only=True):
+class WorkerOfferRow(Answer, frozen=True, kw_only=True):
     """A machine that a provider can start."""
 
     provider: str
@@ -149,7 +149,7 @@ class WorkerOfferRow(Answer, kw_only=True):
     closed: str | None  # the reason why it is not tried at present
 
 
-class WorkerOfferList(Answer):
+class WorkerOfferList(Answer, frozen=True):
     provider: str
     offers: list[WorkerOfferRow]
 
@@ -157,7 +157,7 @@ class WorkerOfferList(Answer):
 # ------------------------------------------------------------------ scaling
 
 
-class ScalingDemand(Answer, kw_only=True):
+class ScalingDemand(Answer, frozen=True, kw_only=True):
     """Waiting requests that a worker could serve."""
 
     requests: int
@@ -165,7 +165,7 @@ class ScalingDemand(Answer, kw_only=True):
     not_counted: dict[str, int]  # requests that do not count, by reason
 
 
-class ProviderSpending(Answer, kw_only=True):
+class ProviderSpending(Answer, frozen=True, kw_only=True):
     """Cost of the workers of one provider, per hour and today (UTC), in dollars and core-hours."""
 
     provider: str
@@ -195,7 +195,7 @@ class ProviderSpending(Answer, kw_only=True):
         return rows
 
 
-class ScalingStatus(Answer, kw_only=True):
+class ScalingStatus(Answer, frozen=True, kw_only=True):
     """State of scaling."""
 
     provider: str | None
@@ -250,11 +250,11 @@ class ScalingStatus(Answer, kw_only=True):
         )
 
 
-class ScalingDetail(Answer):
+class ScalingDetail(Answer, frozen=True):
     scaling: ScalingStatus
 
 
-class WorkerNeeds(Answer, kw_only=True):
+class WorkerNeeds(Answer, frozen=True, kw_only=True):
     """Resources of each new worker."""
 
     cpu_cores: float
@@ -262,7 +262,7 @@ class WorkerNeeds(Answer, kw_only=True):
     gpu_count: int
 
 
-class ScalingDecisionRow(Answer, kw_only=True):
+class ScalingDecisionRow(Answer, frozen=True, kw_only=True):
     """Decision of scaling: start `count` workers of a type, or give back those of `worker_ids`."""
 
     action: str
@@ -301,7 +301,7 @@ class ScalingDecisionRow(Answer, kw_only=True):
         )
 
 
-class ScalingPlanView(Answer, kw_only=True):
+class ScalingPlanView(Answer, frozen=True, kw_only=True):
     """A decision, its cost per hour and until midnight (UTC), and the cost of all workers with it."""
 
     decision: ScalingDecisionRow
@@ -310,9 +310,7 @@ class ScalingPlanView(Answer, kw_only=True):
     budget: WorkerBudget
 
     @classmethod
-    def of(
-        cls, ledger: Ledger, plan: ScalingPlan, now: int, wall_ms: int, *, done: bool = False
-    ) -> ScalingPlanView:
+    def of(cls, ledger: Ledger, plan: ScalingPlan, now: int, wall_ms: int, *, done: bool = False) -> ScalingPlanView:
         """A plan, or with `done` an executed one, and the cost of all workers with it."""
         state, worker = budget_state(ledger, now, wall_ms), plan.worker
         added_micro: int | None = 0
@@ -330,7 +328,7 @@ class ScalingPlanView(Answer, kw_only=True):
         )
 
 
-class ScalingPlanDetail(Answer, kw_only=True):
+class ScalingPlanDetail(Answer, frozen=True, kw_only=True):
     plan: ScalingPlanView
     started: list[str] | UnsetType = UNSET  # of an evaluation that acted: the workers it started
     problem: str | None  # the reason why the provider cannot be used
@@ -339,7 +337,7 @@ class ScalingPlanDetail(Answer, kw_only=True):
 # ------------------------------------------------------------------ workers that pull their tasks
 
 
-class UnwantedTask(Answer, kw_only=True):
+class UnwantedTask(Answer, frozen=True, kw_only=True):
     """A task that a worker is to stop."""
 
     task_id: str
@@ -347,7 +345,7 @@ class UnwantedTask(Answer, kw_only=True):
     reason: str
 
 
-class PullWorkerRow(Answer, kw_only=True):
+class PullWorkerRow(Answer, frozen=True, kw_only=True):
     """A pull worker, in the answers to its registration and heartbeats."""
 
     worker_id: str
@@ -360,20 +358,20 @@ class PullWorkerRow(Answer, kw_only=True):
     stop: list[UnwantedTask]
 
 
-class PullWorkerDetail(Answer):
+class PullWorkerDetail(Answer, frozen=True):
     worker: PullWorkerRow
 
 
-class PullWorkerRemoved(Answer):
+class PullWorkerRemoved(Answer, frozen=True):
     worker_id: str
     removed: bool = True
 
 
-class ReassessmentStarted(Answer):
+class ReassessmentStarted(Answer, frozen=True):
     workers: int  # pull workers that are asked
 
 
-class ReservationRow(Answer, kw_only=True):
+class ReservationRow(Answer, frozen=True, kw_only=True):
     """Resources of a worker that are held for a task."""
 
     reservation_id: str
@@ -401,11 +399,11 @@ class ReservationRow(Answer, kw_only=True):
         )
 
 
-class ReservationDetail(Answer):
+class ReservationDetail(Answer, frozen=True):
     reservation: ReservationRow
 
 
-class WorkerFit(Answer, kw_only=True):
+class WorkerFit(Answer, frozen=True, kw_only=True):
     """Fitness of a worker for a task, or the reason why it has no room now."""
 
     available: bool
@@ -413,25 +411,25 @@ class WorkerFit(Answer, kw_only=True):
     fitness: float
 
 
-class CpuResources(Answer):
+class CpuResources(Answer, frozen=True):
     cores: float
     physical_cores: int | None
     available_cores: float
 
 
-class MemoryResources(Answer):
+class MemoryResources(Answer, frozen=True):
     total_mb: int
     available_mb: int
 
 
-class GpuResources(Answer):
+class GpuResources(Answer, frozen=True):
     devices: int
     available_devices: int
     total_memory_mb: int
     available_memory_mb: int
 
 
-class NodeResources(Answer):
+class NodeResources(Answer, frozen=True):
     """Resources of a worker, in all and free, in the nested form of its reports."""
 
     cpu: CpuResources
@@ -448,6 +446,6 @@ class NodeResources(Answer):
         )
 
 
-class WorkerResourceList(Answer):
+class WorkerResourceList(Answer, frozen=True):
     workers: dict[str, NodeResources]
     reservations: list[ReservationRow]

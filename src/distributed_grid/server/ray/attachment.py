@@ -9,36 +9,19 @@ nodes; what cannot be ended is reported.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Container, Sequence
-from msgspec import Struct
-from msgspec.structs import replace
-from distributed_grid.adapters.child_process import ChildCommand, Say
-from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, LinkStates
-from distributed_grid.adapters.ray.driver_messages import AttachedNode, KeepAttachedNode, RunOnAttachedNode
-from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import joined_node
-from distributed_grid.control.grid import Grid
-from distributed_grid.domain.engines import ATTACHED, EngineRow
-from distributed_grid.domain.events import EngineNode, NodeDeclared, NodeForgotten
-from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import RAY_HOST, Caps, Node
-from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.domain.states import NodeState
-from distributed_grid.errors import Refused, TimedOut
-from distributed_grid.ports import EngineView
-from distributed_grid.reactor.engines import match_nodes
-from distributed_grid.server.access.agent_sockets import AgentSockets
-from distributed_grid.server.ray.engine_reconciler import NAME
 import importlib.util
-from collections.abc import Awaitable, Callable, Container
-from distributed_grid.adapters.node.node_messages import AgentLinkChanged, NodeFacts
+import re
+from collections.abc import Awaitable, Callable, Container, Sequence
+
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from distributed_grid.adapters.child_process import ChildCommand, Say
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, LinkStates, NodeFacts
 from distributed_grid.adapters.ray.cluster_connection import AUTO, CLIENT_SCHEME, RAY_MISSING
-from distributed_grid.adapters.ray.driver_messages import Connect
-from msgspec import UNSET
+from distributed_grid.adapters.ray.driver_messages import AttachedNode, Connect, KeepAttachedNode, RunOnAttachedNode
+from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.api import requests
-from distributed_grid.api.answers.nodes import NodeStep
 from distributed_grid.api.answers.cluster import (
     AttachedRay,
     ClusterMachines,
@@ -47,10 +30,29 @@ from distributed_grid.api.answers.cluster import (
     NodeResults,
     RayStatus,
 )
-from distributed_grid.domain.events import EngineRegistered, EngineRemoved, NodeDrained, NodeStopped
-from distributed_grid.domain.nodes import PULL_HOST, RAY_HOST, Node
-from distributed_grid.errors import GridError, Refused, Unreachable
+from distributed_grid.api.answers.nodes import NodeStep
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config_mapping import joined_node
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.engines import ATTACHED, EngineRow
+from distributed_grid.domain.events import (
+    EngineNode,
+    EngineRegistered,
+    EngineRemoved,
+    NodeDeclared,
+    NodeDrained,
+    NodeForgotten,
+    NodeStopped,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import PULL_HOST, RAY_HOST, Caps, Node
+from distributed_grid.domain.resources import WHOLE_GPU
+from distributed_grid.domain.states import NodeState
+from distributed_grid.errors import GridError, Refused, TimedOut, Unreachable
+from distributed_grid.ports import EngineView
 from distributed_grid.posix.private_files import write_private
+from distributed_grid.reactor.engines import match_nodes
+from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, endpoint
 from distributed_grid.server.purge_guard import PurgeGuard, PurgeRefused
@@ -280,7 +282,8 @@ class RayAttachment:
             if importlib.util.find_spec("ray") is None:
                 raise Refused(RAY_MISSING)
             if row is not None and row.mode != ATTACHED:
-                raise Refused(f"this grid runs a Ray cluster of its own at {row.address}; first type: grid cluster stop")
+                own = f"this grid runs a Ray cluster of its own at {row.address}"
+                raise Refused(f"{own}; first type: grid cluster stop")
             if row is not None and op.address not in (row.address, AUTO):
                 raise Refused(f"this grid is attached to {row.address}; first type: {DETACH}")
             report(NodeStep(NAME, f"connecting with {op.address}"))
@@ -499,9 +502,7 @@ def other_results(ledger: Ledger, names: list[str]) -> list[NodeResult]:
     """Results for the nodes of the cluster whose agents are kept in another way."""
     others = (node for node in ledger.nodes.values() if node.engine == NAME and node.name not in names)
     here, by_ssh = "runs inside the control plane", "its agent is kept by SSH"
-    return [
-        NodeResult(node_id=node.name, ok=True, detail=here if node.host == "local" else by_ssh) for node in others
-    ]
+    return [NodeResult(node_id=node.name, ok=True, detail=here if node.host == "local" else by_ssh) for node in others]
 
 
 def _brought_rows(ledger: Ledger, now: int, names: tuple[str, ...]) -> list[ClusterNodeRow]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ssh.process import PortForward, SshProcess, SshTarget
@@ -21,17 +23,18 @@ from distributed_grid.domain.engines import SSH, EngineRow
 from distributed_grid.domain.events import EngineRegistered, EngineRemoved
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused, Unreachable
-from distributed_grid.server.ray.ray_nodes import RayCredentials
 from distributed_grid.server.ray.engine_reconciler import NAME, EngineReconciler
-from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
-from distributed_grid.server.ray.ray_nodes import RayPorts
+from distributed_grid.server.ray.ray_nodes import (
+    CONTROL_PLANE,
+    RayCredentials,
+    RayNodes,
+    RayPorts,
+    bracketed,
+    check_versions,
+    own_versions,
+    security_risk,
+)
 from distributed_grid.state_dir import StateDir
-from collections.abc import Callable, Iterable
-from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
-from distributed_grid.errors import GridError, Refused
-from distributed_grid.server.ray.engine_reconciler import EngineReconciler
-from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
 from distributed_grid.supervision import start_logged, start_restarted
 
 CONNECTION_POLL_SECONDS, CONNECT_SECONDS = 0.5, 45.0
@@ -142,9 +145,7 @@ class RayEndpoints:
     def _urls(self, row: EngineRow) -> RayUrls:
         ray, head = self._ports.settings, self._config.head
         if head.is_local:
-            return RayUrls(
-                f"http://127.0.0.1:{ray.dashboard_port}", f"ray://127.0.0.1:{ray.client_port}", row.address
-            )
+            return RayUrls(f"http://127.0.0.1:{ray.dashboard_port}", f"ray://127.0.0.1:{ray.client_port}", row.address)
         ports = self._ssh.forwarded.get(head.name, {})
         schemes = {"dashboard": "http://", "client": "ray://", "head": ""}
         return RayUrls(
@@ -515,7 +516,9 @@ class RayCluster:
             return
         inspections = [self.nodes.inspect(name, versions=False) for name in row.nodes]
         for name, answer in zip(row.nodes, await asyncio.gather(*inspections, return_exceptions=True), strict=True):
-            self.nodes.states[name] = answer if isinstance(answer, dict) else {"state": "unknown", "problem": str(answer)}
+            self.nodes.states[name] = (
+                answer if isinstance(answer, dict) else {"state": "unknown", "problem": str(answer)}
+            )
         head = self._config.head.name
         state = self.nodes.states.get(head, {}).get("state")
         if state in ("stopped", "broken"):

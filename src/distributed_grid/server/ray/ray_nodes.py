@@ -9,30 +9,29 @@ port.
 
 from __future__ import annotations
 
-import secrets
-from pathlib import Path
-from distributed_grid.posix.private_files import write_private
-import contextlib
-import json
-import socket
-from collections.abc import Callable, Collection
-from msgspec.structs import replace
-from distributed_grid.config import ClusterConfig
-from distributed_grid.config.sections import Ray
-from distributed_grid.errors import Refused
 import asyncio
+import contextlib
 import ipaddress
+import json
 import platform
+import secrets
+import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
+
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_script_ray import HEAD_ANSWERS, RECORD_NAME, ray_dir
 from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.sections import Ray
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.errors import GridError, Refused
+from distributed_grid.posix.private_files import write_private
 
 OWN = "control-plane"
 HEAD_PORTS = ("port", "client_port", "dashboard_port")

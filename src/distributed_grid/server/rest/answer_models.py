@@ -5,11 +5,11 @@ from __future__ import annotations
 import types
 import typing
 from functools import cache
-from typing import Any
+from typing import Any, NotRequired
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from distributed_grid.api.answers import boosts, explanation, jobs, leases, nodes, offloading, reports
 from distributed_grid.control import view_types

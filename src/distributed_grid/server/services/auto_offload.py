@@ -6,17 +6,13 @@ from collections.abc import Callable
 
 from distributed_grid.api import requests
 from distributed_grid.api.answers.common import Viewer
-from distributed_grid.api.answers.offloading import AutoOffloadLook, AutoOffloadStatus, AutoOffloadView
+from distributed_grid.api.answers.offloading import AutoOffloadStatus, AutoOffloadView
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import AutoOffloadSet
-from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
-from distributed_grid.scheduling.queue.reasons import is_stopped
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, endpoint, get, post
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
-from distributed_grid.server.services.records import event_view
 
 
 class AutoOffloadService:

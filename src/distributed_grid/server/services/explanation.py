@@ -284,9 +284,7 @@ def _explain_refusal(viewer: Viewer, history: Sequence[DecisionRecord]) -> Expla
 
 async def _explain_node(grid: Grid, viewer: Viewer, node: Node) -> Explanation:
     """Whether a node is degraded, the resources it gave back unused, and the decisions of automatic offloading there."""
-    newest = await grid.query(
-        lambda store: store.events(types=NODE_EVENTS, limit=MAX_SEARCHED_EVENTS, newest=True)
-    )
+    newest = await grid.query(lambda store: store.events(types=NODE_EVENTS, limit=MAX_SEARCHED_EVENTS, newest=True))
     rows = [row for row in newest if row.node == node.name][-MAX_NODE_EVENTS:]
 
     def read(ledger: Ledger, now: int) -> Explanation:
@@ -387,7 +385,9 @@ async def _placed(
 ) -> PlacementRow:
     """A placement with its recorded decision, and the request that preempted the lease."""
     grant = next(iter(grants_of(history, gang or lease_id)), None)
-    displaced = next((record for record in history if record.row.type == "preempted" and record.is_about(lease_id)), None)
+    displaced = next(
+        (record for record in history if record.row.type == "preempted" and record.is_about(lease_id)), None
+    )
     preemptor = await _preemptor(grid, displaced) if displaced is not None else None
     if grant is None:
         return replace(placement, made_room_for=preemptor)

@@ -18,10 +18,10 @@ from distributed_grid.api.answers.jobs import JobRow
 from distributed_grid.api.answers.leases import AllocationList, AllocationRow
 from distributed_grid.api.answers.nodes import (
     DrainAnswer,
-    NodeStep,
     NodeDetail,
     NodeList,
     NodeRow,
+    NodeStep,
     OfferList,
     OfferRow,
     RecommendationList,
@@ -178,9 +178,7 @@ class NodeService:
         return await self._grid.read(read_node)
 
     @endpoint(ADMIN)
-    async def drain(
-        self, op: requests.DrainNode, caller: Caller, report: Callable[[NodeStep], None]
-    ) -> DrainAnswer:
+    async def drain(self, op: requests.DrainNode, caller: Caller, report: Callable[[NodeStep], None]) -> DrainAnswer:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:
             return await self._resume(op.node)

@@ -32,7 +32,6 @@ from distributed_grid.api.worker_resources import (
     required_amounts,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.server.services.records import held_leases
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,
@@ -55,6 +54,7 @@ from distributed_grid.scheduling.placement.scores import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
+from distributed_grid.server.services.records import held_leases
 
 RESERVATION_MS = 3_600_000
 HEARTBEATS_PER_HOLD = 6
@@ -205,7 +205,9 @@ class PullWorkerService:
                 for lease, _ in held_leases(ledger)
                 if lease.request.task or (lease.job and lease.request.runs_on is not WorkerKind.AGENT)
             ]
-            return WorkerResourceList({name: _resources(ledger, node) for name, node in ledger.nodes.items()}, reservations)
+            return WorkerResourceList(
+                {name: _resources(ledger, node) for name, node in ledger.nodes.items()}, reservations
+            )
 
         return await self._grid.read(read)
 

@@ -43,9 +43,8 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, endpoint
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.workers.autoscaler import Autoscaler
-from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens
 from distributed_grid.server.workers.provider_calls import OfferCatalog, place_of_offer, worker_of
-from distributed_grid.server.workers.worker_reconciler import wall_ms
+from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens, wall_ms
 
 GIB = 1024**3
 MAX_ENDED = 200  # listed, the last first
@@ -191,9 +190,7 @@ class WorkerService:
         viewer = self._viewer()
         return await self._grid.read(lambda ledger, now: [WorkerRow.of(viewer, worker, now) for worker in workers])
 
-    async def _with_budget(
-        self, rows: builtins.list[WorkerRow], more: bool | UnsetType = UNSET
-    ) -> WorkerList:
+    async def _with_budget(self, rows: builtins.list[WorkerRow], more: bool | UnsetType = UNSET) -> WorkerList:
         state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
         return WorkerList(workers=rows, budget=WorkerBudget.of(state), more=more)
 

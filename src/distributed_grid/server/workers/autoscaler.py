@@ -28,9 +28,8 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import LeaseState, WorkerState
-from distributed_grid.domain.workers import ScalingPlan, ScalingRules, Worker, WorkerResources
+from distributed_grid.domain.workers import ScalingPlan, ScalingRules, WorkerResources
 from distributed_grid.errors import GridError
-from distributed_grid.ports import WorkerOffer
 from distributed_grid.prediction.warm_pool import KEPT_MS, SLOT_MS, LoadSlot, WarmPool
 from distributed_grid.reactor.decision import ScalingAnswer
 from distributed_grid.scheduling.scaling.demand import read_demand
@@ -124,8 +123,8 @@ class Autoscaler:
             self._has_new_waiting = any(isinstance(row, Lease) and row.state is LeaseState.ASKED for row in rows)
 
     async def _sleep(self) -> None:
-        """Wait for the next evaluation, or until the end of another worker is announced, or a request waits that no node
-        could serve."""
+        """Wait for the next evaluation, or until the end of another worker is announced or a request waits that no
+        node could serve."""
         until = asyncio.get_running_loop().time() + self.interval_seconds
         while (left := until - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, POLL_SECONDS))

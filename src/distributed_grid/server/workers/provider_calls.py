@@ -12,9 +12,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
+
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     Event,
     ListedInstance,
@@ -25,23 +28,15 @@ from distributed_grid.domain.events import (
     WorkersListed,
     WorkerTerminationAccepted,
 )
-from distributed_grid.domain.workers import Worker, WorkerRules
-from distributed_grid.errors import GridError, NoCapacity, Throttled, Unreachable
-from distributed_grid.ports import CloudProviderBase, WorkerInstance
-from distributed_grid.scheduling.scaling.worker_availability import place_of
-from distributed_grid.server.workers.provider_registry import CredentialMask
-import secrets
-from collections.abc import Sequence
-from distributed_grid.control.grid import Grid
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
-from distributed_grid.domain.workers import Worker, WorkerResources
-from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.domain.workers import Worker, WorkerResources, WorkerRules
+from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.number_text import counted, plain_number
-from distributed_grid.ports import WorkerOffer
+from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer
 from distributed_grid.scheduling.scaling.budget import budget_state
-from distributed_grid.scheduling.scaling.worker_availability import OfferPlace, closed_text, closure_of
-from distributed_grid.server.workers.provider_registry import ProviderRegistry
+from distributed_grid.scheduling.scaling.worker_availability import OfferPlace, closed_text, closure_of, place_of
+from distributed_grid.server.workers.provider_registry import CredentialMask, ProviderRegistry
 
 MAX_CALLS_AT_ONCE = 8
 T = TypeVar("T")

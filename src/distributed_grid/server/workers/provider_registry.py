@@ -9,27 +9,22 @@ lines show credentials as `***`: an SDK or another package may repeat its config
 
 from __future__ import annotations
 
-import logging
-import traceback
-from collections.abc import Iterable
-from typing import TypeVar
-from msgspec.structs import astuple, replace
-from distributed_grid.config import ClusterConfig
-from distributed_grid.config.providers import PROVIDERS, written_secrets
-from distributed_grid.config.value_kinds import MASK, Secret
-from distributed_grid.errors import GridError, NoCapacity, Refused, Unreachable
-from distributed_grid.ports import WorkerInstance, WorkerOffer
 import importlib
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
 from msgspec import Struct
+from msgspec.structs import astuple, replace
+
 from distributed_grid.config import ClusterConfig, ConfigProblems
-from distributed_grid.config.providers import PLUG_IN_GROUP, plugged_in_names
-from distributed_grid.config.value_kinds import is_loopback
-from distributed_grid.errors import BadInput, GridError, TimedOut
+from distributed_grid.config.providers import PLUG_IN_GROUP, PROVIDERS, plugged_in_names, written_secrets
+from distributed_grid.config.value_kinds import MASK, Secret, is_loopback
+from distributed_grid.errors import BadInput, GridError, NoCapacity, Refused, TimedOut, Unreachable
 from distributed_grid.number_text import counted, plain_number, rounded
-from distributed_grid.ports import CloudProviderBase, WorkerOffer
+from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOffer
 
 MIN_SECRET_CHARS = 4  # a shorter one would match in every other word
 _CLOUDS = "distributed_grid.adapters.clouds"
@@ -116,7 +111,6 @@ class MaskedLog(logging.Filter):
             if (masked := self._mask.text(trace)) != trace:
                 record.exc_info, record.exc_text = None, masked
         return True
-
 
 
 class ProviderRegistry:
@@ -282,4 +276,3 @@ def _answered(name: str, call: Callable[[], T], seconds: float) -> T:
     if not outcome:
         raise TimedOut(f"{name}: no answer within {plain_number(seconds)} s")
     return outcome[0]
-

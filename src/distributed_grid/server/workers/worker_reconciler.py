@@ -16,15 +16,13 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import secrets
-from pathlib import Path
-from distributed_grid.errors import GridError, NotFound
-from distributed_grid.posix.private_files import write_private
-from distributed_grid.server.access.admission import Admission
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
@@ -39,12 +37,14 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
-from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
-from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
+from distributed_grid.errors import GridError, NoCapacity, NotFound, Refused, Throttled
+from distributed_grid.ports import WorkerInstance, WorkerOrder
+from distributed_grid.posix.private_files import write_private
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, worker_effects
 from distributed_grid.reactor.workers.worker_checks import DAY_ALARM, HOUR_ALARM, core_alarm
 from distributed_grid.scheduling.scaling.budget import budget_state, core_budget_key, core_hours, usd
+from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.workers import provider_calls
 from distributed_grid.server.workers.provider_calls import OfferCatalog, offer_of
 from distributed_grid.supervision import start_restarted
@@ -242,7 +242,7 @@ class WorkerReconciler:
     # ------------------------------------------------------------------ comparing
 
     async def _reconcile(self) -> None:
-        """Check the deadlines and budgets of workers, perform their effects, and compare with the lists that are due."""
+        """Check the deadlines and budgets of workers, perform their effects, and compare with due lists."""
         if self._grid.ledger.workers or self._grid.ledger.offer_closures:
             before = await self._grid.read(budget_alarms)
             await self._grid.handle_with_retry(WorkersChecked(wall_ms()))

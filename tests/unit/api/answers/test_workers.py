@@ -10,7 +10,9 @@ from tests.support.worker_model import WorkerModel
 
 def test_money_and_core_hours_of_each_provider_are_those_of_today() -> None:
     model = WorkerModel(WorkerRules(core_hour_budgets={"scripted": 50_000, "unused": 1_500}))
-    (unused,) = [one for one in ProviderSpending.of_ledger(model.ledger, model.now, model.wall_ms) if one.provider == "unused"]
+    (unused,) = [
+        one for one in ProviderSpending.of_ledger(model.ledger, model.now, model.wall_ms) if one.provider == "unused"
+    ]
     assert (unused.workers, unused.core_hours_today, unused.budget_core_hours) == (0, 0, 1.5)
     model.want()
     model.perform()

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
-from distributed_grid.control.grid import Grid
 from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.offloading import NOT_SHARED
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared, TimePassed
 from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.nodes import Usage
@@ -93,7 +94,7 @@ def test_without_sharing_nothing_is_read_and_the_status_says_why() -> None:
         assert server.pressure.asked == 0
         view = (await server.service.status(requests.GetAutoOffload(), ADMIN)).auto_offload
         assert (view.enabled, view.configured) == (False, True)
-        assert "resource_sharing.enabled is false" in view.stopped
+        assert view.stopped == NOT_SHARED
 
     served(story, None)
 

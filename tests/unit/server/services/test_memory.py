@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.memory import LocatedBlock, RenewedBlocks
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import LeaseLost, MemoryServed, NodeDrained, PullWorkerRegistered
@@ -55,11 +56,11 @@ class MemoryGrid(InProcessGrid):
         )
         self.reported = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
 
-    async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
+    async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> LocatedBlock:
         op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.AllocateBlock)
         return await self.memory.allocate(op, caller)
 
-    async def find(self, name: str, caller: Caller = ANN) -> dict[str, Any]:
+    async def find(self, name: str, caller: Caller = ANN) -> LocatedBlock:
         return await self.memory.find(requests.FindBlock(name), caller)
 
 
@@ -227,13 +228,11 @@ def test_a_session_renews_its_own_blocks_and_no_others(run_scenario: Any) -> Non
     async def scenario(cluster: MemoryGrid) -> None:
         await cluster.allocate("b1", session="s1")
         await cluster.allocate("b2", ttl_seconds=600)
-        assert await cluster.memory.renew(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
+        assert await cluster.memory.renew(requests.RenewBlocks("s1"), BOB) == RenewedBlocks(0)
         await cluster.later(500)
-        assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
+        assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == RenewedBlocks(1)
         await cluster.later(3300)
-        assert [block.block_id for block in (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks] == [
-            "b1"
-        ]
+        assert [block.block_id for block in (await cluster.memory.list(requests.ListBlocks(), ROOT)).blocks] == ["b1"]
 
     run_scenario(scenario)
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -34,10 +34,9 @@ from distributed_grid.server.access.tokens import Caller, Forbidden, TokenStore
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.services.daemon import is_unused
 from distributed_grid.server.services.workers import WorkerService
-from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens
 from distributed_grid.server.workers.provider_calls import OfferCatalog
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
-from distributed_grid.server.workers.worker_reconciler import WorkerReconciler
+from distributed_grid.server.workers.worker_reconciler import WorkerJoinTokens, WorkerReconciler
 from tests.support.builders import a_node, a_request, a_submission
 from tests.support.scripted_provider import CloudFile, plug_in
 

@@ -95,8 +95,8 @@ def test_workers_that_could_not_reach_the_control_plane_are_never_started() -> N
         await home.grid.handle(LeaseAsked(a_request("more", cores=1)))
         plan, started = await scaler.evaluate_now()
         assert (plan.action, started) == ("none", [])
-        status = (await ScalingService(home.grid, scaler).status(requests.GetScaling(), OWNER))["scaling"]
-        assert status["problem"] == scaler.problem
+        status = (await ScalingService(home.grid, scaler).status(requests.GetScaling(), OWNER)).scaling
+        assert status.problem == scaler.problem
 
     run(scenario)
 
@@ -107,17 +107,17 @@ def test_looking_changes_nothing_and_only_an_admin_acts() -> None:
         service = ScalingService(home.grid, scaler)
         await home.grid.handle(LeaseAsked(a_request("all", cores=1)))
         await home.grid.handle(LeaseAsked(a_request("more", cores=1)))
-        planned = (await service.plan(requests.PlanScaling(), OWNER))["plan"]
-        assert (planned["decision"]["action"], planned["decision"]["worker_type"]) == ("scale_up", "cpu")
-        assert planned["cost_per_hour"] == pytest.approx(0.1)
-        assert planned["budget"]["per_hour"] == pytest.approx(0.1)
+        planned = (await service.plan(requests.PlanScaling(), OWNER)).plan
+        assert (planned.decision.action, planned.decision.worker_type) == ("scale_up", "cpu")
+        assert planned.cost_per_hour == pytest.approx(0.1)
+        assert planned.budget.per_hour == pytest.approx(0.1)
         assert not home.grid.ledger.workers
         assert not home.grid.ledger.utilization.samples
         with pytest.raises(Forbidden):
             await service.run(requests.RunScaling(), Caller("eve"))
         done = await service.run(requests.RunScaling(), OWNER)
-        assert list(home.grid.ledger.workers) == done["started"]
-        assert done["plan"]["budget"]["per_hour"] == pytest.approx(0.1)
+        assert list(home.grid.ledger.workers) == done.started
+        assert done.plan.budget.per_hour == pytest.approx(0.1)
 
     run(scenario)
 
