@@ -1,7 +1,7 @@
 """Files between the control plane and agents: content for working directories, and the files of attempts.
 
-No more is on its way than the reader has room for: a sender sends what it got credit for. A connection that ends breaks
-its streams with Unreachable; the reader goes on from its offset later.
+No more is on its way than the reader has room for: a sender sends the bytes that it got credit for. A connection that
+ends breaks its streams with Unreachable; the reader continues from its offset later.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.agent.files.attempt_files import (
     DIRECTORY_GONE,
@@ -57,16 +59,16 @@ MAX_STREAMS = 64
 
 
 class ContentSource(Protocol):
-    """Where content is kept, by its digest."""
+    """Store of contents by digest."""
 
     def open(self, digest: str) -> BinaryIO:
-        """The content, to be read; a GridError or OSError where there is none."""
+        """The content for reading; a GridError or OSError if there is none."""
 
 
+@dataclass
 class _Sending:
-    def __init__(self, source: BinaryIO, credit: int) -> None:
-        self.source = source
-        self.credit = credit
+    source: BinaryIO
+    credit: int
 
 
 class ContentSender:
@@ -77,11 +79,10 @@ class ContentSender:
         self._sending: dict[AgentSide, dict[int, _Sending]] = {}
 
     def received(self, message: FetchContent | FetchCredit, via: AgentSide) -> None:
-        """Begin a stream, or go on with one."""
+        """Begin a stream, or continue one."""
         streams = self._sending.setdefault(via, {})
         if isinstance(message, FetchContent):
-            problem = self._begin(message, streams)
-            if problem:
+            if problem := self._begin(message, streams):
                 via.send(FetchedChunk(message.stream, b"", problem))
                 return
         elif message.stream in streams and message.credit:
@@ -90,7 +91,14 @@ class ContentSender:
         else:
             self._end(streams, message.stream)
             return
-        self._go_on(message.stream, streams, via)
+        sending = streams[message.stream]
+        while sending.credit > 0:
+            data = sending.source.read(min(sending.credit, MAX_CHUNK_BYTES))
+            via.send(FetchedChunk(message.stream, data))
+            if not data:
+                self._end(streams, message.stream)
+                return
+            sending.credit -= len(data)
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended. Safe twice."""
@@ -105,16 +113,6 @@ class ContentSender:
         except (GridError, OSError) as missing:
             return f"{message.digest[:16]} is not here: {missing}"
         return ""
-
-    def _go_on(self, stream: int, streams: dict[int, _Sending], via: AgentSide) -> None:
-        sending = streams[stream]
-        while sending.credit > 0:
-            data = sending.source.read(min(sending.credit, MAX_CHUNK_BYTES))
-            via.send(FetchedChunk(stream, data))
-            if not data:
-                self._end(streams, stream)
-                return
-            sending.credit -= len(data)
 
     def _end(self, streams: dict[int, _Sending], stream: int) -> None:
         ended = streams.pop(stream, None)
@@ -150,7 +148,7 @@ class RemoteFiles:
     async def read(
         self, node: str, lease_id: str, name: bytes, offset: int, most: int, *, from_end: bool = False
     ) -> tuple[int, bytes]:
-        """Where, and what there is of a file from an offset on, at most so much; empty where there is nothing (yet)."""
+        """A part of a file and its offset, at most `most` bytes; empty if there is nothing (yet)."""
         agent, stream, answers = self._streams.open(node)
         parts: list[bytes] = []
         start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
@@ -178,40 +176,33 @@ class RemoteFiles:
             self._close(agent, stream)
 
     async def find(self, node: str, lease_id: str, patterns: tuple[str, ...], shipped: str = "") -> AttemptOutputFile:
-        """The files of an attempt's working directory that fit the patterns, once all pages of them are here; with the
-        manifest that was shipped only those that were made or changed since."""
+        """The files of an attempt's working directory that fit the patterns; with the manifest that was shipped only
+        those that were made or changed since."""
 
         def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
             return decode_listing(page, limit_files=file_selection.FETCH_LIMIT_FILES - known)
 
-        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, patterns, shipped=shipped), decode)
-        if len({entry.path for entry in found.entries}) < len(found.entries):
+        listing = await self._list(node, ListFiles(0, lease_id, patterns, shipped=shipped), decode)
+        if len({entry.path for entry in listing.entries}) < len(listing.entries):
             raise ProtocolError(f"{node} lists a file twice")
-        return found
+        return listing
 
     async def find_tree(self, node: str, lease_id: str) -> AttemptOutputFile:
-        """Everything in the directory of an attempt or of a move's original, files with their digests. Links may lead
-        outside; all else is a sound tree."""
-
-        def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
-            return decode_tree_page(page, limit_entries=MAX_ENTRIES - known)
-
-        found = await self._list(node, lambda stream: ListFiles(stream, lease_id, (), tree=True), decode)
-        return AttemptOutputFile(manifest_of(found.entries).entries, found.skipped)
+        """All entries of the directory of an attempt or of a move's original, files with their digests. Links may lead
+        outside; otherwise it is a sound tree."""
+        listing = await self._list(node, ListFiles(0, lease_id, (), tree=True), _decode_tree)
+        return AttemptOutputFile(manifest_of(listing.entries).entries, listing.skipped)
 
     async def find_checkpoint(self, node: str, lease_id: str) -> AttemptOutputFile:
-        """Everything in the checkpoint directory of an attempt, without digests; nothing of it is checked yet."""
-
-        def decode(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
-            return decode_tree_page(page, limit_entries=MAX_ENTRIES - known)
-
-        return await self._list(node, lambda stream: ListFiles(stream, lease_id, (), checkpoint=True), decode)
+        """All entries of the checkpoint directory of an attempt, without digests and unchecked."""
+        return await self._list(node, ListFiles(0, lease_id, (), checkpoint=True), _decode_tree)
 
     async def _list(
-        self, node: str, order: Callable[[int], ListFiles], decode: Callable[[bytes, int], tuple[ManifestEntry, ...]]
+        self, node: str, order: ListFiles, decode: Callable[[bytes, int], tuple[ManifestEntry, ...]]
     ) -> AttemptOutputFile:
+        """All pages of the answer to an order, which gets its stream here."""
         agent, stream, answers = self._streams.open(node)
-        agent.send(order(stream))
+        agent.send(replace(order, stream=stream))
         entries: list[ManifestEntry] = []
         skipped: list[str] = []
         unchanged = 0
@@ -238,8 +229,12 @@ class RemoteFiles:
         agent.send(CloseStream(stream))
 
 
+def _decode_tree(page: bytes, known: int) -> tuple[ManifestEntry, ...]:
+    return decode_tree_page(page, limit_entries=MAX_ENTRIES - known)
+
+
 class AttemptFiles:
-    """Reads by attempt and name (`stdout`, `stderr`, `work/…`, `checkpoints/…`), by looking or by asking."""
+    """Reads files by attempt and name (`stdout`, `stderr`, `work/…`, `checkpoints/…`), here or on their node."""
 
     def __init__(
         self,
@@ -248,30 +243,32 @@ class AttemptFiles:
         is_local: Callable[[str], bool],
         shipped_tree: Callable[[str], Manifest] | None = None,
     ) -> None:
-        """`shipped_tree` reads a manifest that was shipped from this machine; a GridError where it is gone."""
+        """`shipped_tree` reads a manifest that was shipped from this machine; a GridError if it is gone."""
         self._jobs = str(jobs)
         self._remote = remote
         self._is_local = is_local
         self._shipped_tree = shipped_tree
 
     def is_here(self, attempt: Attempt) -> bool:
-        """Whether its files are on this machine: it ran here, or they were brought home."""
+        """True if its files are on this machine: it ran here, or they were brought home."""
         return self._is_local(attempt.node) or self.was_brought_home(attempt)
 
     def was_brought_home(self, attempt: Attempt) -> bool:
-        """Whether it ran on another machine, and its files were brought here."""
+        """True if it ran on another machine, and its files were brought here."""
         return is_home(self._jobs, attempt.lease_id)
 
     async def read(
         self, attempt: Attempt, name: bytes, offset: int, most: int, *, from_end: bool = False
     ) -> tuple[int, bytes]:
-        """Where, and what there is from an offset on (or from so far before the end); empty where there is nothing.
-
-        Unreachable while nobody answers.
-        """
-        if not self._is_file_here(attempt, name):
-            where = (attempt.node, attempt.lease_id, name)
-            return await self._remote.read(*where, offset, most, from_end=from_end)
+        """A part of a file and its offset, or with `from_end` its distance from the end; empty if there is nothing.
+        Unreachable while the node does not answer."""
+        is_here = self._is_local(attempt.node)
+        if not is_here and name in OUTPUT:  # it may be here without the other files
+            is_here = is_output_home(self._jobs, attempt.lease_id)
+        elif not is_here and not name.startswith(CHECKPOINT_PREFIX):  # checkpoints are never brought home
+            is_here = self.was_brought_home(attempt)
+        if not is_here:
+            return await self._remote.read(attempt.node, attempt.lease_id, name, offset, most, from_end=from_end)
         try:
             fd = open_file(self._jobs, attempt.lease_id, name)
         except (FileNotFoundError, NotADirectoryError):
@@ -285,58 +282,50 @@ class AttemptFiles:
             return start, b""
         return await asyncio.to_thread(_read_and_close, self._jobs, attempt.lease_id, name, fd, most, start)
 
-    def _is_file_here(self, attempt: Attempt, name: bytes) -> bool:
-        """Whether a file is on this machine: checkpoints are never brought home, and output may be without files."""
-        if self._is_local(attempt.node):
-            return True
-        if name in OUTPUT:
-            return is_output_home(self._jobs, attempt.lease_id)
-        return not name.startswith(CHECKPOINT_PREFIX) and self.was_brought_home(attempt)
-
     async def find_tree(self, attempt: Attempt) -> AttemptOutputFile:
-        """Everything in the directory the attempt ran in, files with their digests."""
+        """All entries of the directory in which the attempt ran, files with their digests."""
         if not self.is_here(attempt):
             return await self._remote.find_tree(attempt.node, attempt.lease_id)
-        try:
-            work = work_dir(self._jobs, attempt.lease_id)
-        except OSError:
-            raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
-        found = await asyncio.to_thread(TreeDigests().list_tree, work)
-        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+        listing = await asyncio.to_thread(TreeDigests().list_tree, self._work(attempt))
+        return AttemptOutputFile(listing.entries, _reasons(listing.skipped))
 
     async def find_checkpoint(self, attempt: Attempt) -> AttemptOutputFile:
-        """Everything in the checkpoint directory of an attempt, without digests."""
+        """All entries of the checkpoint directory of an attempt, without digests."""
         if not self._is_local(attempt.node):
             return await self._remote.find_checkpoint(attempt.node, attempt.lease_id)
         try:
-            found = await asyncio.to_thread(list_checkpoint, self._jobs, attempt.lease_id)
+            listing = await asyncio.to_thread(list_checkpoint, self._jobs, attempt.lease_id)
         except OSError:
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
-        return AttemptOutputFile(found.entries, _reasons(found.skipped))
+        return AttemptOutputFile(listing.entries, _reasons(listing.skipped))
 
     async def find(self, attempt: Attempt, patterns: tuple[str, ...], shipped: str = "") -> AttemptOutputFile:
-        """The files that fit the patterns in the directory the attempt ran in; with the manifest that was shipped only
-        those that were made or changed since."""
+        """The files in the directory of the attempt that fit the patterns; with the manifest that was shipped only those
+        that were made or changed since."""
         if not self.is_here(attempt):
             return await self._remote.find(attempt.node, attempt.lease_id, patterns, shipped)
+        work = self._work(attempt)
+
+        def select() -> AttemptOutputFile:
+            selected = file_selection.select_files(work, patterns)
+            try:
+                before = self._shipped_tree(shipped) if shipped and self._shipped_tree is not None else Manifest()
+            except (GridError, OSError):
+                before = Manifest()
+            changed = file_selection.changed_files(work, selected.entries, before)
+            return AttemptOutputFile(changed.entries, _reasons(selected.skipped), changed.unchanged)
+
+        return await asyncio.to_thread(select)
+
+    def _work(self, attempt: Attempt) -> Path:
         try:
-            work = work_dir(self._jobs, attempt.lease_id)
+            return work_dir(self._jobs, attempt.lease_id)
         except OSError:
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
-        return await asyncio.to_thread(self._select, work, patterns, shipped)
-
-    def _select(self, work: Path, patterns: tuple[str, ...], shipped: str) -> AttemptOutputFile:
-        found = file_selection.select_files(work, patterns)
-        try:
-            before = self._shipped_tree(shipped) if shipped and self._shipped_tree is not None else Manifest()
-        except (GridError, OSError):
-            before = Manifest()
-        changed = file_selection.changed_files(work, found.entries, before)
-        return AttemptOutputFile(changed.entries, _reasons(found.skipped), changed.unchanged)
 
 
 def _reasons(skipped: Iterable[SkippedFile]) -> tuple[str, ...]:
-    return tuple(f"{display_path(one.path)}: {one.reason}" for one in skipped)
+    return tuple(f"{display_path(file.path)}: {file.reason}" for file in skipped)
 
 
 def _read_and_close(root: str, lease_id: str, name: bytes, fd: int, most: int, start: int) -> tuple[int, bytes]:
@@ -347,10 +336,10 @@ def _read_and_close(root: str, lease_id: str, name: bytes, fd: int, most: int, s
 
 
 def in_work(entry: ManifestEntry) -> bytes:
-    """The name of a found file, for `read`."""
+    """Name of a listed file, for `read`."""
     return WORK.encode() + b"/" + to_bytes(entry.path)
 
 
 def in_checkpoint(entry: ManifestEntry) -> bytes:
-    """The name of a file of a checkpoint directory, for `read`."""
+    """Name of a file of a checkpoint directory, for `read`."""
     return CHECKPOINT_PREFIX + to_bytes(entry.path)

@@ -19,7 +19,7 @@ from distributed_grid.domain.events import (
     MoveThawed,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Command, Ending
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.reactor.effects import (
@@ -57,8 +57,8 @@ Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 
 
 def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatReply:
-    """The answer to a heartbeat: how long the node's work may go on, what of the node is lent through Ray, and when the
-    machine ends, as far as is known here."""
+    """Answer to a heartbeat: the hold of the node's attempts, its resources lent through Ray, and the announced end of
+    its machine."""
     hold_ms, seen = _hold_of(ledger, message.node), ledger.observations.get(message.node)
     wanted = seen is not None and seen.report_wanted
     end = announced_end(ledger, message.node, now)
@@ -78,7 +78,7 @@ def heartbeat_reply(ledger: Ledger, message: Heartbeat, now: int) -> HeartbeatRe
 
 
 def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
-    """The end of a worker's machine, as it was announced."""
+    """The announced end of a worker's machine."""
     worker = ledger.workers.get(node) if ledger.workers else None
     if worker is None or worker.notice is None or not worker.leaving_at_ms:
         return None
@@ -86,14 +86,14 @@ def announced_end(ledger: Ledger, node: str, now: int) -> AnnouncedEnd | None:
 
 
 def _hold_of(ledger: Ledger, name: str) -> int:
-    """How long the work of a node goes on without a word from here; 0 is without end."""
+    """How long attempts of a node run without contact; 0: without end."""
     node = ledger.nodes.get(name)
     return node.hold_ms if node is not None else 0
 
 
 def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToAgent:
-    """The order that makes an effect happen; a start has to happen `start_by_ms` after the last heartbeat of its node
-    was sent (0: at any time)."""
+    """The order of an effect; a start has to happen `start_by_ms` after the last heartbeat of its node was sent (0: at any
+    time)."""
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):
@@ -106,7 +106,7 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
             attempt.lease_id,
             attempt.fence,
             effect.job.id,
-            _without_payload(effect.job.command),
+            replace(effect.job.command, payload=""),  # only pull workers read it
             claim,
             hold_ms=_hold_of(ledger, effect.node),
             beat=seen.beat if seen is not None else 0,
@@ -133,13 +133,8 @@ def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToA
     return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
 
 
-def _without_payload(command: Command) -> Command:
-    """The command as an agent needs it: what only pull workers read is left out."""
-    return replace(command, payload="") if command.payload else command
-
-
 def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...]) -> Event:
-    """What the report of an agent that serves these nodes means."""
+    """The event of a report of an agent that serves these nodes."""
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
@@ -157,7 +152,7 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
 
 
 def move_order(effect: OrderMoveStep) -> MoveOrder:
-    """The order to the agent of the source that takes a step of a move."""
+    """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
     identity = move.process.identity if move.process is not None else None
     look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
@@ -167,7 +162,7 @@ def move_order(effect: OrderMoveStep) -> MoveOrder:
 
 
 def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
-    """All that moves call for from the agent of a node."""
+    """All orders of moves to the agent of a node."""
     if not ledger.moves_at.get(node):
         return []
     effects = (effect for effect in move_effects(ledger) if isinstance(effect, OrderMoveStep))
@@ -175,14 +170,14 @@ def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
 
 
 def unknown_moves(ledger: Ledger, hello: AgentHello, nodes: tuple[str, ...]) -> list[MoveOrder]:
-    """Orders to forget the moves that an agent has a journal of and the ledger knows nothing of (any more)."""
+    """Orders to forget the moves in an agent's journal that the ledger does not have (any more)."""
     known = {move_id for node in nodes for move_id in ledger.moves_at.get(node, ())}
     ours = {move_id for move_id in known if ledger.moves[move_id].source in nodes}
     return [MoveOrder(hello.node, move_id, "close") for move_id in hello.moves if move_id not in ours]
 
 
 def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) -> Event | None:
-    """What the report of an agent that serves these nodes means; None where it changes nothing."""
+    """The event of a report of an agent that serves these nodes; None if it changes nothing."""
     move = ledger.moves.get(report.move_id)
     if move is None or move.source not in nodes:
         return None

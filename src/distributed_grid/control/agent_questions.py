@@ -1,7 +1,7 @@
-"""Questions to agents, about the processes and files of their machines; what they answer is bounded and distrusted.
+"""Questions to agents about the processes and files of their machines; their answers are bounded and distrusted.
 
-Each question has a number, a queue of answers and a deadline. What nobody asked for is dropped, more than was asked for
-is an error, and a connection that ends breaks its streams.
+Each question has a number, a queue of answers and a deadline. An answer without a question is dropped, a longer answer
+than requested is an error, and a connection that ends breaks its streams.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MAX_TEXT_CHARS = 8192
 """Of any text of a process: its arguments, its paths, the values of its environment."""
 MAX_NUMBER = 2**62
 ANSWER_SECONDS = 30.0
-MAX_ANSWERS = 1000
-"""On their way to one reader; more than anybody sends who goes by the credit."""
+MAX_ANSWERS = 1000  # on their way to one reader; more than the credit allows
 
 
 class NumberedAnswer(Protocol):
@@ -53,7 +52,7 @@ class AnswerStreams(Generic[Part]):
         self._streams: dict[tuple[AgentSide, int], asyncio.Queue[Part | GridError]] = {}
 
     def received(self, message: Part, via: AgentSide) -> None:
-        """Pass an answer on to whoever asked; what nobody asked for is dropped."""
+        """Pass an answer to its question; drop one without a question."""
         answers = self._streams.get((via, message.stream))
         if answers is None:
             return
@@ -69,7 +68,7 @@ class AnswerStreams(Generic[Part]):
                 answers.put_nowait(Unreachable(f"the connection to {', '.join(via.nodes)} was lost"))
 
     def open(self, node: str) -> tuple[AgentSide, int, asyncio.Queue[Part | GridError]]:
-        """A new question to the agent of a node; Unreachable where there is none."""
+        """A new question to the agent of a node; Unreachable without a connection."""
         agent = self._agents.get(node)
         if agent is None:
             raise Unreachable(f"{node} is not connected")
@@ -79,13 +78,13 @@ class AnswerStreams(Generic[Part]):
         return agent, stream, answers
 
     def close(self, agent: AgentSide, stream: int) -> None:
-        """Nobody waits for more."""
+        """Drop further answers."""
         del self._streams[agent, stream]
 
     async def next_part(
         self, answers: asyncio.Queue[Part | GridError], node: str, seconds: float = ANSWER_SECONDS
     ) -> Part:
-        """The next part of an answer; Unreachable where none comes in time."""
+        """The next part of an answer; Unreachable if none comes in time."""
         try:
             async with asyncio.timeout(seconds):
                 answer = await answers.get()
@@ -106,12 +105,10 @@ class AgentQuestions:
 
     async def processes(self, node: str, pid: int = 0, variables: Sequence[str] = ()) -> list[ProcessInfo]:
         """The processes of a node that could be work of their own, or one of them with variables of its environment.
-
-        Unreachable where the node does not answer, NotFound with the reason where it cannot say.
-        """
+        Unreachable if the node does not answer, NotFound with its reason if it cannot list them."""
         agent, stream, answers = self._streams.open(node)
         agent.send(ListProcesses(stream, node, pid, tuple(variables)))
-        found: list[ProcessInfo] = []
+        processes: list[ProcessInfo] = []
         try:
             while True:
                 answer = await self._streams.next_part(answers, node, SCAN_SECONDS)
@@ -119,21 +116,19 @@ class AgentQuestions:
                     raise ProtocolError(f"{node} sent something else than what was asked for")
                 if answer.problem:
                     raise NotFound(f"{node}: {answer.problem}")
-                found += answer.processes
-                if len(found) > MAX_LISTED:
+                processes += answer.processes
+                if len(processes) > MAX_LISTED:
                     raise ProtocolError(f"{node} lists more than {MAX_LISTED} processes")
                 if not answer.more:
                     break
         finally:
             self._streams.close(agent, stream)
-        for one in found:
-            check_process(one, node, variables)
-        if pid:
-            return [one for one in found if one.pid == pid][:1]
-        return found
+        for process in processes:
+            check_process(process, node, variables)
+        return [process for process in processes if process.pid == pid][:1] if pid else processes
 
     async def missing_files(self, node: str, files: Sequence[tuple[str, int]]) -> set[str]:
-        """Which of these files (path and size) a node does not have."""
+        """The paths of these files (path and size) that a node does not have."""
         missing: set[str] = set()
         for page in pages(len(files), MAX_SKIPPED):
             asked = tuple(files[page])
@@ -153,32 +148,32 @@ class AgentQuestions:
         return missing
 
 
-def check_process(found: ProcessInfo, node: str, variables: Sequence[str]) -> None:
-    """Raise ProtocolError for a process that no agent tells of: too long, out of range, or not what was asked for."""
-    lists = (found.listening, found.locks, found.outside_writes, found.shared_memory, found.needs)
-    paths = (*found.listening, *found.locks, *found.outside_writes, *found.shared_memory)
+def check_process(process: ProcessInfo, node: str, variables: Sequence[str]) -> None:
+    """Raise ProtocolError for an invalid process: texts too long, numbers out of range, or variables not requested."""
+    lists = (process.listening, process.locks, process.outside_writes, process.shared_memory, process.needs)
+    paths = (*process.listening, *process.locks, *process.outside_writes, *process.shared_memory)
     texts = (
-        *(found.user, found.name, found.cwd, found.exe, found.parent, found.job, found.foreign_namespace),
-        *(found.unreadable, found.boot),
-        *found.argv,
+        *(process.user, process.name, process.cwd, process.exe, process.parent, process.job, process.foreign_namespace),
+        *(process.unreadable, process.boot),
+        *process.argv,
         *paths,
-        *(path for path, _ in found.needs),
-        *(stream.path for stream in found.streams),
+        *(path for path, _ in process.needs),
+        *(stream.path for stream in process.streams),
     )
     numbers = (
-        *(found.pid, found.pid_start, found.ppid, found.uid, found.age_ms, found.cpu_milli, found.cpu_ms),
-        *(found.pss_bytes, found.gpu_memory_bytes, found.read_bytes, found.written_bytes, found.processes),
-        *(found.threads, found.connections, found.other_sessions),
-        *(size for _, size in found.needs),
+        *(process.pid, process.pid_start, process.ppid, process.uid, process.age_ms, process.cpu_milli, process.cpu_ms),
+        *(process.pss_bytes, process.gpu_memory_bytes, process.read_bytes, process.written_bytes, process.processes),
+        *(process.threads, process.connections, process.other_sessions),
+        *(size for _, size in process.needs),
     )
     is_sound = (
-        len(found.argv) <= MAX_ARGV
-        and len(found.streams) <= 3
-        and all(len(one) <= MAX_PATHS for one in lists)
+        len(process.argv) <= MAX_ARGV
+        and len(process.streams) <= 3
+        and all(len(each) <= MAX_PATHS for each in lists)
         and all(len(text) <= MAX_TEXT_CHARS for text in texts)
         and all(0 <= number < MAX_NUMBER for number in numbers)
-        and found.pid < 2**31
-        and {name for name, _ in found.environment} <= set(variables)
+        and process.pid < 2**31
+        and {name for name, _ in process.environment} <= set(variables)
     )
     if not is_sound:
-        raise ProtocolError(f"{node} tells of a process {found.pid % 2**31} that cannot be")
+        raise ProtocolError(f"{node} lists an invalid process {process.pid % 2**31}")

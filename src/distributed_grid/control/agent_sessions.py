@@ -1,16 +1,15 @@
 """Sessions of agents at the control plane: their reports become events, effects become their orders.
 
 Nothing here depends on an event loop: the daemon drives it with asyncio, the simulator in virtual time. An effect for a
-node whose agent is not connected waits: it is derived again from the ledger when the agent says hello. What an agent
-does not report done is ordered again with its heartbeats, every so often; so is the stop of an attempt that it has and
-the ledger has not.
+node whose agent is not connected waits: it is derived again from the ledger when the agent greets. An order without a
+report is sent again with the agent's heartbeats, every so often; so is the stop of an attempt that the agent has and the
+ledger has not.
 
 Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
-whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent. Once
-a node is declared lost, no heartbeat renews its hold: its connection is closed, and its agent greets anew.
+regardless of the store: that renews holds. All other messages (`received`) wait for the store, in an inbox for each
+agent. Once a node is declared lost, no heartbeat renews its hold: its connection is closed, and its agent greets anew.
 
-Attempts that a node does not start are ended here (`StartDeadlines`): a node that is heard and starts nothing gets
-nothing more.
+Attempts that a node does not start are ended here (`StartDeadlines`): a live node that starts nothing gets nothing more.
 """
 
 from __future__ import annotations
@@ -77,10 +76,8 @@ from distributed_grid.wire import (
 
 UNWANTED_GRACE_MS = 5_000
 MAX_WAITING_REPORTS = 1_000
-RESEND_MS = 5_000
-"""After so long without a report an order is sent again, and no agent gets orders again more often than that."""
-MAX_RESENT = 200
-"""So many at once; the others have their turn the next time."""
+RESEND_MS = 5_000  # without a report an order is sent again, and to each agent not more often
+MAX_RESENT = 200  # orders at once; the others have their turn the next time
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Greeting = AgentHello | AttemptsPage
@@ -88,7 +85,7 @@ SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report | MoveReport
 
 
 class LedgerOwner(Protocol):
-    """Whoever decides events and makes them durable."""
+    """Owner of the ledger: decides events and makes them durable."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -109,12 +106,11 @@ class LedgerOwner(Protocol):
         """Return when it is durable, however long that takes. Raises a refusal that is final."""
 
     async def read(self, question: Callable[[Ledger, int], T]) -> T:
-        """What the ledger says, once it is durable."""
+        """The answer of the ledger, once it is durable."""
 
 
 class NodeRegistry:
-    """What the ledger does not know of nodes: how their owners are to be treated, what the config says about a machine
-    that has reported its capacity."""
+    """Facts about nodes that the ledger does not have: owner rules, and the settings of the config."""
 
     max_output_bytes = 0
     """Bytes of stdout, and of stderr, that a node keeps of an attempt; 0: all."""
@@ -128,53 +124,53 @@ class NodeRegistry:
         return node
 
     def owner_rules(self, name: str) -> OwnerRules | None:
-        """How the agent of a node gives way to its owner; None: it does not."""
+        """Owner rules of a node; None: its agent does not give way."""
         return None
 
     def newcomer(self, name: str) -> Node | None:
-        """A node that was let in and that the ledger does not know yet; None: it is not one of ours."""
+        """A node that was admitted and that the ledger does not have yet; None for a foreign one."""
         return None
 
     def is_running(self, attempt: Attempt) -> bool:
-        """Whether something of an attempt is seen on this machine, though its agent has no trace of it."""
+        """True if a process of an attempt is seen on this machine, though its agent has no trace of it."""
         return False
 
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
-        """What proves the memory of a node to those who use it, and its key; nothing where the network is trusted."""
+        """Certificate of a node's memory server and its key; empty if the network is trusted."""
         return b"", b""
 
 
 class LentMemoryOrders(Protocol):
-    """What is to be done about the memory that a node lends when its agent (re)appears."""
+    """Orders about the memory that a node lends, when its agent (re)appears."""
 
     async def unknown(self, node: str) -> None:
-        """An agent is new: how the memory of its node can be used is not known until it says so."""
+        """Forget the address of a new agent's memory server until it reports it."""
 
     def catch_up(self, node: str) -> None:
-        """Order again what blocks call for on this node."""
+        """Send all pending orders about blocks to this node."""
 
     def resend(self, node: str) -> None:
-        """The same for what has not been reported done, copies that no block has included."""
+        """Send the orders again that were not reported done, and to free copies that no block has."""
 
 
 class StartDeadline(Struct):
-    """When an attempt that was ordered has to have started: by the control plane's clock, and by the boot clock of the
-    agent, which is never later. Both only grow, and no order ever names a later time."""
+    """Deadline of the start of an ordered attempt: by the control plane's clock, and by the boot clock of the agent, which
+    is never later. Both only grow, and no order ever names a later time."""
 
     until_ms: int
     until_boot_ms: int = 0
 
 
 class StartDeadlines:
-    """The deadlines of all attempts that were ordered on the nodes and have not been reported as started. Volatile, as
-    holds are: after a restart of the control plane each gets its whole time again with the next order."""
+    """Deadlines of all ordered attempts without a reported start. Volatile, as holds are: after a restart of the control
+    plane each gets its whole time again with the next order."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, dict[str, StartDeadline]] = {}
 
     def order(self, node: Node | None, seen: NodeObservation | None, lease_id: str, now: int) -> int:
-        """An order about an unstarted attempt is to be sent: how long after the heartbeat that it names the attempt may
-        start; 0 and less: not any more. The time begins with the first one; a later order moves it no further."""
+        """Time for the start of an attempt, counted from the heartbeat that its order names; 0 and less: too late. It
+        begins with the first order; a later order does not extend it."""
         start_ms = node.start_ms if node is not None else START_MS
         name = node.name if node is not None else ""
         deadline = self._of_node.setdefault(name, {}).setdefault(lease_id, StartDeadline(now + start_ms))
@@ -197,11 +193,11 @@ class StartDeadlines:
                 deadline.until_boot_ms = max(deadline.until_boot_ms, message.beat + node.start_ms)
 
     def expired(self, ledger: Ledger, name: str, now: int) -> tuple[str, ...]:
-        """The attempts that the node cannot start any more and has not started.
+        """Attempts that the node has not started and cannot start any more.
 
-        The agent has sent a heartbeat after the time was over on its own clock, and has not named the attempt: it knows
-        nothing of it, and refuses an order that it may find later. Where its heartbeats do not tell the time, what it
-        may have started is over with the hold: only the answer to a heartbeat that names it could have renewed that.
+        The agent has sent a heartbeat after the deadline on its own clock without naming the attempt: it does not have
+        it, and refuses an order that arrives later. If its heartbeats have no clock, an attempt that it may have started
+        ended with the hold: only the answer to a heartbeat that names it could have renewed that.
         """
         deadlines, node, seen = self._of_node.get(name), ledger.nodes.get(name), ledger.observations.get(name)
         if not deadlines or node is None or seen is None:
@@ -217,7 +213,7 @@ class StartDeadlines:
 
 
 def _is_unstarted(ledger: Ledger, lease_id: str, node: str) -> bool:
-    """Whether an attempt on a node was not reported as started or ended."""
+    """True if neither the start nor the end of an attempt on a node was reported."""
     lease = ledger.leases.get(lease_id)
     job = ledger.jobs.get(lease.job) if lease is not None else None
     attempt = job.attempt if job is not None else None
@@ -225,7 +221,7 @@ def _is_unstarted(ledger: Ledger, lease_id: str, node: str) -> bool:
 
 
 class AgentSessions:
-    """Which agent serves which node, and what goes back and forth about attempts; `agents` get orders."""
+    """The agent of each node, and the messages about attempts; `agents` get orders."""
 
     def __init__(
         self,
@@ -248,10 +244,10 @@ class AgentSessions:
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
         self._starts = StartDeadlines()
         self.versions: dict[str, tuple[str, str]] = {}
-        """The versions of the package and of Python that the last agent of each node said it has."""
+        """Versions of the package and of Python of the last agent of each node."""
 
     def answer(self, message: AgentHello | Heartbeat, via: AgentSide) -> None:
-        """Answer at once what needs no store: the greeting of a known node, and a heartbeat, which renews holds."""
+        """Answer messages that need no store: the greeting of a known node, and a heartbeat, which renews holds."""
         if isinstance(message, Heartbeat):
             if self._is_served_by(message.node, via):
                 if self._is_lost(message.node):
@@ -284,7 +280,7 @@ class AgentSessions:
             via.close("this node was declared lost")
 
     async def received(self, message: SessionMessage, via: AgentSide) -> None:
-        """Take in what an agent says, after `answer`. Raises the refusal."""
+        """Take in a message of an agent, after `answer`. Raises the refusal."""
         if isinstance(message, Heartbeat):
             await self._act_on(message, via)
         elif isinstance(message, AgentHello):
@@ -313,7 +309,8 @@ class AgentSessions:
                 self._starts_in_hand.discard(attempt)
 
     async def _record_move(self, report: MoveReport, via: AgentSide) -> None:
-        """Take in what became of a move at its source; what is not known any more, or refused, is acknowledged, too."""
+        """Take in a report about a move at its source; a refused one, and one about an unknown move, is acknowledged,
+        too."""
         event = event_of_move(report, self._grid.ledger, via.nodes)
         try:
             if event is not None:
@@ -340,7 +337,7 @@ class AgentSessions:
         self._unwanted.pop(via, None)
 
     def perform(self, effect: AttemptEffect) -> None:
-        """Send the order of an effect to its agent, where that is connected."""
+        """Send the order of an effect to its agent, if that is connected."""
         agent = self._agents.get(effect.node)
         if agent is None or self._is_missing(effect):
             return
@@ -352,8 +349,8 @@ class AgentSessions:
         agent.send(order_of(self._grid.ledger, effect, max(start_by_ms, 0)))
 
     def _start_by_ms(self, effect: AttemptEffect) -> int:
-        """How long after the last heartbeat of its node an attempt may start. A stop of one that was not reported as
-        started counts, too: the last control plane may have ordered its start."""
+        """Time for the start of an attempt after the last heartbeat of its node. A stop of one without a reported start
+        counts, too: the last control plane may have ordered its start."""
         attempt, ledger = effect.job.attempt, self._grid.ledger
         if attempt is None or attempt.pid or isinstance(effect, PauseAttempt):
             return 0
@@ -361,14 +358,14 @@ class AgentSessions:
         return self._starts.order(node, seen, attempt.lease_id, self._grid.now_ms())
 
     def _live_orders(self, node: str) -> set[str]:
-        """The leases whose attempts were ordered on a node, without most of those that are over."""
+        """Leases whose attempts were ordered on a node, without most of the ended ones."""
         ordered = self._ordered.setdefault(node, set())
         if len(ordered) > 2 * len(self._grid.ledger.leases) + 1000:
             ordered.intersection_update(self._grid.ledger.leases)
         return ordered
 
     def _is_missing(self, effect: AttemptEffect) -> bool:
-        """Whether another agent than this node's may run the attempt: then it gets no orders about it."""
+        """True if another agent than this node's may run the attempt: then this one gets no orders about it."""
         seen, attempt = self._grid.ledger.observations.get(effect.node), effect.job.attempt
         return seen is not None and any(one.lease_id == attempt.lease_id for one in seen.missing if attempt is not None)
 
@@ -376,7 +373,7 @@ class AgentSessions:
         return (via, node) in self._greeted or self._agents.get(node) is via
 
     async def _act_on(self, message: Heartbeat, via: AgentSide) -> None:
-        """Do what a heartbeat calls for. What cannot be made durable is dropped: the next one comes soon."""
+        """Take in a heartbeat. A part that cannot be made durable is dropped: the next one comes soon."""
         greeted = self._greeted.get((via, message.node))
         if not self._is_served_by(message.node, via) or (greeted is not None and greeted.more):
             return  # not ours, or its greeting is not complete
@@ -416,21 +413,23 @@ class AgentSessions:
         await self._check_missing(message.node)
 
     async def _end_unstarted(self, node: str, via: AgentSide) -> None:
-        """End what this node has not started in time and cannot start any more."""
+        """End the attempts that this node has not started in time and cannot start any more."""
         late = self._starts.expired(self._grid.ledger, node, self._grid.now_ms())
         if late and self._agents.get(node) is via:
             log.warning("%s did not start %s in time", node, ", ".join(late[:10]))
             await self._grid.handle_with_retry(StartsExpired(node, late))
 
     async def _redeclare(self, name: str, capacity: Capacity) -> None:
-        """Take in what a node has, detected anew, where that has changed."""
+        """Take in a newly detected capacity, if it has changed."""
         node = self._grid.ledger.nodes.get(name)
-        found = self._registry.described(node, capacity) if node is not None else None
-        if node is not None and found is not None and found.capacity != node.capacity:
-            await self._grid.handle(NodeDeclared(replace(node, capacity=found.capacity)))
+        if node is None:
+            return
+        described = self._registry.described(node, capacity)
+        if described.capacity != node.capacity:
+            await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
 
     async def _check_missing(self, node: str) -> None:
-        """Give up what was seen on this machine, though its agent had no trace of it, when it is seen no more."""
+        """Give up attempts that were seen on this machine without a trace at its agent, once they are seen no more."""
         seen = self._grid.ledger.observations.get(node)
         if seen is None or all(one.until_ms for one in seen.missing):
             return
@@ -441,7 +440,7 @@ class AgentSessions:
             await self._grid.handle_with_retry(AttemptsGone(node, tuple(sorted(missing - running))))
 
     async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
-        """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
+        """Admit an agent with its capacity and attempts. Orders follow with its first heartbeat: they count from it."""
         known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
         node, epoch = known
         node = node or self._registry.newcomer(hello.node)
@@ -469,7 +468,7 @@ class AgentSessions:
             await self._compare_listed(hello)
 
     async def _add_page(self, page: AttemptsPage, via: AgentSide) -> None:
-        """Go on with a greeting; attempts are compared, and orders sent, only when its last page is there."""
+        """Continue a greeting; attempts are compared, and orders sent, when its last page is there."""
         hello = self._greeted.get((via, page.node))
         if hello is None or not hello.more:
             return
@@ -483,7 +482,7 @@ class AgentSessions:
             await self._compare_listed(hello)
 
     async def _compare_listed(self, hello: AgentHello) -> None:
-        """All attempts of an agent are listed: compare them with the ledger's."""
+        """Compare the attempts of an agent, all listed, with the ledger's."""
         unlisted = await self._grid.read(lambda ledger, now: unlisted_attempts(ledger, hello))
         running = tuple(attempt.lease_id for attempt in unlisted if self._registry.is_running(attempt))
         ordered = tuple(sorted(self._live_orders(hello.node)))
@@ -496,7 +495,7 @@ class AgentSessions:
         via.send(RejectAgent(why))
 
     async def record_rejection(self, why: str, via: AgentSide) -> None:
-        """An agent is turned away: say so where somebody looks for the reason that its node is not alive."""
+        """Record the rejection of an agent, as the reason why its node is not alive."""
         log.warning("the agent of %s is turned away: %s", ", ".join(via.nodes), why)
         try:
             await self._grid.handle_all(AgentRejected(name, why) for name in via.nodes)
@@ -504,7 +503,7 @@ class AgentSessions:
             log.warning("that was not recorded: %s", failure)
 
     def _send_welcome(self, hello: AgentHello, node: Node, epoch: int, via: AgentSide) -> None:
-        """Let this agent serve its node. From now on no other one is answered: what that runs ends with its hold."""
+        """Let this agent serve its node. Another one is not answered from now on: its attempts end with its hold."""
         self._agents.pop(hello.node, None)
         for other, name in [one for one in self._greeted if one[1] == hello.node]:
             del self._greeted[other, name]
@@ -517,40 +516,43 @@ class AgentSessions:
         return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, *limits)
 
     def _owner_rules(self, via: AgentSide) -> OwnerRules | None:
-        """How an agent gives way to the owner of its machine, who is the same for all its nodes."""
+        """Owner rules of an agent; the owner of its machine is the same for all its nodes."""
         rules = (self._registry.owner_rules(name) for name in via.nodes)
         return next((one for one in rules if one is not None), None)
 
     def send_owner_rules(self) -> None:
-        """Send every connected agent the rules that hold now; what they have already changes nothing."""
+        """Send every connected agent its current rules; known ones change nothing."""
         for via in dict.fromkeys(self._agents.values()):
             node = self._grid.ledger.nodes.get(via.nodes[0])
             if node is not None:
                 via.send(self._make_welcome(node, epoch_on(self._grid.ledger, node.name), via))
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
-        """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
-        found, now = await self._grid.read(lambda ledger, now: (compare_attempts(ledger, hello), now))
+        """Send the pending orders to a node that has just (re)appeared, and stop attempts that the ledger has not."""
+        compared, now = await self._grid.read(lambda ledger, now: (compare_attempts(ledger, hello), now))
         self._resent[hello.node] = (now, 0)
-        for lease_id in found.unwanted:
-            log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
-            self._stop_unwanted(lease_id, found.fence, via)
-        for effect in found.missing:
+        for lease_id in compared.unwanted:
+            log.info("%s still has %s, which has ended: stopping it", hello.node, lease_id)
+            self._stop_unwanted(lease_id, compared.fence, via)
+        for effect in compared.missing:
             self.perform(effect)
         if hello.moves or self._grid.ledger.moves_at.get(hello.node):
-            self.order_moves(await self._grid.read(lambda ledger, now: _move_orders(ledger, hello, via)))
+            unknown, pending = await self._grid.read(
+                lambda ledger, now: (unknown_moves(ledger, hello, via.nodes), orders_to(ledger, hello.node))
+            )
+            self.order_moves([*unknown, *pending])
 
     def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
-        """Have an attempt stopped that the ledger does not have; that is ordered again until its end is reported."""
+        """Order the stop of an attempt that the ledger does not have, again and again until its end is reported."""
         unwanted = self._unwanted.setdefault(via, {})
         if len(unwanted) < MAX_ATTEMPTS:
             unwanted[lease_id] = fence
-        why = "nobody waits for it any more"
-        via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+        reason = "nobody waits for it any more"
+        via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), reason, UNWANTED_GRACE_MS))
 
     async def _compare(self, message: Report, via: AgentSide) -> None:
-        """Compare an attempt that an agent reports with the ledger: what has ended is not unwanted any more, and what
-        has begun may have been given up meanwhile."""
+        """Compare a reported attempt with the ledger: an ended one is not unwanted any more, and a started one may have
+        been given up meanwhile."""
         if isinstance(message, AttemptEndedReport):
             self._unwanted.get(via, {}).pop(message.lease_id, None)
         if not isinstance(message, AttemptStartedReport) or not _is_unwanted(self._grid.ledger, message, via):
@@ -561,16 +563,16 @@ class AgentSessions:
             self._stop_unwanted(message.lease_id, message.fence, via)
 
     async def _resend_overdue(self, node: str, via: AgentSide) -> None:
-        """Order again what an agent was ordered to do and has not reported done, every so often and not too much."""
+        """Send orders again that the agent has not reported done, every so often and not too many."""
         seen = self._grid.ledger.observations.get(node)
         last, sent = self._resent.get(node, (0, 0))
         if seen is None or seen.at_ms - last < RESEND_MS or self._agents.get(node) is not via:
             return
         self._resent[node] = (seen.at_ms, sent)
         if overdue(self._grid.ledger, node, seen.at_ms - RESEND_MS):
-            found = await self._grid.read(lambda ledger, now: overdue(ledger, node, now - RESEND_MS))
-            first = sent % max(len(found), 1)
-            for effect in (found[first:] + found[:first])[:MAX_RESENT]:
+            effects = await self._grid.read(lambda ledger, now: overdue(ledger, node, now - RESEND_MS))
+            first = sent % max(len(effects), 1)
+            for effect in (effects[first:] + effects[:first])[:MAX_RESENT]:
                 self.perform(effect)
             self._resent[node] = (seen.at_ms, sent + MAX_RESENT)
         for lease_id, fence in list(self._unwanted.get(via, {}).items())[:MAX_RESENT]:
@@ -581,23 +583,18 @@ class AgentSessions:
             self._memory.resend(node)
 
 
-def _move_orders(ledger: Ledger, hello: AgentHello, via: AgentSide) -> list[MoveOrder]:
-    """What moves call for from an agent that has just greeted, and the moves that it is to forget."""
-    return [*unknown_moves(ledger, hello, via.nodes), *orders_to(ledger, hello.node)]
-
-
 def unlisted_attempts(ledger: Ledger, hello: AgentHello) -> list[Attempt]:
-    """The attempts on a node of this machine, where what runs can be seen, that its agent has not listed."""
+    """Attempts on a node of this machine, whose processes can be seen, that its agent has not listed."""
     node, listed = ledger.nodes.get(hello.node), set(hello.attempts)
     attempts = (job.attempt for job in ledger.jobs_of(hello.node) if node is not None and not node.hold_ms)
-    return [one for one in attempts if one is not None and one.lease_id not in listed]
+    return [attempt for attempt in attempts if attempt is not None and attempt.lease_id not in listed]
 
 
 class AgentInbox:
-    """What one agent has said and the ledger has not taken in yet, in order and bounded.
+    """Messages of one agent that wait for the ledger, in order and bounded.
 
-    Of heartbeats only the last one of each node waits. Beyond `MAX_WAITING_REPORTS` messages nothing more is taken:
-    the connection is cut once those that wait are in the ledger, and the agent says the others again.
+    Of heartbeats only the last one of each node waits. Beyond `MAX_WAITING_REPORTS` messages further ones are dropped:
+    the connection is closed once the waiting ones are in the ledger, and the agent sends the others again.
     """
 
     def __init__(self) -> None:
@@ -606,7 +603,7 @@ class AgentInbox:
         self.has_overflowed = False
 
     def put(self, message: FromAgent) -> bool:
-        """Whether it was taken."""
+        """False if the inbox is full."""
         if isinstance(message, Heartbeat):
             last = self._last_heartbeats.get(message.node)
             if last is None:
@@ -622,17 +619,19 @@ class AgentInbox:
         return not self.has_overflowed
 
     def take_waiting(self) -> list[FromAgent]:
-        """What may be handled together: all that waits, or a page of a greeting alone, since what comes with it counts
-        after it."""
+        """Messages that may be handled together: all waiting ones, or a page of a greeting alone, since the messages
+        with it count after it."""
         waiting = self._waiting
-        greetings = [at for at, message in enumerate(waiting) if isinstance(message, Greeting)]
+        greetings = [index for index, message in enumerate(waiting) if isinstance(message, Greeting)]
         count = len(waiting) if not greetings else max(greetings[0], 1)
         taken, self._waiting = waiting[:count], waiting[count:]
-        return [self._last_heartbeats.pop(one.node) if isinstance(one, Heartbeat) else one for one in taken]
+        return [
+            self._last_heartbeats.pop(message.node) if isinstance(message, Heartbeat) else message for message in taken
+        ]
 
 
 class AttemptComparison(Struct):
-    """Effects that an agent has not performed, and attempts it has that are over."""
+    """Effects that an agent has not performed, and its attempts that have ended."""
 
     missing: list[AttemptEffect]
     unwanted: list[str]
@@ -640,15 +639,15 @@ class AttemptComparison(Struct):
 
 
 def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
-    """Compare what an agent has listed with what the ledger calls for on its node."""
+    """Compare the attempts that an agent has listed with the effects of the ledger for its node."""
     missing = attempt_effects(ledger, node=hello.node)
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
-    newer = max(epoch_on(ledger, hello.node), hello.epoch) + 1  # than whoever started it
+    newer = max(epoch_on(ledger, hello.node), hello.epoch) + 1  # than the control plane that started it
     return AttemptComparison(missing, unwanted, first_fence(newer))
 
 
 def _is_unwanted(ledger: Ledger, message: AttemptStartedReport, via: AgentSide) -> bool:
-    """Whether what an agent has begun is no lease of its node any more."""
+    """True if a started attempt is not a lease of its node any more."""
     lease = ledger.leases.get(message.lease_id)
     return lease is None or lease.node not in via.nodes
 

@@ -1,6 +1,6 @@
-"""Gateway to the agents: takes their messages in, each agent's in order, and sends them orders.
+"""Gateway to the agents: takes in their messages, each agent's in order, and sends them orders.
 
-Every agent has an inbox and a task of its own: what cannot be made durable for one of them delays no other.
+Every agent has an inbox and a task of its own: a report of one that cannot be made durable delays no other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from distributed_grid.control.agent_files import ContentSender, RemoteFiles
 from distributed_grid.control.agent_questions import AgentQuestions
-from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, Greeting, NodeRegistry, SessionMessage
+from distributed_grid.control.agent_sessions import (
+    MAX_WAITING_REPORTS,
+    AgentInbox,
+    AgentSessions,
+    Greeting,
+    NodeRegistry,
+    SessionMessage,
+)
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
@@ -38,15 +45,14 @@ from distributed_grid.wire import (
     pages,
 )
 
-MAX_QUESTIONS = 64
-"""So many questions of the programs of one node are answered at a time."""
+MAX_QUESTIONS = 64  # questions of the programs of one node that are answered at a time
 log = logging.getLogger(__name__)
 AnswerProgram = Callable[[str, bytes], Awaitable[bytes]]
-"""Answers the question of a program that runs on a node."""
+"""Answers a question of a program on a node."""
 
 
 class AgentGateway:
-    """The agents that are connected, and everything that goes back and forth."""
+    """The connected agents, and all messages from and to them."""
 
     def __init__(self, content: ContentSender | None = None) -> None:
         self._agents: dict[str, AgentSide] = {}
@@ -70,8 +76,8 @@ class AgentGateway:
         answer_program: AnswerProgram | None = None,
         on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
-        """Begin to take in what agents say; without `answer_program` the questions of programs are refused.
-        `on_move_report` hears every report about a move, once it is durable."""
+        """Begin to take in messages; without `answer_program` the questions of programs are refused. `on_move_report` is
+        called with every report about a move, once it is durable."""
         registry = registry or NodeRegistry()
         self._answer_program = answer_program
         self._sessions = AgentSessions(grid, registry, self._agents, self.memory, on_move_report)
@@ -87,11 +93,10 @@ class AgentGateway:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def versions_on(self, node: str) -> tuple[str, str]:
-        """The versions of the package and of Python on a node, as its last agent said; empty where none did."""
+        """Versions of the package and of Python on a node, as its last agent reported; empty without a report."""
         return self._sessions.versions.get(node, ("", "")) if self._sessions is not None else ("", "")
 
     def is_connected(self, node: str) -> bool:
-        """Whether a node's agent can be sent orders now."""
         return node in self._agents
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
@@ -107,7 +112,7 @@ class AgentGateway:
             self._take_in(message, via)
 
     def _take_in(self, message: FromAgent, via: AgentSide) -> None:
-        """Answer at once what can be, and put the rest into the agent's inbox."""
+        """Answer greetings and heartbeats at once, and put the message into the agent's inbox."""
         assert self._sessions is not None
         if isinstance(message, AgentHello | Heartbeat):
             try:
@@ -117,12 +122,16 @@ class AgentGateway:
         inbox = self._inboxes.setdefault(via, AgentInbox())
         was_full = inbox.has_overflowed
         if not inbox.put(message) and not was_full:
-            log.warning("%s says more than can be stored: it will say the rest again", ", ".join(via.nodes))
+            log.warning(
+                "inbox of %s is full (%d messages): disconnecting, the agent will resend",
+                ", ".join(via.nodes),
+                MAX_WAITING_REPORTS,
+            )
         if via not in self._intakes:
             self._intakes[via] = start_logged(self._process_inbox(inbox, via), f"the intake of {via.nodes}")
 
     def _forward(self, question: MemoryQuery, via: AgentSide) -> None:
-        """Have a program's question answered; that may take a while, and others do not wait for it."""
+        """Answer a program's question in a task of its own, which no other waits for."""
         if not any(self._agents.get(name) is via for name in via.nodes):
             return
         asked = self._questions.setdefault(via, set())
@@ -148,17 +157,17 @@ class AgentGateway:
             self._questions.pop(via, None)
 
     def rejected(self, why: str, via: AgentSide) -> None:
-        """An agent broke the protocol, and is being disconnected: record why."""
+        """Record why an agent that broke the protocol is disconnected."""
         if self._sessions is not None and via.nodes not in self._rejections:
             recording = self._sessions.record_rejection(why, via)
             task = self._rejections[via.nodes] = start_logged(recording, f"the rejection of {via.nodes}")
             task.add_done_callback(lambda done: self._rejections.pop(via.nodes, None))
 
     def gone(self, via: AgentSide) -> None:
-        """An agent's connection has ended; its node is doubted when it stays silent."""
+        """An agent's connection has ended; its node is doubted if it stays silent."""
         if self._sessions is not None:
             self._sessions.gone(via)
-        if via in self._greeting:  # what it said before the next greeting must not count after it
+        if via in self._greeting:  # messages before the next greeting must not count after it
             self._intakes[via].cancel()
         self.files.gone(via)
         self.questions.gone(via)
@@ -166,27 +175,27 @@ class AgentGateway:
         self._content.gone(via)
 
     async def settled(self) -> None:
-        """Return when everything received so far has been taken in."""
+        """Return when all received messages have been taken in."""
         while self._intakes:
             await asyncio.wait([*self._intakes.values()])
 
     def send_owner_rules(self) -> None:
-        """Send the agents how they give way to the owners of their machines, after that has changed."""
+        """Send the agents changed owner rules."""
         if self._sessions is not None:
             self._sessions.send_owner_rules()
 
     def perform(self, effect: AttemptEffect) -> None:
-        """Order an effect from its agent; before the start there is nobody to order."""
+        """Send the order of an effect to its agent; nothing before the start."""
         if self._sessions is not None:
             self._sessions.perform(effect)
 
     def order_moves(self, orders: Iterable[MoveOrder]) -> None:
-        """Send orders about moves; before the start there is nobody to order."""
+        """Send orders about moves; nothing before the start."""
         if self._sessions is not None:
             self._sessions.order_moves(orders)
 
     async def _process_inbox(self, inbox: AgentInbox, via: AgentSide) -> None:
-        """Every report in its order; one that could not be made durable is tried again, not dropped."""
+        """Process reports in order; one that could not be made durable is tried again, not dropped."""
         try:
             while messages := inbox.take_waiting():
                 if isinstance(messages[0], Greeting):
@@ -198,7 +207,7 @@ class AgentGateway:
             self._intakes.pop(via, None)
             self._inboxes.pop(via, None)
         if inbox.has_overflowed:
-            via.close("what it said could not be stored in time: it is to say it again")
+            via.close("its messages could not be stored in time: it is to send them again")
 
     async def _process(self, message: FromAgent, via: AgentSide) -> None:
         assert self._sessions is not None
@@ -209,7 +218,7 @@ class AgentGateway:
                 await self.memory.received(message, via)
         except GridError as failure:
             log.error("a message of %s was refused: %s", ", ".join(via.nodes), failure)
-        except Exception:  # the outermost loop: one report that cannot be taken in must not stop the others
+        except Exception:  # the outermost loop: one bad report must not stop the others
             log.exception("a message of %s could not be taken in; the agent keeps it", ", ".join(via.nodes))
 
 

@@ -50,8 +50,7 @@ from distributed_grid.wire import (
     pages,
 )
 
-MAX_COPIES_PER_EVENT = 200
-"""Between two events others get at the ledger."""
+MAX_COPIES_PER_EVENT = 200  # between two events others have their turn at the ledger
 log = logging.getLogger(__name__)
 
 
@@ -91,11 +90,11 @@ class MemoryGateway:
         self._max_connections_per_peer = max_connections_per_peer
 
     def attach_local(self, agent: AgentSide) -> None:
-        """The agent of the control plane's own machine is there: it serves the node without a name, too."""
+        """Attach the agent of the control plane's own machine: it serves the node without a name, too."""
         self._local = agent
 
     def perform(self, effect: MemoryEffect) -> None:
-        """Order an effect from its agent; one for a node that is away is derived anew when it is back."""
+        """Send the order of an effect to its agent; for an absent node it is derived again when it is back."""
         agent = self._agent(effect.node)
         if agent is None:
             return
@@ -111,7 +110,7 @@ class MemoryGateway:
             self.perform(effect)
 
     def resend(self, node: str) -> None:
-        """Send again the orders that a node has not reported done, among them to free what no block has."""
+        """Send the orders again that a node has not reported done, and to free copies that no block has."""
         assert self._grid is not None
         agent = self._agent(node)
         for name in (node, "") if agent is self._local else (node,):
@@ -122,13 +121,13 @@ class MemoryGateway:
             agent.send(FreeCopiesOrder(unwanted, node))
 
     async def unknown(self, node: str) -> None:
-        """An agent is new: how the memory of its node can be used is not known until it says so."""
+        """Forget the address of a new agent's memory server until it reports it."""
         assert self._grid is not None
         if node in self._grid.ledger.memory_servers:
             await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
     def gone(self, via: AgentSide) -> None:
-        """An agent's connection has ended: what it was listing is not complete. Safe twice."""
+        """An agent's connection has ended: drop its incomplete lists. Safe twice."""
         for key in [key for key in self._listing if key[0] is via]:
             del self._listing[key]
 
@@ -217,12 +216,12 @@ def event_of(
 
 def _unknown_copies(ledger: Ledger, message: MemoryServedReport) -> list[str]:
     """The copies that a node holds and no block has."""
-    return [copy for copy in (*message.copies, *message.on_disk) if not _is_known(ledger, copy)]
 
+    def is_known(copy: str) -> bool:
+        block = ledger.blocks.get(block_of(copy))
+        return block is not None and any(place.copy == copy for place in block.everywhere)
 
-def _is_known(ledger: Ledger, copy: str) -> bool:
-    block = ledger.blocks.get(block_of(copy))
-    return block is not None and any(place.copy == copy for place in block.everywhere)
+    return [copy for copy in (*message.copies, *message.on_disk) if not is_known(copy)]
 
 
 def issue_use_ticket(ledger: Ledger, block: Block, copy: BlockCopy, now: int) -> Ticket:
@@ -237,28 +236,21 @@ def issue_fill_ticket(ledger: Ledger, block: Block, now: int) -> Ticket:
 
 
 def endpoint_of(lender: MemoryServerRow) -> Endpoint:
-    """Where the memory of a node is served."""
     return Endpoint(lender.host, lender.port, lender.fingerprint, lender.path, lender.incarnation)
 
 
 def _issue(ledger: Ledger, block: Block, copy: BlockCopy, generation: int, rights: int, now: int) -> Ticket:
-    lender = ledger.memory_servers[copy.node]
-    node_now = _boot_time(ledger, copy.node, now)
+    lender, seen = ledger.memory_servers[copy.node], ledger.observations.get(copy.node)
+    # times in tickets are by the node's boot clock; the number of its last heartbeat is when that was sent
+    node_now = seen.beat + max(now - seen.at_ms, 0) if seen is not None and seen.beat else boot_ms()
     claims = TicketClaims(
         copy.copy,
         generation,
         block.size_bytes,
         rights,
-        node_now + TICKET_LIFE_MS,
-        node_now + max(block.ends_at_ms - now, 0),
-        lender.incarnation,
-        copy.on_disk,
+        expires_boot_ms=node_now + TICKET_LIFE_MS,
+        ends_boot_ms=node_now + max(block.ends_at_ms - now, 0),
+        incarnation=lender.incarnation,
+        on_disk=copy.on_disk,
     )
     return issue_ticket(lender.key_bytes, claims)
-
-
-def _boot_time(ledger: Ledger, node: str, now: int) -> int:
-    """The boot clock of a node, from its last heartbeat, whose number is when it was sent. Times in tickets are the
-    server's own."""
-    seen = ledger.observations.get(node)
-    return seen.beat + max(now - seen.at_ms, 0) if seen is not None and seen.beat else boot_ms()
