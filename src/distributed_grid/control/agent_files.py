@@ -300,8 +300,8 @@ class AttemptFiles:
         return AttemptOutputFile(listing.entries, _reasons(listing.skipped))
 
     async def find(self, attempt: Attempt, patterns: tuple[str, ...], shipped: str = "") -> AttemptOutputFile:
-        """The files in the directory of the attempt that fit the patterns; with the manifest that was shipped only those
-        that were made or changed since."""
+        """The files in the directory of the attempt that fit the patterns; with the manifest that was shipped only
+        those that were made or changed since."""
         if not self.is_here(attempt):
             return await self._remote.find(attempt.node, attempt.lease_id, patterns, shipped)
         work = self._work(attempt)

@@ -92,8 +92,8 @@ def _hold_of(ledger: Ledger, name: str) -> int:
 
 
 def order_of(ledger: Ledger, effect: AttemptEffect, start_by_ms: int = 0) -> ToAgent:
-    """The order of an effect; a start has to happen `start_by_ms` after the last heartbeat of its node was sent (0: at any
-    time)."""
+    """The order of an effect; a start has to happen `start_by_ms` after the last heartbeat of its node was sent (0: at
+    any time)."""
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):

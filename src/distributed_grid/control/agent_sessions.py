@@ -2,14 +2,15 @@
 
 Nothing here depends on an event loop: the daemon drives it with asyncio, the simulator in virtual time. An effect for a
 node whose agent is not connected waits: it is derived again from the ledger when the agent greets. An order without a
-report is sent again with the agent's heartbeats, every so often; so is the stop of an attempt that the agent has and the
-ledger has not.
+report is sent again with the agent's heartbeats, every so often; so is the stop of an attempt that the agent has and
+the ledger has not.
 
 Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
 regardless of the store: that renews holds. All other messages (`received`) wait for the store, in an inbox for each
 agent. Once a node is declared lost, no heartbeat renews its hold: its connection is closed, and its agent greets anew.
 
-Attempts that a node does not start are ended here (`StartDeadlines`): a live node that starts nothing gets nothing more.
+Attempts that a node does not start are ended here (`StartDeadlines`): a live node that starts nothing gets nothing
+more.
 """
 
 from __future__ import annotations
@@ -154,16 +155,16 @@ class LentMemoryOrders(Protocol):
 
 
 class StartDeadline(Struct):
-    """Deadline of the start of an ordered attempt: by the control plane's clock, and by the boot clock of the agent, which
-    is never later. Both only grow, and no order ever names a later time."""
+    """Deadline of the start of an ordered attempt: by the control plane's clock, and by the boot clock of the agent,
+    which is never later. Both only grow, and no order ever names a later time."""
 
     until_ms: int
     until_boot_ms: int = 0
 
 
 class StartDeadlines:
-    """Deadlines of all ordered attempts without a reported start. Volatile, as holds are: after a restart of the control
-    plane each gets its whole time again with the next order."""
+    """Deadlines of all ordered attempts without a reported start. Volatile, as holds are: after a restart of the
+    control plane each gets its whole time again with the next order."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, dict[str, StartDeadline]] = {}
@@ -196,8 +197,8 @@ class StartDeadlines:
         """Attempts that the node has not started and cannot start any more.
 
         The agent has sent a heartbeat after the deadline on its own clock without naming the attempt: it does not have
-        it, and refuses an order that arrives later. If its heartbeats have no clock, an attempt that it may have started
-        ended with the hold: only the answer to a heartbeat that names it could have renewed that.
+        it, and refuses an order that arrives later. If its heartbeats have no clock, an attempt that it may have
+        started ended with the hold: only the answer to a heartbeat that names it could have renewed that.
         """
         deadlines, node, seen = self._of_node.get(name), ledger.nodes.get(name), ledger.observations.get(name)
         if not deadlines or node is None or seen is None:

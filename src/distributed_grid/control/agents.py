@@ -76,8 +76,8 @@ class AgentGateway:
         answer_program: AnswerProgram | None = None,
         on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
-        """Begin to take in messages; without `answer_program` the questions of programs are refused. `on_move_report` is
-        called with every report about a move, once it is durable."""
+        """Begin to take in messages; without `answer_program` the questions of programs are refused. `on_move_report`
+        is called with every report about a move, once it is durable."""
         registry = registry or NodeRegistry()
         self._answer_program = answer_program
         self._sessions = AgentSessions(grid, registry, self._agents, self.memory, on_move_report)

@@ -203,7 +203,8 @@ def test_a_prediction_is_shown_with_its_reasons(tmp_path: Path) -> None:
             assert (first.known, again.known, again.samples) == (False, True, i + 1)
         found = (await service.predict(predict(argv=["work"]), ANA)).prediction
         assert (found.tier, found.samples, found.key) == ("statistics", 8, "work")
-        assert found.memory_mb is not None and 100 <= found.memory_mb < 110
+        assert found.memory_mb is not None
+        assert 100 <= found.memory_mb < 110
         assert found.run_seconds == pytest.approx(2, rel=0.01)
         assert found.cpu_cores == pytest.approx(1.5, rel=0.01)
         assert found.gpu_memory_mb == pytest.approx(1, rel=0.1)
