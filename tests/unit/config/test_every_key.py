@@ -25,6 +25,8 @@ from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.agent.owner.ray_usage import RayWorkers
 from distributed_grid.agent.owner.usage_meter import SimulatedUsageMeter
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.nodes import OfferRow, RecommendationRow
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
 from distributed_grid.config_mapping import (
@@ -40,8 +42,6 @@ from distributed_grid.config_mapping import (
 )
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.api.answers.common import Viewer
-from distributed_grid.api.answers.nodes import OfferRow, RecommendationRow
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,

@@ -48,6 +48,7 @@ RESUME_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 CHECKPOINT_SECONDS = 30.0
 """How long a node that lends nothing more is kept for the checkpoints that are there."""
+Report = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
 
@@ -178,9 +179,7 @@ class NodeService:
         return await self._grid.read(read_node)
 
     @endpoint(ADMIN)
-    async def drain(
-        self, op: requests.DrainNode, caller: Caller, report: Callable[[DrainStep], None]
-    ) -> DrainAnswer:
+    async def drain(self, op: requests.DrainNode, caller: Caller, report: Callable[[DrainStep], None]) -> DrainAnswer:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:
             return await self._resume(op.node)
