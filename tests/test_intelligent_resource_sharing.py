@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.client.client import Client
-from distributed_grid.config import ClusterConfig, load_cluster_config
 from distributed_grid.api.answers.jobs import JobRow
 from distributed_grid.api.answers.leases import AllocationRow
 from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.api.answers.nodes import NodeRow, OfferRow
+from distributed_grid.client.client import Client
+from distributed_grid.config import ClusterConfig, load_cluster_config
 from distributed_grid.control.view_types import ClusterStatus
 from distributed_grid.core import GridOrchestrator, SSHManager
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, TimedOut

@@ -25,8 +25,8 @@ from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
 from distributed_grid.agent.files.attempt_files import remove_expired
 from distributed_grid.agent.files.job_dir import CONTROL, EXIT, NOTICE, make_root
 from distributed_grid.agent.files.job_signals import give_notice
-from distributed_grid.control.grid import KEEP_HISTORY_MS, Grid
 from distributed_grid.api.answers.common import Viewer
+from distributed_grid.control.grid import KEEP_HISTORY_MS, Grid
 from distributed_grid.domain.clock_jumps import DAY_MS, HOUR_MS
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState

@@ -72,14 +72,14 @@ class StepDone(Report, frozen=True):
     step: Text
 
 
-class Answer(Report, frozen=True):
+class ChildAnswer(Report, frozen=True):
     """Base of the reports that finish the request of this number."""
 
     number: Number
 
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ChildAnswer)
 
 
 def encode_frame(message: Report) -> bytes:
@@ -119,7 +119,7 @@ async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Deco
 class _Request(Struct):
     command: ChildCommand
     on_step: Say
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[ChildAnswer]
     resend: bool
 
 
@@ -264,7 +264,7 @@ class ChildProcess(Generic[T]):
             self._on_exit("")
 
     def _receive(self, report: T) -> None:
-        if not isinstance(report, StepDone | Answer):
+        if not isinstance(report, StepDone | ChildAnswer):
             self._on_report(report)
             return
         request = self._requests.get(report.number)

@@ -178,7 +178,9 @@ class AnswerWriter:
         self._begin(name)
         self._part += _encoder.encode(value)
 
-    async def rows(self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS) -> int:
+    async def rows(
+        self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS
+    ) -> int:
         """Write a list, a slice at a time; how many of its rows were left out."""
         self._begin(name)
         self._part += b"["

@@ -9,10 +9,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.config.sections import Alerts
-from distributed_grid.control.grid import Grid
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.answers.nodes import RecommendationRow
+from distributed_grid.config.sections import Alerts
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage

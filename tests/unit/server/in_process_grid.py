@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
-from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
-from distributed_grid.control.grid import Grid
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.answers.explanation import Explanation
 from distributed_grid.api.answers.jobs import JobDetail
 from distributed_grid.api.answers.leases import AllocationDetail
+from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from distributed_grid.adapters.child_process import (
-    Answer,
+    ChildAnswer,
     ChildCommand,
     Environ,
     FilePath,
@@ -168,21 +168,21 @@ class RayView(Struct, frozen=True):
     in_use: Annotated[tuple[Name, ...], Meta(max_length=MAX_IN_USE)] = ()
 
 
-class GroupsObserved(Answer, frozen=True):
+class GroupsObserved(ChildAnswer, frozen=True):
     """What is there."""
 
     view: RayView | None
     problem: Text = ""
 
 
-class HoldExtended(Answer, frozen=True):
+class HoldExtended(ChildAnswer, frozen=True):
     """The actor knows it, or why nobody knows; `missing` are those of the terms that it has no group of."""
 
     missing: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)] = ()
     problem: Text = ""
 
 
-class Closed(Answer, frozen=True):
+class Closed(ChildAnswer, frozen=True):
     """Nothing of this grid is left in Ray, or why something is."""
 
     problem: Text = ""

@@ -14,7 +14,7 @@ from distributed_grid.scheduling.pressure.loans import amounts_of, used_amount
 from distributed_grid.scheduling.pressure.scan import is_in_use
 
 
-class BoostRow(Answer, kw_only=True):
+class BoostRow(Answer, frozen=True, kw_only=True):
     """A loan of one node to another, alive or ended."""
 
     boost_id: str
@@ -67,7 +67,7 @@ class BoostRow(Answer, kw_only=True):
         )
 
 
-class BoostStatus(Answer):
+class BoostStatus(Answer, frozen=True):
     """The boosts that hold something."""
 
     active_boosts: int
@@ -77,7 +77,7 @@ class BoostStatus(Answer):
     warnings: list[str]
 
 
-class BoostDetail(Answer, kw_only=True):
+class BoostDetail(Answer, frozen=True, kw_only=True):
     """One boost; None for a dry run. A new one comes with its lease and the decision about it."""
 
     boost: BoostRow | None

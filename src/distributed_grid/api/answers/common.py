@@ -68,7 +68,7 @@ def headline(ask: Amounts) -> tuple[str, float]:
     return "memory", gigabytes(ask.memory_bytes)
 
 
-class AskedResources(Answer):
+class AskedResources(Answer, frozen=True):
     """The amounts of a request."""
 
     cpu_cores: float
@@ -81,7 +81,7 @@ class AskedResources(Answer):
         return cls(ask.cpu_milli / 1000, gigabytes(ask.memory_bytes), ask.gpu_milli / 1000, dict(ask.custom))
 
 
-class HeldGpu(Answer):
+class HeldGpu(Answer, frozen=True):
     """A device of which something is held, or the GPUs of a lease that holds none (`index` None)."""
 
     index: int | None
@@ -89,7 +89,7 @@ class HeldGpu(Answer):
     memory_gb: float
 
 
-class HeldResources(Answer):
+class HeldResources(Answer, frozen=True):
     """The amounts that a lease holds; before its grant and after its end those that it asked for."""
 
     cpu_cores: float

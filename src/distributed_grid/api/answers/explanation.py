@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET, UnsetType, field
 
 from distributed_grid.api.answers.common import Answer, AskedResources
@@ -10,12 +12,12 @@ from distributed_grid.api.answers.leases import AllocationRow, DecisionRow
 from distributed_grid.api.answers.nodes import UnusedBorrowing
 from distributed_grid.api.answers.offloading import AutoOffloadLook, MoveRow
 from distributed_grid.api.answers.reports import EventRecord
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.scheduling.queue.reasons import describe_amounts
 
 
-class QueuedRequest(Answer, kw_only=True):
+class QueuedRequest(Answer, frozen=True, kw_only=True):
     """A request in the queue, or one whose end is waited for."""
 
     allocation_id: str
@@ -38,14 +40,14 @@ class QueuedRequest(Answer, kw_only=True):
         )
 
 
-class WaitReason(Answer):
+class WaitReason(Answer, frozen=True):
     """A reason why one node does not serve a request; that of a quota or a worker has no node."""
 
     node_id: str | None
     why: str
 
 
-class WaitingRow(Answer, kw_only=True):
+class WaitingRow(Answer, frozen=True, kw_only=True):
     """Why a request waits."""
 
     since: str | None
@@ -54,13 +56,13 @@ class WaitingRow(Answer, kw_only=True):
     gives_up_at: str | None = None
     position: int | None = None
     of: int | None = None
-    ahead: list[QueuedRequest] = []
+    ahead: list[QueuedRequest] = field(default_factory=list)
     estimated_start: str | None = None
     start_reason: str
-    reasons: list[WaitReason] = []
+    reasons: list[WaitReason] = field(default_factory=list)
 
 
-class PreemptorRow(Answer):
+class PreemptorRow(Answer, frozen=True):
     """The request that made a lease end; its job and user are unknown where it ended before the kept history."""
 
     allocation_id: str | None
@@ -69,7 +71,7 @@ class PreemptorRow(Answer):
     reason: str
 
 
-class PlacementRow(Answer, kw_only=True):
+class PlacementRow(Answer, frozen=True, kw_only=True):
     """One placement of a job or a lease, and why it was chosen; that of a job has all fields of its attempt."""
 
     number: int
@@ -82,7 +84,7 @@ class PlacementRow(Answer, kw_only=True):
     detail: str | None
     waited_seconds: float | None = None
     decision: DecisionRow | None = None
-    displaced: list[str] = []
+    displaced: list[str] = field(default_factory=list)
     made_room_for: PreemptorRow | None = None
     exit_code: int | UnsetType | None = UNSET
     signal: int | UnsetType | None = UNSET
@@ -99,7 +101,7 @@ class PlacementRow(Answer, kw_only=True):
     checkpoint_at: str | UnsetType | None = UNSET
 
 
-class MachineEndRow(Answer):
+class MachineEndRow(Answer, frozen=True):
     """The announced end of the machine that something is on, and when it has to stop; None where it is unknown."""
 
     at: str | None
@@ -107,23 +109,23 @@ class MachineEndRow(Answer):
     reason: str
 
 
-class RefusalRow(Answer):
+class RefusalRow(Answer, frozen=True):
     at: str | None
     reason: str
 
 
-class EndRow(Answer):
+class EndRow(Answer, frozen=True):
     at: str | None
     reason: str | None
     detail: str | None
 
 
-class DegradedRow(Answer):
+class DegradedRow(Answer, frozen=True):
     since: str | None
     why: str
 
 
-class OffloadingRow(Answer, kw_only=True):
+class OffloadingRow(Answer, frozen=True, kw_only=True):
     """The last evaluation of automatic offloading: of a job on its node, or (`look`) of a node."""
 
     at: str | UnsetType | None = UNSET
@@ -134,7 +136,7 @@ class OffloadingRow(Answer, kw_only=True):
     degraded: str | DegradedRow | None  # of a job: why its node is; of a node: since when
 
 
-class Explanation(Answer, kw_only=True):
+class Explanation(Answer, frozen=True, kw_only=True):
     """Why it waits, why it is there, why it was stopped, when it will start."""
 
     kind: str  # job, lease, move, node or request (a refused one)
@@ -152,7 +154,7 @@ class Explanation(Answer, kw_only=True):
     allocation: AllocationRow | UnsetType = UNSET
     move: MoveRow | UnsetType = UNSET
     waiting: WaitingRow | None = None
-    placements: list[PlacementRow] = []
+    placements: list[PlacementRow] = field(default_factory=list)
     machine_end: MachineEndRow | None = None
     stopping: str | None = None
     refusal: RefusalRow | None = None
@@ -161,3 +163,15 @@ class Explanation(Answer, kw_only=True):
     unused_borrowing: list[UnusedBorrowing] | UnsetType = UNSET
     events: list[EventRecord]
     moves: list[MoveRow] | UnsetType = UNSET
+
+    @classmethod
+    def of_request(cls, request: Request, **fields: Any) -> Explanation:
+        """With the fields that show the request."""
+        return cls(
+            request_id=request.id,
+            team=request.team or None,
+            asked=describe_amounts(request.ask),
+            resources=AskedResources.of(request.ask),
+            priority=request.priority.name.lower(),
+            **fields,
+        )

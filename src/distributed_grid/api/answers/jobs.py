@@ -33,7 +33,7 @@ def shell_code(outcome: Outcome) -> int:
     return 1
 
 
-class OutcomeRow(Answer, kw_only=True):
+class OutcomeRow(Answer, frozen=True, kw_only=True):
     """The end of a job or an attempt; its usage is known with its end."""
 
     outcome: str | None
@@ -61,7 +61,7 @@ def _outcome_fields(outcome: Outcome | None, *, hides_detail: bool) -> dict[str,
     }
 
 
-class AttemptRow(OutcomeRow, kw_only=True):
+class AttemptRow(OutcomeRow, frozen=True, kw_only=True):
     """One run of a job's command on one node."""
 
     number: int
@@ -98,7 +98,7 @@ class AttemptRow(OutcomeRow, kw_only=True):
         )
 
 
-class SizingRow(Answer, kw_only=True):
+class SizingRow(Answer, frozen=True, kw_only=True):
     """The memory that the grid gave a job without stated needs, and its origin."""
 
     memory_gb: float
@@ -128,7 +128,7 @@ class SizingRow(Answer, kw_only=True):
         )
 
 
-class CheckpointRow(Answer):
+class CheckpointRow(Answer, frozen=True):
     """Checkpoint directory of a job, as the next attempt finds it."""
 
     attempt: int | None  # that left it; None where nothing is in it
@@ -152,7 +152,7 @@ class CheckpointRow(Answer):
         )
 
 
-class DeliveryRow(Answer, kw_only=True):
+class DeliveryRow(Answer, frozen=True, kw_only=True):
     """Files of a job that are brought into a directory of its user."""
 
     state: str
@@ -195,7 +195,7 @@ class DeliveryRow(Answer, kw_only=True):
         )
 
 
-class JobRow(OutcomeRow, kw_only=True):
+class JobRow(OutcomeRow, frozen=True, kw_only=True):
     """A job, alive or ended."""
 
     job_id: str
@@ -281,7 +281,7 @@ def _short_command(command: Command) -> Command:
     return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + CUT_MARGIN_CHARS])
 
 
-class JobList(Answer):
+class JobList(Answer, frozen=True):
     jobs: list[JobRow]
     more: bool
     """Some that ended before are kept, but not listed."""
@@ -291,7 +291,7 @@ class JobList(Answer):
     """Matching ones that are left out for length."""
 
 
-class JobDetail(Answer, kw_only=True):
+class JobDetail(Answer, frozen=True, kw_only=True):
     """One job, with the files that are brought back; when it is submitted also why it waits, node by node, and the
     decision about it."""
 
@@ -302,28 +302,28 @@ class JobDetail(Answer, kw_only=True):
     note: str | UnsetType | None = UNSET
 
 
-class LiveJobs(Answer):
+class LiveJobs(Answer, frozen=True):
     """Uids of jobs that have not ended."""
 
     uids: list[str]
 
 
-class FetchRecorded(Answer):
+class FetchRecorded(Answer, frozen=True):
     job_id: str
 
 
-class DeliveryDetail(Answer):
+class DeliveryDetail(Answer, frozen=True):
     delivery: DeliveryRow | None
 
 
-class FetchedTree(Answer):
+class FetchedTree(Answer, frozen=True):
     """Header of the files of a job."""
 
     job_id: str
     workdir: str
 
 
-class FetchedFile(Answer):
+class FetchedFile(Answer, frozen=True):
     """Header of one file; its bytes follow."""
 
     file: str  # the path in hexadecimal
@@ -331,7 +331,7 @@ class FetchedFile(Answer):
     executable: bool
 
 
-class FetchedFiles(Answer):
+class FetchedFiles(Answer, frozen=True):
     """Totals of the files of a job."""
 
     files: int
@@ -341,7 +341,7 @@ class FetchedFiles(Answer):
     unchanged: int
 
 
-class JobNotice(Answer, kw_only=True):
+class JobNotice(Answer, frozen=True, kw_only=True):
     """A change of a running job, or (with the number 0) the beginning of an attempt's output."""
 
     seq: int  # number of its audit record

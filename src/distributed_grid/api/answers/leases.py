@@ -23,7 +23,7 @@ def held_amounts(lease: Lease) -> Amounts:
     return amounts_of(resource, claimed_amount(lease, resource))
 
 
-class AllocationRow(Answer, kw_only=True):
+class AllocationRow(Answer, frozen=True, kw_only=True):
     """A lease, alive or ended."""
 
     allocation_id: str
@@ -74,7 +74,7 @@ class AllocationRow(Answer, kw_only=True):
         )
 
 
-class DecisionAlternative(Answer):
+class DecisionAlternative(Answer, frozen=True):
     """A node that could have been chosen."""
 
     node_id: str
@@ -82,7 +82,7 @@ class DecisionAlternative(Answer):
     why: str
 
 
-class DecisionScore(Answer):
+class DecisionScore(Answer, frozen=True):
     """The parts of a node's score: the strategy's criterion, then room and priority as parts of a node."""
 
     node_id: str
@@ -92,15 +92,15 @@ class DecisionScore(Answer):
     priority: float
 
 
-class DecisionRow(Answer, kw_only=True):
+class DecisionRow(Answer, frozen=True, kw_only=True):
     """The node that a request is placed on, or none yet, and the reasons."""
 
-    node_id: str | None = None
+    node_id: str | None
     strategy: str
-    confidence: float = 0.0  # the probability that the choice is right until its term ends
+    confidence: float  # the probability that the choice is right until its term ends
     reasoning: list[str]
-    alternatives: list[DecisionAlternative] = []
-    scores: list[DecisionScore] = []
+    alternatives: list[DecisionAlternative]
+    scores: list[DecisionScore]
     estimated_start: str | None
 
     @classmethod
@@ -120,15 +120,23 @@ class DecisionRow(Answer, kw_only=True):
 
     @classmethod
     def undecided(cls, strategy: str, reasons: Iterable[str], starts: str | None) -> DecisionRow:
-        return cls(strategy=strategy, reasoning=list(reasons), estimated_start=starts)
+        return cls(
+            node_id=None,
+            strategy=strategy,
+            confidence=0.0,
+            reasoning=list(reasons),
+            alternatives=[],
+            scores=[],
+            estimated_start=starts,
+        )
 
 
-class AllocationList(Answer):
+class AllocationList(Answer, frozen=True):
     allocations: list[AllocationRow]
     omitted: int
 
 
-class AllocationDetail(Answer, kw_only=True):
+class AllocationDetail(Answer, frozen=True, kw_only=True):
     """One lease; when it is requested also why it waits, node by node, and the decision about it."""
 
     allocation: AllocationRow

@@ -14,7 +14,7 @@ from distributed_grid.api.answers.common import Answer
 Direction = Literal["rising", "falling", "steady"]
 
 
-class ResourceSnapshot(Answer, kw_only=True):
+class ResourceSnapshot(Answer, frozen=True, kw_only=True):
     """One node at one moment; measurements are None unless the node is known."""
 
     node_id: str
@@ -103,7 +103,7 @@ class SchedulingFigures(TypedDict):
 
 
 class RebalancingSummary(TypedDict):
-    """Automatic leases that were requested or given back, since the start of this control plane but for the last hour."""
+    """Counts of automatic leases since the start of this control plane; those of the last hour are complete."""
 
     rebalances_per_hour: int
     asked: int
@@ -114,7 +114,7 @@ class RebalancingSummary(TypedDict):
     recommendations: int
 
 
-class Trend(Answer, kw_only=True):
+class Trend(Answer, frozen=True, kw_only=True):
     """The trend over one window; values are parts of the whole, 0 to 1."""
 
     window_minutes: int
@@ -127,7 +127,7 @@ class Trend(Answer, kw_only=True):
     samples: int
 
 
-class ResourceTrend(Answer):
+class ResourceTrend(Answer, frozen=True):
     """The trends of one resource of one node; None where there is too little to say, or the node is unknown."""
 
     node_id: str
@@ -144,7 +144,7 @@ class ResourceTrend(Answer):
         return tuple(trend for trend in windows if trend is not None)
 
 
-class MinuteRow(Answer, kw_only=True):
+class MinuteRow(Answer, frozen=True, kw_only=True):
     """One minute of a node: means, and the highest value of each; None where nothing was measured."""
 
     time: str
@@ -160,7 +160,7 @@ class MinuteRow(Answer, kw_only=True):
     gpu_memory_used_gb: float | None
 
 
-class MetricsAnswer(Answer, kw_only=True):
+class MetricsAnswer(Answer, frozen=True, kw_only=True):
     """The metrics of the requested kind."""
 
     snapshots: list[ResourceSnapshot] | UnsetType = UNSET

@@ -14,7 +14,7 @@ from distributed_grid.scheduling.pressure.loans import amounts_of
 from distributed_grid.scheduling.queue.reasons import is_stopped, why_not_lent
 
 
-class UnusedBorrowing(Answer):
+class UnusedBorrowing(Answer, frozen=True):
     """A resource that was borrowed for a node and went back after this time because nothing had used it."""
 
     resource_type: str
@@ -32,7 +32,7 @@ class UnusedBorrowing(Answer):
         ]
 
 
-class NodeRow(Answer, kw_only=True):
+class NodeRow(Answer, frozen=True, kw_only=True):
     """A node as it is now."""
 
     node_id: str
@@ -114,7 +114,7 @@ class NodeRow(Answer, kw_only=True):
         )
 
 
-class OfferRow(Answer, kw_only=True):
+class OfferRow(Answer, frozen=True, kw_only=True):
     """One kind of resource that a node would lend; a paused one is not lent anew before `returns_at`."""
 
     node_id: str
@@ -174,7 +174,7 @@ class OfferRow(Answer, kw_only=True):
         return rows[: viewer.max_offers_per_node]
 
 
-class RecommendationRow(Answer, kw_only=True):
+class RecommendationRow(Answer, frozen=True, kw_only=True):
     """Work that should move from one node to another."""
 
     node_id: str
@@ -207,33 +207,33 @@ class RecommendationRow(Answer, kw_only=True):
         ]
 
 
-class NodeList(Answer):
+class NodeList(Answer, frozen=True):
     nodes: list[NodeRow]
     omitted: int
 
 
-class NodeDetail(Answer):
+class NodeDetail(Answer, frozen=True):
     node: NodeRow
 
 
-class OfferList(Answer):
+class OfferList(Answer, frozen=True):
     offers: list[OfferRow]
     omitted: int
 
 
-class RecommendationList(Answer):
+class RecommendationList(Answer, frozen=True):
     recommendations: list[RecommendationRow]
     omitted: int
 
 
-class NodeStep(Answer):
+class NodeStep(Answer, frozen=True):
     """Progress of a command on one node."""
 
     node_id: str
     step: str
 
 
-class DrainAnswer(Answer):
+class DrainAnswer(Answer, frozen=True):
     """A node that lends nothing new, or lends again; `given_back` counts the leases that its owner got back."""
 
     node_id: str

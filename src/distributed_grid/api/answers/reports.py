@@ -12,7 +12,7 @@ from distributed_grid.api.answers.leases import AllocationRow
 from distributed_grid.api.answers.nodes import NodeRow, OfferRow, RecommendationRow
 
 
-class GridStatus(Answer, kw_only=True):
+class GridStatus(Answer, frozen=True, kw_only=True):
     """The grid as it is now."""
 
     nodes: list[NodeRow]
@@ -25,7 +25,7 @@ class GridStatus(Answer, kw_only=True):
     omitted: dict[str, int]  # rows of each list that are left out for length
 
 
-class EventRecord(Answer, kw_only=True):
+class EventRecord(Answer, frozen=True, kw_only=True):
     """One event of the audit trail."""
 
     seq: int
@@ -39,7 +39,7 @@ class EventRecord(Answer, kw_only=True):
     data: dict[str, Any]
 
 
-class LentTotals(Answer, kw_only=True):
+class LentTotals(Answer, frozen=True, kw_only=True):
     """Amounts that were lent, and the part of them that is still held."""
 
     leases: int
@@ -52,7 +52,7 @@ class LentTotals(Answer, kw_only=True):
     held_gpus: float
 
 
-class LendingRow(LentTotals, kw_only=True):
+class LendingRow(LentTotals, frozen=True, kw_only=True):
     """Totals of one lender, borrower, pair of them, or day."""
 
     node_id: str | UnsetType = UNSET
@@ -61,7 +61,7 @@ class LendingRow(LentTotals, kw_only=True):
     day: str | UnsetType = UNSET
 
 
-class LendingReport(Answer, kw_only=True):
+class LendingReport(Answer, frozen=True, kw_only=True):
     """Amounts that were lent, by lender and borrower."""
 
     since: str | None

@@ -11,7 +11,7 @@ from distributed_grid.api.worker_resources import requirements_view
 from distributed_grid.domain.jobs import Job
 
 
-class TaskRow(Answer, kw_only=True):
+class TaskRow(Answer, frozen=True, kw_only=True):
     """A waiting task."""
 
     task_id: str
@@ -28,7 +28,7 @@ class TaskRow(Answer, kw_only=True):
         return cls(**_task_fields(job))
 
 
-class AssignedTask(TaskRow, kw_only=True):
+class AssignedTask(TaskRow, frozen=True, kw_only=True):
     """A task as its worker gets it, with its fence and the reservation that it runs under."""
 
     worker_id: str
@@ -62,23 +62,23 @@ def _task_fields(job: Job) -> dict[str, Any]:
     }
 
 
-class TaskList(Answer):
+class TaskList(Answer, frozen=True):
     tasks: list[TaskRow]
     more: bool
 
 
-class TaskAssignment(Answer):
+class TaskAssignment(Answer, frozen=True):
     """The task that a worker is to run now, or none."""
 
     task: AssignedTask | None
     ask_id: str
 
 
-class AskWithdrawn(Answer):
+class AskWithdrawn(Answer, frozen=True):
     worker_id: str
 
 
-class TaskReportAnswer(Answer, kw_only=True):
+class TaskReportAnswer(Answer, frozen=True, kw_only=True):
     """Whether a report was taken in, and the state of the task; else the reason."""
 
     accepted: bool

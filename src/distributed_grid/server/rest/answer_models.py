@@ -27,7 +27,7 @@ def _model(kind: type[Struct]) -> Any:
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         fields[field.encode_name] = _type(field.type) if field.default is not UNSET else NotRequired[_type(field.type)]
-    model: Any = TypedDict(kind.__name__, fields)  # type: ignore[operator,misc]
+    model: Any = TypedDict(kind.__name__, fields)  # type: ignore[misc]
     model.__doc__ = kind.__doc__
     return model
 
@@ -35,7 +35,8 @@ def _model(kind: type[Struct]) -> Any:
 def _type(kind: Any) -> Any:
     origin, parameters = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_type(part) for part in parameters if part is not UnsetType)]
+        parts = tuple(_type(part) for part in parameters if part is not UnsetType)
+        return typing.Union[parts]  # noqa: UP007 - made at runtime
     if origin is list:
         return list[_type(parameters[0])]  # type: ignore[misc]
     if not (isinstance(kind, type) and issubclass(kind, Struct)):

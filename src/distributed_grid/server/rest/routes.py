@@ -412,9 +412,7 @@ async def _write_events(call: AuthenticatedRequest, op: requests.ListEvents, as_
     async with contextlib.aclosing(call.services.reports.events(op, call.caller)) as found:
         async for event in found:
             text = json_line(event)
-            await write(
-                b"id: %d\nevent: %s\ndata: %s\n" % (event.seq, event.type.encode(), text) if as_sse else text
-            )
+            await write(b"id: %d\nevent: %s\ndata: %s\n" % (event.seq, event.type.encode(), text) if as_sse else text)
 
 
 # ------------------------------------------------------------------ metrics

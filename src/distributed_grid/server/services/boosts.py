@@ -1,9 +1,8 @@
 """Boosts: resources of one node lent to another for a while, and commands that use them. Used by socket and REST.
 
 A boost is a lease for a target node that somebody requested, or the rebalancer (`is_boost`); the ledger is its only
-record. What the rebalancer holds for a node may be used by everybody. The source is never the target; a named source is
-preferred, or with `only` the only lender. A refusal begins with the words that the guides document, and goes on with
-what keeps each node from lending.
+record. A boost of the rebalancer may be used by everybody. The source is never the target; a named source is preferred,
+or with `only` the only lender. A refusal begins with the documented words; the reasons of each node follow.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class BoostService:
 
     @endpoint(USER)
     async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> BoostDetail:
-        """The boost once it can be used; one that nobody waits for any more is given back."""
+        """The boost once it can be used; it is released if its client hangs up meanwhile."""
         try:
             answer = await self.request(op, caller)
             if answer.boost is None or answer.boost.is_active:
@@ -137,13 +136,13 @@ class BoostService:
         if not op.source or lender in (None, op.source):
             return None
 
-        def why(ledger: Ledger, now: int) -> str:
+        def reason(ledger: Ledger, now: int) -> str:
             lease, node = ledger.leases.get(op.request_id), ledger.nodes.get(op.source)
             if lease is None or node is None:  # in a dry run there is no lease
                 return ""
             return f": {why_not_there(ledger, lease.request, node, now)}"
 
-        return f"{lender} lends it instead of {op.source}{await self._grid.read(why)}"
+        return f"{lender} lends it instead of {op.source}{await self._grid.read(reason)}"
 
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
@@ -153,9 +152,7 @@ class BoostService:
         """Releasing what is over already is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
         answer = await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
-        return BoostDetail(
-            boost=await self._row(await self.find(boost.id)), already_ended_at=answer.already_ended_at
-        )
+        return BoostDetail(boost=await self._row(await self.find(boost.id)), already_ended_at=answer.already_ended_at)
 
     @endpoint(USER, post("/boosts/{name}/extend", "boosts", name="boost_id"))
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> BoostDetail:
@@ -281,7 +278,7 @@ class BoostService:
 
 
 def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
-    """A boost that was asked for again after its end; one that ended before it could be used is refused."""
+    """A boost that was requested again after its end; one that ended before it could be used is refused."""
     if not lease.granted_at_ms:
         raise TimedOut(f"{NO_ROOM}: {lease.detail}")
     if just_now or lease.end is LeaseEnd.FAILED:
@@ -291,7 +288,7 @@ def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
 
 
 def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
-    """Refuse a boost for or from a node that is not there, or that would lend to itself."""
+    """Refuse a boost for or from an unknown node, or one that would lend to itself."""
     if op.only and not op.source:
         raise BadInput("only the source may lend it: name one")
     if op.target not in ledger.nodes:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import asdict, replace
 
-from distributed_grid.api.answers.common import AskedResources, Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.answers.explanation import (
     DegradedRow,
     EndRow,
@@ -35,7 +35,7 @@ from distributed_grid.api.answers.offloading import AutoOffloadLook, IsConnected
 from distributed_grid.api.id_prefixes import fits, not_found, prefix_hint
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, Move
 from distributed_grid.domain.nodes import Node
@@ -79,89 +79,93 @@ async def explain(
 ) -> Explanation:
     """Explain a job, a lease, a node, a move or a refused request; with a `kind` only one of that kind. Forbidden for
     a reader who is neither its owner nor an admin."""
+
+    def check_reader(owner: str, subject: str) -> None:
+        if not viewer.shows(owner):
+            raise Forbidden(f"{subject} belongs to {owner}, not to {viewer.reader}")
+
     if not kind and name.startswith(MOVE_PREFIX):
         move = await find_move(grid, name)
-        _must_show(viewer, move.user, f"the move {move.id}")
+        check_reader(move.user, f"the move {move.id}")
         return await _explain_move(grid, viewer, move, is_connected)
-    found = await _find(grid, name, kind)
-    if isinstance(found, Job | Lease):
-        _must_show(viewer, found.request.user, f"the {'job' if isinstance(found, Job) else 'lease'} {found.id}")
-    elif not isinstance(found, Node):
-        _must_show(viewer, found[-1].row.user, f"the request {found[-1].row.subject}")
-    if isinstance(found, Job):
-        return await _explain_job(grid, viewer, found)
-    if isinstance(found, Lease):
-        return await _explain_lease(grid, viewer, found)
-    if isinstance(found, Node):
-        return await _explain_node(grid, viewer, found)
-    return _explain_refusal(viewer, found)
-
-
-def _must_show(viewer: Viewer, owner: str, what: str) -> None:
-    if not viewer.shows(owner):
-        raise Forbidden(f"{what} belongs to {owner}, not to {viewer.reader}")
+    match await _find(grid, name, kind):
+        case Job() as job:
+            check_reader(job.request.user, f"the job {job.id}")
+            return await _explain_job(grid, viewer, job)
+        case Lease() as lease:
+            check_reader(lease.request.user, f"the lease {lease.id}")
+            return await _explain_lease(grid, viewer, lease)
+        case Node() as node:
+            return await _explain_node(grid, viewer, node)
+        case refusals:
+            last = refusals[-1]
+            check_reader(last.row.user, f"the request {last.row.subject}")
+            return Explanation(
+                kind="request",
+                id=last.row.subject,
+                state="refused",
+                job_id=last.data.get("job_id"),
+                user=last.row.user or None,
+                refusal=RefusalRow(viewer.time(last.row.at_ms), last.reason),
+                events=[event_record(record.row, viewer) for record in refusals],
+            )
 
 
 async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | Node | list[DecisionRecord]:
-    """A job, a lease or a node, what is named exactly before what only begins so; else a refused request."""
-    job = await _found_or_ambiguous(find_job(grid, name)) if kind != "lease" else None
-    lease = await _found_or_ambiguous(find_lease(grid, name)) if kind != "job" else None
+    """A job, a lease or a node, exact names before prefixes; else the records of a refused request."""
+    job = await _match(find_job(grid, name)) if kind != "lease" else None
+    lease = await _match(find_lease(grid, name)) if kind != "job" else None
     if job is None and isinstance(lease, Ambiguous) and not kind:  # all attempts of one job?
         uids = {candidate.rpartition(".")[0] for candidate in lease.candidates}
-        job = await _found_or_ambiguous(find_job(grid, uids.pop())) if len(uids) == 1 and "" not in uids else None
-    found: list[Job | Lease] = [one for one in (job, lease) if isinstance(one, Job | Lease)]
+        job = await _match(find_job(grid, uids.pop())) if len(uids) == 1 and "" not in uids else None
+    matches: list[Job | Lease] = [match for match in (job, lease) if isinstance(match, Job | Lease)]
     if isinstance(lease, Lease) and lease.job and kind != "lease":
-        found[-1] = await find_job(grid, lease.job)
-    for one in found:
-        if name in _names(one):
-            return one
+        matches[-1] = await find_job(grid, lease.job)
+    for match in matches:
+        uids = {match.uid, *(attempt.lease_id for attempt in match.attempts)} if isinstance(match, Job) else set()
+        if name == match.id or name in uids:
+            return match
     node = await grid.read(lambda ledger, now: ledger.nodes.get(name)) if not kind else None
     if node is not None:
         return node
-    fitting = {_names(one)[0] for one in found}
-    fitting |= {other for one in (job, lease) if isinstance(one, Ambiguous) for other in one.candidates}
+    candidates = {match.id for match in matches}
+    candidates |= {other for match in (job, lease) if isinstance(match, Ambiguous) for other in match.candidates}
     if isinstance(job, Job):
-        fitting -= {other for other in fitting if other.startswith(f"{job.uid}.")}  # its own leases
-    if len(fitting) > 1:
-        raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(fitting)[:5])}", sorted(fitting))
-    if found:
-        return found[0]
+        candidates -= {other for other in candidates if other.startswith(f"{job.uid}.")}  # its own leases
+    if len(candidates) > 1:
+        raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(candidates)[:5])}", sorted(candidates))
+    if matches:
+        return matches[0]
     if kind:
         raise not_found(kind, name)
-    return await _refusal(grid, name)
+    refusals = [record for record in await history_of(grid, name) if record.row.type == "refused"]
+    return refusals or await _refusal_like(grid, name)
 
 
-async def _found_or_ambiguous(looking: Awaitable[T]) -> T | Ambiguous | None:
-    """What was looked for, or that it fits several; None where it fits nothing."""
+async def _match(search: Awaitable[T]) -> T | Ambiguous | None:
+    """The only match of a search, or that there are several; None where there is none."""
     try:
-        return await looking
+        return await search
     except NotFound:
         return None
     except Ambiguous as several:
         return several
 
 
-def _names(one: Job | Lease) -> tuple[str, ...]:
-    return (one.id, one.uid, *(attempt.lease_id for attempt in one.attempts)) if isinstance(one, Job) else (one.id,)
-
-
-async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
-    """What was refused under this request id, or the id that begins so, or the job name that was asked for."""
-    exact = [one for one in await history_of(grid, name) if one.row.type == "refused"]
-    if exact:
-        return exact
+async def _refusal_like(grid: Grid, name: str) -> list[DecisionRecord]:
+    """The refusals of the request whose id begins so, or of the job name that was asked for."""
     newest = await grid.query(lambda store: store.events(types=("refused",), limit=MAX_REFUSALS, newest=True))
     history = [decode_record(row) for row in newest]
-    fitting = [one for one in history if one.data.get("job_id") == name][-1:] or [
-        one for one in history if fits(one.row.subject, name)
+    matches = [record for record in history if record.data.get("job_id") == name][-1:] or [
+        record for record in history if fits(record.row.subject, name)
     ]
-    subjects = {one.row.subject for one in fitting}
+    subjects = {record.row.subject for record in matches}
     if len(subjects) > 1:
         raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(subjects)[:5])}", sorted(subjects))
-    if not fitting:
+    if not matches:
         hint = prefix_hint(name)
         raise NotFound(f"nothing is called {name!r}: no job, no lease and no refused request of the last 30 days{hint}")
-    return fitting
+    return matches
 
 
 async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> Explanation:
@@ -169,14 +173,16 @@ async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> Explanation:
     lease = await grid.read(lambda ledger, now: ledger.leases.get(job.lease_id))
     placements = []
     for attempt in job.attempts:
-        row = PlacementRow(**asdict(AttemptRow.of(viewer, attempt)))
-        placements.append(await _placed(grid, viewer, row, history, attempt.lease_id))
+        placement = PlacementRow(**asdict(AttemptRow.of(viewer, attempt)))
+        placements.append(await _placed(grid, viewer, placement, history, attempt.lease_id))
     row = JobRow.of(viewer, job)
-    return Explanation(
+    return Explanation.of_request(
+        job.request,
         kind="job",
         id=job.id,
         state=str(job.state),
-        **_request_fields(job.request, row.submitted_at),
+        user=job.request.user,
+        requested_at=row.submitted_at,
         job=row,
         waiting=await _waiting(grid, viewer, lease),
         placements=placements,
@@ -226,11 +232,13 @@ async def _explain_move(grid: Grid, viewer: Viewer, move: Move, is_connected: Is
     """A move from its request on: each state with the time and the reason, and the condition that it waits for."""
     history = await history_of(grid, move.id)
     row = MoveRow.of(viewer, move, is_connected)
-    return Explanation(
+    return Explanation.of_request(
+        move.request,
         kind="move",
         id=move.id,
         state=str(move.state),
-        **{**_request_fields(move.request, row.requested_at), "user": move.user},
+        user=move.user,
+        requested_at=row.requested_at,
         job_id=move.job_id or None,
         move=row,
         end=EndRow(row.ended_at, row.end, row.problem) if move.is_over else None,
@@ -254,11 +262,13 @@ async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> Explanatio
             detail=row.detail,
         )
         placements.append(await _placed(grid, viewer, placement, history, lease.id, lease.gang))
-    return Explanation(
+    return Explanation.of_request(
+        lease.request,
         kind="lease",
         id=lease.id,
         state=str(lease.state),
-        **_request_fields(lease.request, row.requested_at),
+        user=lease.request.user,
+        requested_at=row.requested_at,
         allocation=row,
         waiting=await _waiting(grid, viewer, lease),
         placements=placements,
@@ -269,21 +279,8 @@ async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> Explanatio
     )
 
 
-def _explain_refusal(viewer: Viewer, history: Sequence[DecisionRecord]) -> Explanation:
-    last = history[-1]
-    return Explanation(
-        kind="request",
-        id=last.row.subject,
-        state="refused",
-        job_id=last.data.get("job_id"),
-        user=last.row.user or None,
-        refusal=RefusalRow(viewer.time(last.row.at_ms), last.reason),
-        events=[event_record(record.row, viewer) for record in history],
-    )
-
-
 async def _explain_node(grid: Grid, viewer: Viewer, node: Node) -> Explanation:
-    """Whether a node is degraded, the resources it gave back unused, and the decisions of automatic offloading there."""
+    """State of a node, the resources it gave back unused, and the decisions of automatic offloading there."""
     newest = await grid.query(lambda store: store.events(types=NODE_EVENTS, limit=MAX_SEARCHED_EVENTS, newest=True))
     rows = [row for row in newest if row.node == node.name][-MAX_NODE_EVENTS:]
 
@@ -303,19 +300,6 @@ async def _explain_node(grid: Grid, viewer: Viewer, node: Node) -> Explanation:
         )
 
     return await grid.read(read)
-
-
-def _request_fields(request: Request, requested_at: str | None) -> dict[str, Any]:
-    """The fields of an explanation that show the request."""
-    return {
-        "request_id": request.id,
-        "user": request.user,
-        "team": request.team or None,
-        "asked": reasons.describe_amounts(request.ask),
-        "resources": AskedResources.of(request.ask),
-        "priority": request.priority.name.lower(),
-        "requested_at": requested_at,
-    }
 
 
 # ------------------------------------------------------------------ waiting
@@ -352,24 +336,22 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> WaitingRo
             of=len(order),
             ahead=[QueuedRequest.of(ledger, lease, now) for lease in ahead],
             estimated_start=viewer.time(estimate.starts_at_ms or 0),
-            start_reason=_named(ledger, estimate.reason),
-            reasons=[_reason(ledger, reason) for reason in keeping],
+            start_reason=_with_job_names(ledger, estimate.reason),
+            reasons=[
+                WaitReason(node, reason) if node in ledger.nodes else WaitReason(None, text)
+                for text in keeping
+                for node, _, reason in [text.partition(": ")]
+            ],
         )
 
     return await grid.read(read)
 
 
-def _named(ledger: Ledger, text: str) -> str:
+def _with_job_names(ledger: Ledger, text: str) -> str:
     """A sentence with the names of jobs instead of the ids of their leases."""
     words = text.split(" ")
     jobs = (ledger.jobs.get(ledger.leases[word].job) if word in ledger.leases else None for word in words)
     return " ".join(word if job is None else job.id for word, job in zip(words, jobs, strict=True))
-
-
-def _reason(ledger: Ledger, text: str) -> WaitReason:
-    """A reason with its node; that of a quota has none."""
-    node, _, rest = text.partition(": ")
-    return WaitReason(node, rest) if node in ledger.nodes else WaitReason(None, text)
 
 
 # ------------------------------------------------------------------ placements

@@ -191,7 +191,8 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
         try:
             anything = await output.send_new(job)
         except Unreachable:
-            if job.is_over and (remaining <= 0 or _is_lost(job)):
+            is_lost = job.outcome is not None and job.outcome.ending is Ending.LOST
+            if job.is_over and (remaining <= 0 or is_lost):
                 return job
             remaining -= MAX_POLL_SECONDS if job.is_over else 0
             await asyncio.sleep(MAX_POLL_SECONDS)
@@ -205,10 +206,6 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
                 await changed.wait()
         except TimeoutError:
             continue
-
-
-def _is_lost(job: Job) -> bool:
-    return job.outcome is not None and job.outcome.ending is Ending.LOST
 
 
 class FileSink:
@@ -286,25 +283,28 @@ class JobService:
     @endpoint(USER, post("/jobs", "jobs", hidden=LOCAL_FIELDS, adapt=_complete_environment))
     async def submit(self, op: requests.SubmitJob, caller: Caller) -> JobDetail:
         command = Command(
-            op.argv,
-            tuple(sorted(op.env.items())),
-            op.cwd,
-            round(1000 * op.timeout_seconds),
-            round(1000 * op.grace_seconds),
-            op.workdir,
-            op.given,
+            argv=op.argv,
+            env=tuple(sorted(op.env.items())),
+            cwd=op.cwd,
+            timeout_ms=round(1000 * op.timeout_seconds),
+            grace_ms=round(1000 * op.grace_seconds),
+            workdir=op.workdir,
+            given=op.given,
         )
-        job_id = op.job_id or f"job-{op.request_id[:12]}"
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
-        estimate = await self._sizer.estimate(op, caller.user) if self._sizer is not None else None
-        order = fetch_order(op)
-        event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable, order)
+        event = JobSubmitted(
+            id=op.job_id or f"job-{op.request_id[:12]}",
+            command=command,
+            request=request,
+            retries=op.retries,
+            estimate=await self._sizer.estimate(op, caller.user) if self._sizer is not None else None,
+            restartable=op.restartable,
+            fetch=fetch_order(op),
+        )
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         viewer = self._viewer().for_reader(caller.reader)
-        decision = await decision_on(
-            self._grid, viewer, answer.lease, answer.choice, answer.reasons, answer.job.uid
-        )
+        decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, answer.reasons, answer.job.uid)
         return JobDetail(
             job=JobRow.of(viewer, answer.job),
             reasons=list(answer.reasons),
@@ -329,9 +329,8 @@ class JobService:
 
     @endpoint(READ, get("/jobs", "jobs", fixed={"all": True}))
     async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer[JobList]:
-        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
-        `more`: some that ended before are kept, but not listed; `total` counts them, too. `omitted`: so many that fit
-        are left out for length, the newest ones."""
+        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit. The newest ones
+        are left out for length."""
         reader = caller.reader
         return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
@@ -351,9 +350,14 @@ class JobService:
             shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
             shown += living
             if op.state is not None:
-                shown = await self._grid.slices.select(shown, lambda row: op.state == _state(row))
+                state = op.state
+                shown = await self._grid.slices.select(
+                    shown, lambda row: state == (row.state if isinstance(row, Job) else JobState.ENDED)
+                )
             viewer = self._viewer().for_reader(reader)
-            omitted = await writer.rows("jobs", shown, lambda row: JobRow.listed(viewer, _decoded(row)))
+            omitted = await writer.rows(
+                "jobs", shown, lambda row: JobRow.listed(viewer, row if isinstance(row, Job) else ended_job(row))
+            )
             writer.field("more", more)
             writer.field("total", len(living) + kept)
             writer.field("omitted", omitted)
@@ -382,9 +386,15 @@ class JobService:
     async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> FetchRecorded:
         """Record that the files of a job were fetched by hand."""
         job = await self.find_own(op.job_id, caller)
-        node = job.attempts[-1].node if job.attempts else ""
-        delivered = DeliveredFiles(op.directory, op.files, op.bytes)
-        await self._grid.handle(FilesFetched(job.uid, job.id, caller.user, node, op.patterns, delivered))
+        fetched = FilesFetched(
+            job=job.uid,
+            job_id=job.id,
+            user=caller.user,
+            node=job.attempts[-1].node if job.attempts else "",
+            patterns=op.patterns,
+            delivered=DeliveredFiles(op.directory, op.files, op.bytes),
+        )
+        await self._grid.handle(fetched)
         return FetchRecorded(job.id)
 
     @endpoint(READ)
@@ -481,14 +491,6 @@ class JobService:
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
 
 
-def _decoded(row: Job | EndedRow) -> Job:
-    return row if isinstance(row, Job) else ended_job(row)
-
-
-def _state(row: Job | EndedRow) -> str:
-    return str(row.state) if isinstance(row, Job) else str(JobState.ENDED)
-
-
 def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:
     """The files that a submission wants back; BadInput for a pattern that is none."""
     if not op.fetch:
@@ -513,24 +515,21 @@ async def trim_content(
     grid: Grid, content: ContentStore, *, max_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
 ) -> int:
     """Remove the oldest content beyond `max_bytes`, but nothing that a living job needs; the bytes removed."""
-    manifests = await grid.read(_manifests_in_use)
-    return await asyncio.to_thread(_trim, content, manifests, max_bytes, grace_seconds)
 
+    def manifests_in_use(ledger: Ledger, now: int) -> set[str]:
+        used = {job.command.workdir for job in ledger.jobs.values()}
+        for move in ledger.moves.values():
+            used |= {move.shipped, move.final, move.results}
+        used |= {delivery.shipped for delivery in ledger.deliveries.values()}
+        return used - {""}
 
-def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
-    used = {job.command.workdir for job in ledger.jobs.values()}
-    for move in ledger.moves.values():
-        used |= {move.shipped, move.final, move.results}
-    used |= {delivery.shipped for delivery in ledger.deliveries.values()}
-    return used - {""}
+    manifests = await grid.read(manifests_in_use)
 
+    def trim() -> int:
+        keep = set(manifests)
+        for digest in manifests:
+            with contextlib.suppress(ContentMissing), content.open(digest) as file:
+                keep.update(decode(file.read()).contents())
+        return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)
 
-def _trim(content: ContentStore, manifests: set[str], max_bytes: int, grace_seconds: float) -> int:
-    keep = set(manifests)
-    for digest in manifests:
-        try:
-            with content.open(digest) as file:
-                keep |= decode(file.read()).contents().keys()
-        except ContentMissing:
-            continue
-    return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)
+    return await asyncio.to_thread(trim)

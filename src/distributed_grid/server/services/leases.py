@@ -120,19 +120,23 @@ def request_of(
 ) -> Request:
     """The request in the ledger's units; BadInput says what is wrong with it."""
     timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.SubmitJob) else 0
+    kind = "cpu" if op.resource_type is None else op.resource_type
+    named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)
+    others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
+    gpu = Amounts(gpu_memory_bytes=round(op.gpu_memory_gb * GB), gpu_models=op.gpu_models)
     return Request(
-        op.request_id,
-        user,
-        _ask(op, custom),
-        Priority.parse(op.priority),
-        op.prefer,
-        op.require,
-        FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
-        round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
-        op.target,
+        id=op.request_id,
+        user=user,
+        ask=combine_amounts(named, *others, gpu),
+        priority=Priority.parse(op.priority),
+        prefer=op.prefer,
+        require=op.require,
+        wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
+        duration_ms=round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
+        target=op.target,
         team=team,
         strategy=Strategy.parse(op.strategy) if op.strategy else None,
-        labels=tuple(_label(word) for word in op.labels),
+        labels=tuple(parse_label(word) for word in op.labels),
         affinity=op.affinity,
         anti_affinity=op.anti_affinity,
         group=op.group,
@@ -142,15 +146,7 @@ def request_of(
     )
 
 
-def _ask(op: requests.RequestLease | requests.SubmitJob, custom: Collection[str]) -> Amounts:
-    kind = "cpu" if op.resource_type is None else op.resource_type
-    named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)
-    others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
-    memory = round(op.gpu_memory_gb * GB)
-    return combine_amounts(named, *others, Amounts(gpu_memory_bytes=memory, gpu_models=op.gpu_models))
-
-
-def _label(word: str) -> tuple[str, str]:
+def parse_label(word: str) -> tuple[str, str]:
     key, _, value = word.partition("=")
     if not key:
         raise BadInput(f"a label needs a key: {word!r}")

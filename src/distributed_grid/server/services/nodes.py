@@ -48,6 +48,7 @@ RESUME_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
 CHECKPOINT_SECONDS = 30.0
 """How long a node that lends nothing more is kept for the checkpoints that are there."""
+Report = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
 

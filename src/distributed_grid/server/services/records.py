@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, TypeVar, Unpack
@@ -25,7 +25,7 @@ from distributed_grid.domain.moves import Move
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
-from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, Store
+from distributed_grid.ports import EndedFilters, EndedRow, EventRow, Store
 from distributed_grid.reactor.decision import RECORD_TYPES
 from distributed_grid.scheduling.placement.explanation import Choice
 from distributed_grid.scheduling.placement.placement import strategy_of
@@ -159,28 +159,28 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
     A follower is woken by events of its types or subject only, and reads what is new since its last look.
     """
     check_event_types(op.types)
-    if op.subject is not None:
-        op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
-    keys = [event_key(type_=name) for name in op.types] if op.subject is None else [event_key(subject=op.subject)]
+    subject = op.subject
+    if subject is not None:
+        with contextlib.suppress(NotFound):  # else no job: the name is the subject
+            subject = (await find_job(grid, subject)).uid
+    keys = [event_key(type_=name) for name in op.types] if subject is None else [event_key(subject=subject)]
     woken = asyncio.Event()
     for key in keys or [event_key()]:
         grid.watch(key, woken)
-    seen, left, newest = op.after or 0, op.limit, op.after is None
+    seen, left, newest, page = op.after or 0, op.limit, op.after is None, EVENTS_PER_PAGE
+
+    def read_page(store: Store) -> list[EventRow]:
+        return store.events(after_seq=seen, limit=page, newest=newest, subject=subject, types=op.types)
+
     try:
         if op.limit > EVENTS_PER_PAGE and op.after is None:
-            seen = await grid.query(
-                functools.partial(_begin_of_newest, count=op.limit, subject=op.subject, types=op.types)
-            )
+            seen = await grid.query(lambda store: store.begin_of_newest(op.limit, subject=subject, types=op.types))
             newest = False
         while True:
             woken.clear()
             known = grid.last_event_seq
             page = EVENTS_PER_PAGE if op.follow and not newest else min(left, EVENTS_PER_PAGE)
-            rows = await grid.query(
-                functools.partial(
-                    _events, after_seq=seen, limit=page, newest=newest, subject=op.subject, types=op.types
-                )
-            )
+            rows = await grid.query(read_page)
             for number, row in enumerate(rows, 1):
                 seen = row.seq
                 yield event_record(row, viewer)
@@ -205,22 +205,6 @@ def check_event_types(types: Iterable[str]) -> None:
             near = get_close_matches(name[:80], RECORD_TYPES, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECORD_TYPES)}"
             raise BadInput(f"no event is of type {name[:80]!r}; {hint}")
-
-
-def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:
-    return store.events(limit=limit, newest=newest, **filters)
-
-
-def _begin_of_newest(store: Store, *, count: int, **filters: Unpack[EventFilters]) -> int:
-    return store.begin_of_newest(count, **filters)
-
-
-async def _uid_of(grid: Grid, name: str) -> str:
-    """The subject of a job's events; any other name stays as it is."""
-    try:
-        return (await find_job(grid, name)).uid
-    except NotFound:
-        return name
 
 
 def event_record(row: EventRow, viewer: Viewer) -> EventRecord:

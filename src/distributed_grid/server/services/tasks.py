@@ -1,7 +1,8 @@
 """Tasks: submitted as jobs, handed out to the pull workers that ask, reported by them. Used by the socket.
 
-An answer that a task was handed out, or a report taken in, comes after that is durable. A report counts once, for the
-attempt of its fence, and only from the worker that was given it; any other changes nothing, and hears why.
+A task that is handed out, and a report that is taken in, is durable before the answer. A report counts once, for the
+attempt of its fence, and only from the worker that was given it; any other is answered with the reason and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.endpoints import ADMIN, USER, endpoint
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import command_shape
+from distributed_grid.server.services.leases import parse_label
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
 from distributed_grid.supervision import start_logged
@@ -84,7 +86,7 @@ class TaskService:
             wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
             team=caller.team if user == caller.user else "",
             strategy=Strategy.FITTEST,
-            labels=tuple(_label(word) for word in op.labels),
+            labels=tuple(parse_label(word) for word in op.labels),
             expects_ms=command.timeout_ms,
             limits_memory=True,
             runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
@@ -207,11 +209,11 @@ class TaskService:
             job = await self._find(op.task_id)
             attempt = next((one for one in job.attempts if one.fence == op.fence), None) if job is not None else None
         if job is None or attempt is None or attempt.outcome is None or attempt.outcome.ending is Ending.LOST:
-            why = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
-            return _not_accepted(f"this attempt of {op.task_id} was given up: {why}")
+            reason = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
+            return _not_accepted(f"this attempt of {op.task_id} was given up: {reason}")
         if _contradicts(op, result, job, attempt):
-            said = "completed" if attempt.outcome.exit_code == 0 else "failed"
-            return _not_accepted(f"this attempt of {op.task_id} was reported before, as {said}: that report counts")
+            result = "completed" if attempt.outcome.exit_code == 0 else "failed"
+            return _not_accepted(f"this attempt of {op.task_id} was reported before, as {result}: that report counts")
         return _accepted(job, repeated=True)
 
     async def _find(self, task_id: str) -> Job | None:
@@ -244,19 +246,19 @@ def _why_not(op: requests.ReportTask, job: Job | None) -> str:
 
 
 def _contradicts(op: requests.ReportTask, result: str, job: Job, attempt: Attempt) -> bool:
-    """Whether a report says something else than the one that has closed this attempt; a result that a later attempt
-    has replaced is not compared."""
-    recorded, said = attempt.outcome, _outcome(op, attempt, attempt.started_at_ms, is_own=True)
+    """Whether a report differs from the one that has closed this attempt; a result that a later attempt has replaced is
+    not compared."""
+    recorded, reported = attempt.outcome, _outcome(op, attempt, attempt.started_at_ms, is_own=True)
     if recorded is None or recorded.ending not in (Ending.EXITED, Ending.OVER_LIMIT):
         return False  # the grid itself ended it: cancelled, or over its time
-    if (recorded.ending, recorded.exit_code) != (said.ending, said.exit_code):
+    if (recorded.ending, recorded.exit_code) != (reported.ending, reported.exit_code):
         return True
     return attempt is job.attempts[-1] and result != job.result
 
 
 def _outcome(op: requests.ReportTask, attempt: Attempt, now: int, *, is_own: bool) -> Outcome:
-    """How an attempt ended. What a worker of another user says that it used is not taken in: nobody has measured it,
-    and it would set the size of that user's next tasks."""
+    """The end of an attempt. The usage that a worker of another user reports is dropped: nobody has measured it, and it
+    would set the size of that user's next tasks."""
     over = op.over_limit and not op.succeeded
     return Outcome(
         Ending.OVER_LIMIT if over else Ending.EXITED,
@@ -273,10 +275,3 @@ def _json(value: Any, what: str) -> str:
     if len(text) > requests.MAX_PAYLOAD_BYTES:
         raise BadInput(f"{what} has {len(text):,} bytes as JSON, {requests.MAX_PAYLOAD_BYTES:,} are allowed")
     return text.decode()
-
-
-def _label(word: str) -> tuple[str, str]:
-    key, _, value = word.partition("=")
-    if not key:
-        raise BadInput(f"a label needs a key: {word!r}")
-    return key, value

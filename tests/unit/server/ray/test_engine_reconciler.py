@@ -9,8 +9,8 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
-from distributed_grid.control.grid import Grid
 from distributed_grid.api.answers.common import Viewer
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineRegistered, HeartbeatReceived, LeaseAsked, NodeDeclared
 from distributed_grid.domain.nodes import Usage

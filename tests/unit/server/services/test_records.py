@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.api.requests import ListEvents
-from distributed_grid.control.grid import RECENT_JOBS, Grid
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.answers.reports import EventRecord
+from distributed_grid.api.requests import ListEvents
+from distributed_grid.control.grid import RECENT_JOBS, Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
     HeartbeatReceived,
