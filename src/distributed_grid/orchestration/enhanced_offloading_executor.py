@@ -74,8 +74,8 @@ class EnhancedOffloadingExecutor(GridSession):
             shape=recommendation.shape or "",
             directory=process.cwd if process is not None else "",
         )
-        row: MoveRow = found["move"]
-        return row["move_id"]
+        move_id: str = found["move"]["move_id"]
+        return move_id
 
     async def get_offloading_status(self, task_id: str) -> MoveRow:
         """How a move stands, by its id or any unique prefix; ended ones, too. NotFound where there is none."""

@@ -130,7 +130,8 @@ class ResourcePerformancePredictor:
         found: BatchScaling = self._call("get_batch_scaling", **fields, base_batch_size=base, batch_size=batch_size)[
             "scaling"
         ]
-        return found[resource]
+        factor: float = found[resource]
+        return factor
 
     def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         with self._lock:

@@ -251,7 +251,7 @@ class MemoryPool(PoolMapping):
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""
         self._check_open()
-        return cast("list[BlockRow]", self._directory.list_blocks())
+        return self._directory.list_blocks()
 
     def stats(self) -> MemoryStats:
         """How much of the pool is used and where, and what this program has moved."""
