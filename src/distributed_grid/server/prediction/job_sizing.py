@@ -1,12 +1,13 @@
 """Sizing of jobs at their submission, from earlier runs of their commands.
 
 Only memory is sized, and only for a job that states no needs: a pinned command cannot show that it wanted more cores.
-The run time is estimated for every job. Nothing here can refuse or delay a submission for long.
+The run time is estimated for every job. Sizing never refuses a submission, nor delays it for long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import time
@@ -20,15 +21,14 @@ from distributed_grid.prediction.task_shape import TaskShape, number_of
 from distributed_grid.server.prediction.service import PredictionService
 
 MAX_INPUT_FILES = 64
-MAX_INPUT_SECONDS = 0.5
-"""How long the sizes of input files are waited for: a network disk may not answer."""
+MAX_INPUT_SECONDS = 0.5  # wait for the sizes of input files: a network disk may not answer
 MAX_PATH_CHARS = 4096
 KEPT_SECONDS, MAX_KEPT = 0.1, 256
-"""Estimates that are kept for the next submission of the same words: who submits many jobs at once does not wait."""
+"""Estimates that are kept for the next submission of the same words: many submissions at once do not wait."""
 
 
 class JobSizer:
-    """Estimates jobs; `stop` ends the thread that looks at input files."""
+    """Estimates jobs; `stop` ends the thread that reads the sizes of input files."""
 
     def __init__(self, prediction: PredictionService) -> None:
         self._prediction = prediction
@@ -37,27 +37,26 @@ class JobSizer:
         self._kept_until = 0.0
 
     async def estimate(self, op: requests.SubmitJob, user: str) -> JobEstimate:
-        """What earlier runs say of this job; limits only where it states no needs."""
+        """Estimate of a job from earlier runs; limits only if it states no needs."""
         size = await self._input_bytes(op)
         now = time.monotonic()
         if now >= self._kept_until or len(self._kept) >= MAX_KEPT:
             self._kept, self._kept_until = {}, now + KEPT_SECONDS
         kept, key = self._kept, (user, op.argv, size, op.states_needs)
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = await self._estimate(op, user, size)
-        return found
-
-    async def _estimate(self, op: requests.SubmitJob, user: str, size: int) -> JobEstimate:
-        predicted = None if op.states_needs else await self._prediction.size(user, op.argv, size)
-        if predicted is None:
-            run_ms = await self._prediction.run_ms(user, op.argv, size)
-            return JobEstimate(run_ms=run_ms or 0, input_bytes=size)
-        return estimate_of(predicted, size)
+        estimate = kept.get(key)
+        if estimate is None:
+            predicted = None if op.states_needs else await self._prediction.size(user, op.argv, size)
+            if predicted is not None:
+                estimate = estimate_of(predicted, size)
+            else:
+                run_ms = await self._prediction.run_ms(user, op.argv, size)
+                estimate = JobEstimate(run_ms=run_ms or 0, input_bytes=size)
+            kept[key] = estimate
+        return estimate
 
     async def estimate_shape(self, shape: TaskShape, user: str) -> JobEstimate | None:
-        """What pull workers have reported of tasks of this shape that state no needs; None where too little is
-        known."""
+        """Estimate of a task of this shape without stated needs, from the reports of pull workers; None if too little
+        is known."""
         predicted = await self._prediction.size_pulled(user, shape) if shape.key else None
         return estimate_of(predicted, 0) if predicted is not None else None
 
@@ -66,7 +65,7 @@ class JobSizer:
         self._files.shutdown(wait=False, cancel_futures=True)
 
     async def _input_bytes(self, op: requests.SubmitJob) -> int:
-        """The size of the files that the command names; what cannot be found out in time counts as nothing."""
+        """Total size of the files that the command names; 0 if it cannot be read in time."""
         paths = input_paths(op.argv, op.cwd)
         if not paths:
             return 0
@@ -79,7 +78,6 @@ class JobSizer:
 
 
 def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
-    """What is predicted, as a job keeps it."""
     return JobEstimate(
         limits_of(predicted),
         run_ms=predicted.run_ms or 0,
@@ -91,7 +89,7 @@ def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
 
 
 def input_paths(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """Where the files would be that the words of a command name: words, and values of options."""
+    """Possible paths among the words of a command and the values of its options."""
     paths: dict[str, None] = {}
     for word in argv[1:]:
         value = word.partition("=")[2] if word.startswith("-") else word
@@ -105,13 +103,10 @@ def input_paths(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
 
 
 def file_bytes(paths: Sequence[str]) -> int:
-    """The size of those that are regular files."""
+    """Total size of the regular files among these paths."""
     total = 0
     for path in paths:
-        try:
-            found = os.stat(path)
-        except (OSError, ValueError):
-            continue
-        if stat.S_ISREG(found.st_mode):
-            total += found.st_size
+        with contextlib.suppress(OSError, ValueError):
+            status = os.stat(path)
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total

@@ -1,7 +1,7 @@
-"""Predictors in memory over the history on disk: those of the types that were asked for last.
+"""Predictors in memory over the history on disk: those of the last requested types.
 
-One thread learns: it alone calls `take_in`, `load`, `train` and `fold`. `cached` may be called by any thread, and what
-it returns may be asked meanwhile.
+One thread learns: it alone calls `take_in`, `load`, `train` and `fold`. `cached` may be called by any thread, and its
+predictor may be asked meanwhile.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from distributed_grid.prediction.memory_sizing import WINDOW
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings
 
-MAX_PREDICTORS = 64
-"""Types whose predictors are in memory, at 0.6 MB each at most."""
-TRAINING_RUNS = 2 * WINDOW
-"""Runs of a type that a training reads; older ones are forgotten by the models anyway."""
+MAX_PREDICTORS = 64  # in memory, at 0.6 MB each at most
+TRAINING_RUNS = 2 * WINDOW  # of a type; the models forget older ones
 MAX_LEARNED = 32
 """Runs of a type that are learned at once as they end; of more, the last ones, and all of them at the next training."""
 
 
 class TypeKey(NamedTuple):
-    """Whose task, and of which shape; the key of a command that a pull worker has run says so (`pulled_shape`)."""
+    """A user and the shape of a task; the key of a command that a pull worker has run shows that (`pulled_shape`)."""
 
     user: str
     key: str
@@ -43,8 +41,6 @@ class TrainedType(NamedTuple):
 
 
 class PredictorPool:
-    """Stores runs, and keeps the predictors of some types."""
-
     def __init__(self, history: TaskHistory, settings: TierSettings) -> None:
         self._history = history
         self._settings = settings
@@ -54,23 +50,20 @@ class PredictorPool:
         self._trained_at_ms: dict[TypeKey, int] = {}
 
     def cached(self, task: TypeKey) -> TaskPredictor | None:
-        """The predictor of a type, where it is in memory."""
+        """The predictor of a type, if it is in memory."""
         with self._lock:
-            found = self._predictors.get(task)
-            if found is not None:
+            predictor = self._predictors.get(task)
+            if predictor is not None:
                 self._predictors.move_to_end(task)
-            return found
+            return predictor
 
     def types(self, limit: int) -> list[TaskType]:
         """The types with the latest runs."""
         return self._history.types(limit)
 
     def take_in(self, runs: Sequence[TaskRun], before_ms: int) -> list[TaskRun] | None:
-        """Store runs, and learn those that are new, which are returned; None where they could not be stored.
-
-        What ended before `before_ms`, as no row that is kept, is left out: nobody could tell whether it was recorded
-        before.
-        """
+        """Store runs and learn the new ones, which are returned; None if they could not be stored. Runs that ended
+        before `before_ms` are left out: no row is kept that shows whether they were recorded before."""
         new = self._history.record([run for run in runs if run.ended_at_ms >= before_ms])
         if new is None:
             return None
@@ -87,18 +80,18 @@ class PredictorPool:
         return new
 
     def load(self, task: TypeKey) -> TaskPredictor | None:
-        """The predictor of a type, from its history where it is not in memory; None where there is no history."""
-        found = self.cached(task) or self._learn_history(task)
-        if found is not None:
-            self._keep(task, found)
-        return found
+        """The predictor of a type, from memory or from its history; None without a history."""
+        predictor = self.cached(task) or self._learn_history(task)
+        if predictor is not None:
+            self._keep(task, predictor)
+        return predictor
 
     def trained_at_ms(self, task: TypeKey) -> int:
-        """When a type in memory was last trained; 0: not since it is there."""
+        """Time of the last training of a type in memory; 0: not since it is there."""
         return self._trained_at_ms.get(task, 0)
 
     def train(self, task: TypeKey, now_ms: int) -> TrainedType | None:
-        """Learn a type anew from its history; None where there is nothing. What is not in memory is not kept."""
+        """Learn a type anew from its history; None without a history. A predictor that was not in memory is dropped."""
         before = self.cached(task)
         trained = self._learn_history(task)
         if trained is None:
@@ -110,9 +103,9 @@ class PredictorPool:
         return TrainedType(task, trained.samples, tier_before, confidence_before, *trained.tier())
 
     def take_untrained(self) -> list[TypeKey]:
-        """The types in memory that have learned something since they were trained; they count as trained from now."""
-        found, self._untrained = self._untrained, set()
-        return sorted(found & self._predictors.keys())
+        """The types in memory that have learned since their training; they count as trained from now."""
+        untrained, self._untrained = self._untrained, set()
+        return sorted(untrained & self._predictors.keys())
 
     def fold(self, before_ms: int) -> int:
         """Fold some of the rows of runs that ended before; 0: none are left."""

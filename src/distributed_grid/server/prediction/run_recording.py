@@ -1,7 +1,7 @@
-"""Recording of every run of a job in the predictor's history: what it used, once it is over and that is durable.
+"""Recording of every run of a job in the predictor's history, once its end is durable.
 
-Runs are taken from the rows of jobs as they are committed. What a control plane had not passed on when it died is
-caught up from the store by the next one; a run that is recorded twice is known by job and attempt.
+Runs are taken from the rows of jobs as they are committed. Runs that a control plane had not recorded when it died are
+caught up from the store by the next one; a repeated run is recognized by job and attempt.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.records import ended_job
 
 CATCH_UP_MS = 3_600_000
-"""What ended within this time before the last end may not have been recorded when the control plane died."""
+"""Age, counted from the last end, of runs that may not have been recorded when the control plane died."""
 MAX_CAUGHT_UP = 20_000
-CATCH_UP_STEP = 200
-"""Jobs of which the runs are passed on before others get the event loop."""
+CATCH_UP_STEP = 200  # jobs between two passes of the event loop
 log = logging.getLogger(__name__)
 
 
 class RunRecorder:
-    """Records the runs of jobs as they end. It is called by the grid with what has changed."""
+    """Records the runs of jobs as they end. The grid calls it with changed rows."""
 
     def __init__(self, grid: Grid, prediction: PredictionService) -> None:
         self._grid = grid
         self._prediction = prediction
 
     def start(self) -> None:
-        """Record from now on; `catch_up` finds what ended before."""
+        """Record from now on; `catch_up` finds earlier runs."""
         self._grid.follow(self.record_ended)
 
     def record_ended(self, rows: Sequence[Row]) -> None:
-        """Record the last run of every job among these rows, where it is over."""
+        """Record the last run of every job among these rows, if it has ended."""
         for row in rows:
             if isinstance(row, Job) and row.attempts and row.attempts[-1].outcome is not None:
                 self._record(row, row.attempts[-1:])
@@ -56,13 +55,13 @@ class RunRecorder:
         try:
             ended = await self._grid.query(_ended_last)
             living = await self._grid.read(_rerun_jobs)
-        except GridError as failure:  # the store cannot be read: these runs are not learned from
+        except GridError as failure:  # the store cannot be read: these runs are not learned
             log.warning("the last runs of jobs could not be caught up: %s", failure)
             return
         for job in living:
             self._record(job, job.attempts)
-        for at in range(0, len(ended), CATCH_UP_STEP):
-            for row in ended[at : at + CATCH_UP_STEP]:
+        for first in range(0, len(ended), CATCH_UP_STEP):
+            for row in ended[first : first + CATCH_UP_STEP]:
                 job = ended_job(row)
                 self._record(job, job.attempts)
             await asyncio.sleep(0)
@@ -75,10 +74,10 @@ class RunRecorder:
 
 
 def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
-    """A run as the predictor remembers it; None where it is not over, or nothing has run.
+    """A run for the predictor's history; None if it has not ended, or nothing has run.
 
-    Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound. What a
-    pull worker has reported is of another type than what a shim has measured, also of the same command.
+    Only a command that succeeded shows all that it needs; every other run is a lower bound. A run reported by a pull
+    worker has another type than one measured by a shim, also of the same command.
     """
     outcome = attempt.outcome
     shape = command_shape(job.command.argv, job.command.payload)
@@ -113,9 +112,9 @@ def command_shape(argv: tuple[str, ...], payload: str) -> TaskShape:
     if argv:
         return task_shape(argv)
     try:
-        told = task_fields(msgspec.json.decode(payload, type=dict[str, Any]))
+        task = task_fields(msgspec.json.decode(payload, type=dict[str, Any]))
         return (
-            typed_task_shape(told["task_type"], told["parameters"]) if "task_type" in told else task_shape(told["argv"])
+            typed_task_shape(task["task_type"], task["parameters"]) if "task_type" in task else task_shape(task["argv"])
         )
     except (BadInput, msgspec.DecodeError):
         return TaskShape("")

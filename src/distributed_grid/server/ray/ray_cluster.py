@@ -63,10 +63,6 @@ class DesiredRayCluster:
 
         return await self._grid.read(find)
 
-    async def nodes(self) -> tuple[str, ...]:
-        row = await self.row()
-        return row.nodes if row is not None else ()
-
     async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
         address = f"{bracketed(head)}:{self._ports.settings.port}"
         await self._grid.handle(EngineRegistered(NAME, SSH, address, session=session, nodes=nodes))
@@ -209,70 +205,6 @@ class RayEndpoints:
         return environ
 
 
-class RayConnector:
-    """Keeps the engine connected with the grid's own Ray while the ledger has it."""
-
-    def __init__(
-        self,
-        config: ClusterConfig,
-        state_dir: StateDir,
-        *,
-        engine: RayEngine,
-        reconciler: EngineReconciler,
-        desired: DesiredRayCluster,
-        endpoints: RayEndpoints,
-        grid_id: Callable[[], str],
-    ) -> None:
-        self._config = config
-        self._wheels = str(state_dir.root / "wheels")
-        self._socket = str(state_dir.host_dir / "links" / "ray-driver")
-        self._engine = engine
-        self._reconciler = reconciler
-        self._desired = desired
-        self._endpoints = endpoints
-        self._grid_id = grid_id
-        self._connected_to: tuple[str, tuple[str, ...]] | None = None
-
-    async def run(self) -> None:
-        """Connect with the cluster of the ledger, until cancelled."""
-        while True:
-            try:
-                await self._update()
-            except GridError as failure:
-                log.warning("no connection with Ray: %s", failure)
-            await asyncio.sleep(CONNECTION_POLL_SECONDS)
-
-    async def _update(self) -> None:
-        row = await self._desired.row()
-        if row is None:
-            if self._connected_to is not None:
-                self._connected_to = None
-                self._endpoints.stop_driver()
-                await self._engine.stop()
-            return
-        if self._connected_to == (row.address, row.nodes) or not row.session:
-            return  # connected, or not started yet
-        environ, socket = await self._endpoints.start_driver(row, self._socket)
-        environ.pop("RAY_ADDRESS", None)
-        hold = self._config.hold_seconds
-        settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels, await_raylet=True)
-        self._engine.connect(settings, socket)
-        self._connected_to = (row.address, row.nodes)
-
-    async def wait_until_connected(self) -> str:
-        """Wait until Ray's nodes are matched with the grid's; the problem if that takes too long."""
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                while self._engine.connected is None:
-                    await asyncio.sleep(CONNECTION_POLL_SECONDS / 5)
-                await self._reconciler.compare(full=True)
-        except TimeoutError:
-            return f"the control plane is not connected with Ray yet: {self._engine.problem or 'no connection'}"
-        except GridError as failure:
-            return f"the control plane is not connected with Ray yet: {failure}"
-        return ""
-
-
 SayFor = Callable[[str], Say]
 """Reporter of the steps on a node of this name."""
 
@@ -307,15 +239,11 @@ class RayCluster:
             credentials=credentials,
             ports=self._ports,
         )
-        self._connector = RayConnector(
-            config,
-            state_dir,
-            engine=engine,
-            reconciler=reconciler,
-            desired=self.desired,
-            endpoints=self.endpoints,
-            grid_id=grid_id,
-        )
+        self._reconciler = reconciler
+        self._grid_id = grid_id
+        self._wheels = str(state_dir.root / "wheels")
+        self._driver_socket = str(state_dir.host_dir / "links" / "ray-driver")
+        self._connected_to: tuple[str, tuple[str, ...]] | None = None
         self._lock = asyncio.Lock()
         self._supervising: asyncio.Task[None] | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -368,7 +296,14 @@ class RayCluster:
                 await self.desired.set(addresses[head], self.nodes.session(head), kept)
             self._supervise()
             self.endpoints.open()
-        if late := await self._connector.wait_until_connected():
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                while self._engine.connected is None:
+                    await asyncio.sleep(CONNECTION_POLL_SECONDS / 5)
+                await self._reconciler.compare(full=True)
+        except (TimeoutError, GridError) as failure:
+            reason = str(failure) or self._engine.problem or "no connection"
+            late = f"the control plane is not connected with Ray yet: {reason}"
             log.warning("Ray: %s", late)
             say(head)(late)
         return problems
@@ -397,7 +332,8 @@ class RayCluster:
             except BaseException:
                 await _cancel(loading)
                 raise
-            await self.desired.set(addresses[head], session, (await self.desired.nodes()) or (head, *workers))
+            row = await self.desired.row()
+            await self.desired.set(addresses[head], session, row.nodes if row is not None else (head, *workers))
             self.endpoints.open()
             self._engine.retry()
             if not loading:
@@ -453,25 +389,52 @@ class RayCluster:
 
     async def start_supervision(self) -> None:
         """Supervise the Ray that an earlier control plane started, and connect with it."""
-        await self._forget_unnamed()
+        row = await self.desired.row()
+        named = tuple(name for name in row.nodes if self.nodes.is_known(name)) if row is not None else ()
+        if row is not None and named != row.nodes:  # the Ray of nodes that left the config is stopped with their agents
+            if self._config.head.name in named:
+                await self.desired.reduce(row, named)
+            else:
+                await self.desired.clear("its head left the config")
+                start_logged(self._stop_all(named), "the stop of Ray, whose head left the config")
         if await self.desired.row() is not None:
             self._ports.reserve()
             self._supervise()
             self.endpoints.open()
-        self._connecting = start_restarted(self._connector.run, "the connection to Ray")
+        self._connecting = start_restarted(self._connect_forever, "the connection to Ray")
 
-    async def _forget_unnamed(self) -> None:
-        """Keep Ray without the nodes that left the config, whose Ray is stopped with their agents; end it if its head
-        left."""
+    async def _connect_forever(self) -> None:
+        """Connect with the cluster of the ledger, until cancelled."""
+        while True:
+            try:
+                await self._update_connection()
+            except GridError as failure:
+                log.warning("no connection with Ray: %s", failure)
+            await asyncio.sleep(CONNECTION_POLL_SECONDS)
+
+    async def _update_connection(self) -> None:
         row = await self.desired.row()
-        left = tuple(name for name in row.nodes if self.nodes.is_known(name)) if row is not None else ()
-        if row is None or left == row.nodes:
+        if row is None:
+            if self._connected_to is not None:
+                self._connected_to = None
+                self.endpoints.stop_driver()
+                await self._engine.stop()
             return
-        if self._config.head.name in left:
-            await self.desired.reduce(row, left)
-            return
-        await self.desired.clear("its head left the config")
-        start_logged(self._stop_all(left), "the stop of Ray, whose head left the config")
+        if self._connected_to == (row.address, row.nodes) or not row.session:
+            return  # connected, or not started yet
+        environ, socket = await self.endpoints.start_driver(row, self._driver_socket)
+        environ.pop("RAY_ADDRESS", None)
+        settings = Connect(
+            row.address,
+            self._grid_id(),
+            row.namespace,
+            hold_seconds=self._config.hold_seconds,
+            environ=environ,
+            wheels=self._wheels,
+            await_raylet=True,
+        )
+        self._engine.connect(settings, socket)
+        self._connected_to = (row.address, row.nodes)
 
     async def _stop_all(self, names: tuple[str, ...]) -> None:
         stops = [self.nodes.stop(name, _silent(name), purge=False) for name in names]

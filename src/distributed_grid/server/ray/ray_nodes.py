@@ -233,10 +233,9 @@ class RayNodes:
 
         head = self._config.head.name
         say("starting Ray's head")
-        request = await self._start_request(head, addresses, "")
-        request |= {"ports": head_ports(self._ports.settings), "replace": replace}
-        self.states[head] = state = await self._ssh.ask("ray-start", self._target(head), request, on_step)
-        return str(state["session"])
+        fields = {"ports": head_ports(self._ports.settings), "replace": replace}
+        await self._start(head, addresses, "", fields, on_step)
+        return str(self.states[head]["session"])
 
     async def start_worker(
         self, name: str, addresses: dict[str, str], say: Say, session: str, *, replace: bool = False
@@ -244,36 +243,38 @@ class RayNodes:
         """Start Ray on a node as a worker of the head; with `replace` a Ray of ours that runs there is restarted."""
         say("starting Ray")
         head = f"{bracketed(addresses[self._config.head.name])}:{self._ports.settings.port}"
-        request = await self._start_request(name, addresses, head)
-        request |= {"session": session, "replace": replace}
-        self.states[name] = await self._ssh.ask("ray-start", self._target(name), request, say)
+        await self._start(name, addresses, head, {"session": session, "replace": replace}, say)
+
+    async def _start(
+        self, name: str, addresses: dict[str, str], head: str, fields: Mapping[str, Any], on_step: Say
+    ) -> None:
+        """Run the script that starts Ray on a node; secrets travel inside the SSH connection."""
+        ray = self._ports.settings
+        simulated = [node.name for node in self._config.nodes if self._config.is_simulated(node)]  # share this machine
+        has = await self._grid.read(lambda ledger, now: node.capacity if (node := ledger.nodes.get(name)) else NOTHING)
+        options = start_options(name, addresses[name], head, ray, has)
+        if name in simulated:
+            options += shared_machine_options(ray, simulated.index(name), len(simulated))
+        request = {
+            "role": "worker" if head else "head",
+            "options": options,
+            "memory_bytes": has.memory_bytes,
+            "simulated": len(simulated) if name in simulated else 0,
+            "python": self.python(name),
+            "auth": ray.auth,
+            **fields,
+        }
+        if ray.auth == "token":
+            request["token"] = self._credentials.token()
+        if ray.tls:
+            request["tls"] = self._credentials.certificates(name, (addresses[name],))
+        self.states[name] = await self._ssh.ask("ray-start", self._target(name), request, on_step)
 
     async def stop(self, name: str, say: Say, *, purge: bool) -> None:
         """Stop Ray on a node, and with `purge` remove its files. A second time is harmless."""
         say("stopping Ray")
         await self._ssh.ask("ray-stop", self._target(name), {"purge": purge}, say)
         self.states.pop(name, None)
-
-    async def _start_request(self, name: str, addresses: dict[str, str], head: str) -> dict[str, Any]:
-        """Request to the script that starts Ray on a node; secrets travel inside the SSH connection."""
-        ray = self._ports.settings
-        simulated = [node.name for node in self._config.nodes if self._config.is_simulated(node)]  # share this machine
-        has = await self._grid.read(lambda ledger, now: node.capacity if (node := ledger.nodes.get(name)) else NOTHING)
-        request: dict[str, Any] = {
-            "role": "worker" if head else "head",
-            "options": start_options(name, addresses[name], head, ray, has),
-            "memory_bytes": has.memory_bytes,
-            "simulated": len(simulated) if name in simulated else 0,
-            "python": self.python(name),
-            "auth": ray.auth,
-        }
-        if name in simulated:
-            request["options"] += shared_machine_options(ray, simulated.index(name), len(simulated))
-        if ray.auth == "token":
-            request["token"] = self._credentials.token()
-        if ray.tls:
-            request["tls"] = self._credentials.certificates(name, (addresses[name],))
-        return request
 
     def session(self, name: str) -> str:
         """Session of the head that a node's Ray belongs to; empty if unknown."""
