@@ -20,8 +20,7 @@ from distributed_grid.api import requests
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.prediction.task_runs import TaskRun, TierSettings
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.prediction.predictor_pool import TRAINING_RUNS
-from distributed_grid.server.prediction.service import PredictionService
+from distributed_grid.server.prediction.service import TRAINING_RUNS, PredictionService
 
 RUNS, TYPES = sized((1_000_000, 1_000), smoke=(2_000, 20))
 NOW = 20_000 * DAY_MS

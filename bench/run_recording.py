@@ -27,7 +27,7 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstim
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.prediction.task_runs import TierSettings
-from distributed_grid.server.prediction.run_recording import RunRecorder
+from distributed_grid.server.prediction.job_runs import RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.state_dir import StateDir
 

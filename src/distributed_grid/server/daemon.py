@@ -91,8 +91,7 @@ from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.offloading.auto_offload import AutoOffloader
 from distributed_grid.server.offloading.move_files import ResultCollector, stored_manifest
 from distributed_grid.server.offloading.move_reconciler import MoveReconciler
-from distributed_grid.server.prediction.job_sizing import JobSizer
-from distributed_grid.server.prediction.run_recording import RunRecorder
+from distributed_grid.server.prediction.job_runs import JobSizer, RunRecorder
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.purge_guard import PurgeGuard
 from distributed_grid.server.ray.attachment import AttachedNodeSync, RayAttachment

@@ -29,7 +29,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer
-from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.prediction.job_runs import JobSizer
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.explanation import explain
 from distributed_grid.server.services.jobs import JobService

@@ -46,7 +46,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
 from distributed_grid.server.output_copy import dropped_message
-from distributed_grid.server.prediction.job_sizing import JobSizer
+from distributed_grid.server.prediction.job_runs import JobSizer
 from distributed_grid.server.services.job_notices import JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job

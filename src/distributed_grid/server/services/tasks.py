@@ -41,8 +41,7 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.endpoints import ADMIN, USER, endpoint
-from distributed_grid.server.prediction.job_sizing import JobSizer
-from distributed_grid.server.prediction.run_recording import command_shape
+from distributed_grid.server.prediction.job_runs import JobSizer, command_shape
 from distributed_grid.server.services.leases import parse_label
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job

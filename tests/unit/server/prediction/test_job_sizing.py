@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.domain.jobs import MAX_RERUNS
-from distributed_grid.server.prediction.job_sizing import (
+from distributed_grid.server.prediction.job_runs import (
     MAX_INPUT_FILES,
     file_bytes,
     input_paths,

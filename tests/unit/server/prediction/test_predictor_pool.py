@@ -10,7 +10,7 @@ import pytest
 
 from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
 from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings
-from distributed_grid.server.prediction.predictor_pool import (
+from distributed_grid.server.prediction.service import (
     MAX_LEARNED,
     MAX_PREDICTORS,
     TRAINING_RUNS,

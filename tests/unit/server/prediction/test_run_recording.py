@@ -13,7 +13,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.task_shape import task_shape
-from distributed_grid.server.prediction.run_recording import RunRecorder, run_of
+from distributed_grid.server.prediction.job_runs import RunRecorder, run_of
 from distributed_grid.server.prediction.service import PredictionService
 from tests.support.builders import GB, a_node, a_request
 from tests.unit.server.in_process_grid import InProcessGrid
