@@ -1,8 +1,8 @@
 """Prediction of the needs of work from its earlier runs: recording, sizing, training; predictors in memory.
 
 - Nothing here can fail a job. A run is recorded without waiting, and a job that cannot be sized in time gets no limit.
-- Learning and the history belong to one thread, which alone calls `take_in`, `load`, `train` and `fold`. `cached` may be
-  called by any thread; the event loop asks only predictors that are in memory, those of the last requested types.
+- Learning and the history belong to one thread, which alone calls `take_in`, `load`, `train` and `fold`. `cached` may
+  be called by any thread; the event loop asks only predictors that are in memory, those of the last requested types.
 - Learning costs a bounded share of one core, however many jobs end: after each round the thread rests.
 """
 
