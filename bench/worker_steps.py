@@ -17,7 +17,7 @@ from distributed_grid.domain.events import (
     PullWorkerRegistered,
     TaskAsked,
     WorkerRequested,
-    WorkersChecked,
+    WallTimePassed,
     WorkersListed,
 )
 from distributed_grid.domain.jobs import Command
@@ -42,8 +42,8 @@ def measure() -> list[Line]:
     """The longest step of each story."""
     new = Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1)
     stories: list[tuple[str, Ledger, Iterable[Event]]] = [
-        ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WorkersChecked(LATER_MS)]),
-        ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WorkersChecked(LATER_MS)]),
+        ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WallTimePassed(LATER_MS)]),
+        ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WallTimePassed(LATER_MS)]),
         (
             "all are gone",
             many_workers(WORKERS, WorkerState.TERMINATING),

@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distributed_grid.domain.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Event,
-    HeartbeatReceived,
-    JobCancelled,
-    JobSubmitted,
-    LeaseAsked,
-    LeaseReleased,
-    NodeDeclared,
-    TimePassed,
-)
+from distributed_grid.domain.events import AttemptEnded, AttemptStarted, HeartbeatReceived, JobCancelled, JobSubmitted, LeaseAsked, LeaseReleased, NodeDeclared, TimePassed
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -219,7 +209,7 @@ class Scenario:
         self.now = now
         self.ledger = a_ledger(*nodes, now=now) if ledger is None else ledger
 
-    def handle(self, event: Event) -> StepResult:
+    def handle(self, event: Cause) -> StepResult:
         """One event and all that follows from it."""
         return step_through(self.ledger, event, self.now)
 

@@ -49,7 +49,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseReleased,
     NodeDeclared,
-    OffloadEvaluated,
+    OffloadPressureRead,
     PolicySet,
     PressureRead,
     TimePassed,
@@ -372,7 +372,7 @@ def offloaded(resource: str, level: int = 900) -> Callable[[ClusterConfig], Obse
         rules, seen = offload_rules(story.config), []
         for look in range(16):
             await story.beat(seconds=30)
-            event = OffloadEvaluated(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
+            event = OffloadPressureRead(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
             await story.grid.handle(event)
             for move in await story.grid.read(lambda ledger, now: list(ledger.moves.values())):
                 await story.end(move.job, Ending.MOVED)

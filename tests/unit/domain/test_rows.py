@@ -15,7 +15,7 @@ from distributed_grid.domain.moves import OffloadWatch
 from distributed_grid.domain.nodes import NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare
-from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
+from distributed_grid.domain.rows import Counter, Row, decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseState
 from distributed_grid.domain.workers import UtilizationWindow
 from tests.support.builders import GB, NOW, a_capacity, a_node, caps, thresholds
@@ -36,7 +36,7 @@ CLAIM = Claim(1000, GB, (GpuShare(0, 500, GB),), (("fpga", 1),))
 )
 def test_a_durable_row_comes_back_as_it_was_stored(row):
     assert decode_row(row.kind, encode_row(row)) == row
-    assert row.kind not in VOLATILE
+    assert not row.is_volatile
 
 
 def test_a_row_of_a_newer_build_is_read_without_what_it_adds():
@@ -57,7 +57,7 @@ def test_what_is_measured_or_derived_anew_is_never_stored():
         MemoryServerRow.kind,
         UtilizationWindow.kind,
         OffloadWatch.kind,
-    } == VOLATILE
+    } == {row_type.kind for row_type in Row.__subclasses__() if row_type.is_volatile}
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
 
