@@ -41,6 +41,7 @@ from distributed_grid.domain.events import (
     WorkerRequested,
     WorkerTerminationAccepted,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
@@ -187,7 +188,7 @@ class ScaledCluster:
                 self._handle(WorkerGone(worker.id, "", self._now))
 
     def _handle(self, event: Event) -> None:
-        ahead = [event]
+        ahead: list[Cause] = [event]
         while ahead:
             ahead += step(self._ledger, ahead.pop(0), self._now).later
 

@@ -18,7 +18,14 @@ from typing import NamedTuple
 from bench.sizes import Unavailable, sized
 from bench.table import Line
 from bench.traces import TRACES
-from distributed_grid.domain.events import AttemptEnded, Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    Event,
+    HeartbeatReceived,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+)
 from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request

@@ -14,8 +14,8 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     OutputsCollected,
     TimePassed,
-    WorkerDrainRequested,
     WallTimePassed,
+    WorkerDrainRequested,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.nodes import Node, Usage

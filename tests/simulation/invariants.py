@@ -12,7 +12,15 @@ from typing import TypeGuard
 from msgspec import Struct
 
 from distributed_grid.domain.deliveries import Delivery
-from distributed_grid.domain.events import FilesDelivered, FilesUndeliverable, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
+from distributed_grid.domain.events import (
+    FilesDelivered,
+    FilesUndeliverable,
+    HeartbeatReceived,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    TimePassed,
+)
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
 from distributed_grid.domain.leases import Lease, epoch_of

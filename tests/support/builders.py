@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distributed_grid.domain.events import AttemptEnded, AttemptStarted, HeartbeatReceived, JobCancelled, JobSubmitted, LeaseAsked, LeaseReleased, NodeDeclared, TimePassed
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    HeartbeatReceived,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    NodeDeclared,
+    TimePassed,
+)
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request

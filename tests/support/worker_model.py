@@ -17,9 +17,9 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRequested,
-    WallTimePassed,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger

@@ -13,7 +13,16 @@ from typing import Any
 import msgspec
 
 from distributed_grid.domain.blocks import copy_id
-from distributed_grid.domain.events import BlockAsked, HeartbeatReceived, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended, MoveRequested, WorkerRequested
+from distributed_grid.domain.events import (
+    BlockAsked,
+    HeartbeatReceived,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseExtended,
+    MoveRequested,
+    WorkerRequested,
+)
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease

@@ -44,7 +44,6 @@ class CopyMove(Struct, frozen=True):
 
 
 class Block(Row, frozen=True):
-
     kind: ClassVar[str] = "block"
 
     id: str

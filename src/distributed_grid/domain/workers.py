@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.rows import HistoryEntry, Row
@@ -195,7 +195,7 @@ class WorkerRules(Row, frozen=True, omit_defaults=True):
     exit_ms: int = 600_000
     closed_ms: int = 180_000
     set_aside_ms: int = 3_600_000
-    core_hour_budgets: dict[str, int] = {}
+    core_hour_budgets: dict[str, int] = field(default_factory=dict)
 
 
 class PastDay(Struct, frozen=True, array_like=True):

@@ -11,7 +11,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import Block, BlockCopy, CopyMove, block_of, copy_id
-from distributed_grid.domain.events import BlockReleased, CopiesFreed, CopyLost, CopyMade, CopyUnwanted, Event, MemoryReclaimRequested, MemoryServed
+from distributed_grid.domain.events import (
+    BlockReleased,
+    CopiesFreed,
+    CopyLost,
+    CopyMade,
+    CopyUnwanted,
+    Event,
+    MemoryReclaimRequested,
+    MemoryServed,
+)
 from distributed_grid.domain.followups import Cause, RestoreCopy
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger

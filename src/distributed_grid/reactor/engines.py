@@ -7,7 +7,7 @@ until its hold ends: it may come back.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from distributed_grid.domain.engines import (
     ATTACHED,
@@ -274,7 +274,7 @@ def on_registered(ledger: Ledger, event: EngineRegistered, now: int) -> Decision
     old = ledger.engines.get(event.name)
     if old is not None and old.mode != event.mode:
         raise Refused(f"{event.name} is {old.mode} at {old.address} already; give that up first")
-    row = EngineRow(name=event.name, mode=event.mode, address=event.address, namespace=event.namespace, session=event.session, nodes=event.nodes)
+    row = EngineRow(**asdict(event))
     if row == old:
         return Decision()
     data = {"mode": row.mode, "address": row.address, "session": row.session, "nodes": list(row.nodes)}

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptEnded, AttemptMarked, AttemptOutgrown, AttemptPaused, AttemptStarted, AttemptsGone, AttemptsListed, JobCancelled, JobDetached, JobSubmitted, LeaseLost, LeaseReleased, StartsExpired, TimePassed
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptMarked,
+    AttemptOutgrown,
+    AttemptPaused,
+    AttemptsGone,
+    AttemptsListed,
+    AttemptStarted,
+    JobCancelled,
+    JobDetached,
+    JobSubmitted,
+    LeaseLost,
+    LeaseReleased,
+    StartsExpired,
+    TimePassed,
+)
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
 from distributed_grid.domain.leases import FOREVER_MS, Lease, Request, WorkerKind

@@ -11,7 +11,15 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptEnded, ClaimsRead, CopyUnwanted, LeaseClaimed, LeaseLost, LeaseReclaimed, TimePassed
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    ClaimsRead,
+    CopyUnwanted,
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReclaimed,
+    TimePassed,
+)
 from distributed_grid.domain.followups import CheckClaims, ScanQueue, SettleDue
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Outcome

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import ClocksConfirmed, HeartbeatReceived, LeaseLost, LeaseReclaimed, NodeDrained, NodeHeard, TimePassed, WorkerJoined
+from distributed_grid.domain.events import (
+    ClocksConfirmed,
+    HeartbeatReceived,
+    LeaseLost,
+    LeaseReclaimed,
+    NodeDrained,
+    NodeHeard,
+    TimePassed,
+    WorkerJoined,
+)
 from distributed_grid.domain.followups import AssessNode, CheckClaims, ScanQueue
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AgentRejected, AgentRequested, AlertChanged, ControlPlaneStarted, EpochReported, LeaseLost, LeaseReclaimed, NodeDeclared, NodeDrained, NodeForgotten, NodeResumed, NodeStopped, PolicySet
+from distributed_grid.domain.events import (
+    AgentRejected,
+    AgentRequested,
+    AlertChanged,
+    ControlPlaneStarted,
+    EpochReported,
+    LeaseLost,
+    LeaseReclaimed,
+    NodeDeclared,
+    NodeDrained,
+    NodeForgotten,
+    NodeResumed,
+    NodeStopped,
+    PolicySet,
+)
 from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.leases import Lease, first_fence, is_plausible_epoch

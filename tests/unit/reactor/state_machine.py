@@ -11,8 +11,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
-from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
+from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage

@@ -551,7 +551,7 @@ def test_an_end_without_a_mark_keeps_the_one_that_is_known(new_scenario):
     mark(scenario, age_s=30)
     known = scenario.job("j1").attempt.marked_at_ms
     result = scenario.end("j1", an_exit(1))
-    assert [row.attempts[0].marked_at_ms for row in result.changes if row.kind == "job"] == [known]
+    assert [row.attempts[0].marked_at_ms for row in result.changes if isinstance(row, Job)] == [known]
 
 
 def test_a_job_stored_before_there_were_marks_is_read(new_scenario):

@@ -8,7 +8,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AgentRequested, ClaimsRead, ControlPlaneStarted, LeaseAsked, LeaseClaimed, LeaseReclaimed, LeaseReleased, NodeDeclared, NodeDrained, NodeForgotten, NodeStopped, TimePassed
+from distributed_grid.domain.events import (
+    AgentRequested,
+    ClaimsRead,
+    ControlPlaneStarted,
+    LeaseAsked,
+    LeaseClaimed,
+    LeaseReclaimed,
+    LeaseReleased,
+    NodeDeclared,
+    NodeDrained,
+    NodeForgotten,
+    NodeStopped,
+    TimePassed,
+)
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.leases import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger

@@ -29,7 +29,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Ending, Job, Outcome
-from distributed_grid.domain.leases import Request
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
@@ -423,7 +423,7 @@ def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, Leas
     for _ in range(int(seconds / 2)):
         scenario.now += 2000
         result = scenario.heartbeat("gpu1", usage)
-        over += [(row.id, row.end) for row in result.changes if getattr(row, "end", None)]
+        over += [(row.id, row.end) for row in result.changes if isinstance(row, Lease) and row.end]
     return over
 
 

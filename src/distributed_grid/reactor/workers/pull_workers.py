@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptEnded, HeartbeatReceived, LeaseLost, LeaseReclaimed, NodeDeclared, PullWorkerRegistered, ReassessmentRequested, TaskAskWithdrawn, TaskAsked
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    HeartbeatReceived,
+    LeaseLost,
+    LeaseReclaimed,
+    NodeDeclared,
+    PullWorkerRegistered,
+    ReassessmentRequested,
+    TaskAsked,
+    TaskAskWithdrawn,
+)
 from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending, Job, Outcome

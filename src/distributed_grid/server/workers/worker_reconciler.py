@@ -24,9 +24,9 @@ from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (
     Event,
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRulesSet,
-    WallTimePassed,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules

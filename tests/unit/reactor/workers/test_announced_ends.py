@@ -10,10 +10,10 @@ from distributed_grid.control.agent_messages import announced_end, order_of
 from distributed_grid.domain.events import (
     BlockAsked,
     ScalingRequested,
+    WallTimePassed,
     WorkerBooted,
     WorkerDrainRequested,
     WorkerEndAnnounced,
-    WallTimePassed,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.states import JobState, NodeState, WorkerState

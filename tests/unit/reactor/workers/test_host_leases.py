@@ -16,12 +16,12 @@ from distributed_grid.domain.events import (
     ListedInstance,
     NodeDrained,
     NodeResumed,
+    WallTimePassed,
     WorkerAsked,
     WorkerBooted,
     WorkerGone,
     WorkerRefused,
     WorkerRequested,
-    WallTimePassed,
     WorkersListed,
     WorkerTerminationRequested,
 )

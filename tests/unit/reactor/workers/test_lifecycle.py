@@ -6,9 +6,9 @@ import pytest
 
 from distributed_grid.domain.events import (
     LeaseAsked,
+    WallTimePassed,
     WorkerDrainRequested,
     WorkerRequested,
-    WallTimePassed,
     WorkersListed,
     WorkerTerminationRequested,
 )

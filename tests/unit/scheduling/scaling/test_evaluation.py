@@ -11,11 +11,11 @@ from distributed_grid.domain.events import (
     BlockAsked,
     NodeDrained,
     ScalingRulesSet,
+    WallTimePassed,
     WorkerDrainRequested,
     WorkerEndAnnounced,
     WorkerRefused,
     WorkerRulesSet,
-    WallTimePassed,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.rebalancing import GRID_USER
