@@ -92,7 +92,7 @@ class Parameter:
 
     @property
     def label(self) -> str:
-        """The parameter in a message about a mistake."""
+        """The parameter's name in messages about mistakes."""
         raise NotImplementedError
 
     def convert(self, text: str) -> Any:
@@ -121,8 +121,7 @@ class Option(Parameter):
     ) -> None:
         self.is_flag = is_flag
         self.show_default = show_default
-        self.spellings: dict[str, bool | None] = {}
-        """Every spelling, with its value; None: a value follows it."""
+        self.spellings: dict[str, bool | None] = {}  # every spelling, with its value; None: a value follows it
         for word in words:
             on, slash, off = word.partition("/")
             if on.startswith("-"):
@@ -196,8 +195,7 @@ class CommandSpec:
     ) -> None:
         self.name = name
         self.function = function
-        self.interspersed = interspersed
-        """Options may follow the first argument; else they belong to it."""
+        self.interspersed = interspersed  # options may follow the first argument; else they belong to it
         self.parameters = (*parameters, *GLOBAL_OPTIONS)
 
     @property
@@ -305,7 +303,11 @@ def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Values, Value
                 raise HelpRequest(path)
             if VERSION in given:
                 raise VersionRequest
-            values = {one.name: _convert_given(one, texts) for one, texts in given.items()}
+            values: Values = {}
+            for option, texts in given.items():
+                counted = texts if option.many else texts[-1:]
+                converted = [option.convert(text) if isinstance(text, str) else text for text in counted]
+                values[option.name] = tuple(converted) if option.many else converted[-1]
             global_options |= {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS if one.name in values}
             if not isinstance(command, Group):
                 return command, _fill(command, values, rest), global_options
@@ -344,7 +346,13 @@ def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, 
         name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], "", "")
         option = spelled.get(name)
         if option is None:
-            raise UsageError(f"No such option {name!r}." + _near_options(name, spelled))
+            from difflib import get_close_matches
+
+            long_ones = [spelling for spelling in spelled if spelling.startswith("--")]
+            near = sorted(get_close_matches(name, long_ones)) if name.startswith("--") else []
+            hint = f" (Did you mean one of: {', '.join(map(repr, near))}?)" if near else ""
+            hint = f" Did you mean {near[0]!r}?" if len(near) == 1 else hint
+            raise UsageError(f"No such option {name!r}." + hint)
         value: str | bool | None = option.spellings[name]
         if value is not None:
             if equals:
@@ -361,22 +369,6 @@ def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, 
             raise UsageError(f"Option {name!r} requires an argument.")
         given.setdefault(option, []).append(value)
     return given, others + ahead[::-1]
-
-
-def _near_options(name: str, spelled: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = sorted(get_close_matches(name, [word for word in spelled if word.startswith("--")]))
-    if not near or not name.startswith("--"):
-        return ""
-    return f" Did you mean {near[0]!r}?" if len(near) == 1 else f" (Did you mean one of: {', '.join(map(repr, near))}?)"
-
-
-def _convert_given(option: Option, texts: list[str | bool]) -> Any:
-    values = [
-        option.convert(text) if isinstance(text, str) else text for text in (texts if option.many else texts[-1:])
-    ]
-    return tuple(values) if option.many else values[0]
 
 
 def _fill(command: CommandSpec, values: Values, words: list[str]) -> Values:

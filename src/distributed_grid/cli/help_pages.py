@@ -74,7 +74,6 @@ def usage_line(path: Sequence[CommandSpec]) -> str:
 
 
 def usage_message(path: Sequence[CommandSpec], mistake: str) -> str:
-    """The message about a mistake in a command line."""
     names = " ".join(command.name for command in path)
     return f"{usage_line(path)}\nTry '{names} --help' for help.\n\nError: {mistake}"
 
@@ -108,14 +107,13 @@ def _definitions(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def _option_spelling(option: Option) -> str:
-    names = sorted((word for word, value in option.spellings.items() if value is not False), key=_dashes)
+    names = sorted(
+        (word for word, value in option.spellings.items() if value is not False),
+        key=lambda word: len(word) - len(word.lstrip("-")),
+    )
     off = [word for word, value in option.spellings.items() if value is False]
     spelling = " / ".join([", ".join(names), *off])
     return spelling if True in option.spellings.values() else f"{spelling} {_metavar(option)}"
-
-
-def _dashes(word: str) -> int:
-    return len(word) - len(word.lstrip("-"))
 
 
 def _metavar(option: Option) -> str:

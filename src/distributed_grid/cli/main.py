@@ -10,8 +10,7 @@ TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMPLETION_VARIABLE = "_GRID_COMPLETE"
-"""Set by the completion of a shell."""
+COMPLETION_VARIABLE = "_GRID_COMPLETE"  # set by the completion of a shell
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

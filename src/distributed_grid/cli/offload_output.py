@@ -41,10 +41,8 @@ WAYS = {
 }
 
 MAX_CAUSES, CAUSE_CHARS, HEAD_CHARS = 2, 100, 110
-MAX_MOVABLE = 20
-"""Limit of movable work that is shown without `--all`: the advised ones and those that use most."""
-MAX_OBSTACLES = 10
-"""Limit of unmovable work that is shown without `--all`: those that use most."""
+MAX_MOVABLE = 20  # limit of movable work that is shown without `--all`: the advised ones and those that use most
+MAX_OBSTACLES = 10  # limit of unmovable work that is shown without `--all`: those that use most
 
 
 def scan_parts(found: Row, node: str, *, everything: bool = False) -> Iterator[str]:
@@ -124,7 +122,6 @@ def obstacle_lines(rows: Sequence[Row], *, everything: bool = False) -> Iterator
 
 
 def progress_text(row: Row) -> str:
-    """Progress of a move, in one line."""
     waits = f", waits for {row['waits_for']}" if row["waits_for"] else ""
     return printable(f"{row['move_id']}: {row['state']}{waits}")
 
@@ -245,10 +242,8 @@ def _way(row: Row) -> str:
     return WAYS.get(row["way"], str(row["way"]))
 
 
-MAX_ENDED = 5
-"""Limit of moves in the live view that have ended meanwhile."""
-SCAN_SECONDS = 10.0
-"""A scan reads every process of the nodes, so it is not made more often."""
+MAX_ENDED = 5  # limit of moves in the live view that have ended meanwhile
+SCAN_SECONDS = 10.0  # a scan reads every process of the nodes, so it is not made more often
 ALTERNATE_SCREEN, MAIN_SCREEN, HOME, CLEAR_REST = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 
 
@@ -311,7 +306,7 @@ def changed_lines(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def watch_offload(session: CliSession, interval: float, node: str) -> None:
-    """Show what changes until an interrupt, which is a clean end."""
+    """Show changes until an interrupt, which is a clean end."""
     is_screen = sys.stdout.isatty() and not session.json
     with handled_signals(raise_keyboard_interrupt, signal.SIGTERM, signal.SIGHUP):
         try:
@@ -324,7 +319,15 @@ def watch_offload(session: CliSession, interval: float, node: str) -> None:
                 while True:
                     picture = poller.poll()
                     if is_screen:
-                        echo(_fit("\n\n".join(picture.screen())), nl=False)
+                        width, height = shutil.get_terminal_size()
+                        lines = []  # cut to the terminal, each cleared to its end, so that nothing flickers
+                        for row in "\n\n".join(picture.screen()).splitlines()[: height - 1]:
+                            plain = row.removeprefix(BOLD).removesuffix(PLAIN)
+                            cut = cut_to_width(plain, width)
+                            lines.append(
+                                f"{cut if plain == row else f'{BOLD}{cut}{PLAIN}'}\x1b[K"
+                            )  # headings stay bold
+                        echo(HOME + "\r\n".join(lines) + CLEAR_REST, nl=False)
                     elif session.json:
                         text = json.dumps(picture.as_json())
                         if text != shown:
@@ -341,17 +344,6 @@ def watch_offload(session: CliSession, interval: float, node: str) -> None:
         finally:
             if is_screen:
                 echo(MAIN_SCREEN, nl=False)
-
-
-def _fit(text: str) -> str:
-    """A picture cut to the terminal, each line cleared to its end, so that nothing flickers."""
-    width, height = shutil.get_terminal_size()
-    lines = []
-    for line in text.splitlines()[: height - 1]:
-        plain = line.removeprefix(BOLD).removesuffix(PLAIN)
-        cut = cut_to_width(plain, width)
-        lines.append(f"{cut if plain == line else f'{BOLD}{cut}{PLAIN}'}\x1b[K")  # headings stay bold
-    return HOME + "\r\n".join(lines) + CLEAR_REST
 
 
 class _OffloadPoller:

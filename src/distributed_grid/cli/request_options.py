@@ -18,7 +18,7 @@ STRATEGIES = (
 
 
 def wait_option(default: float | None, text: str) -> Option:
-    """The option `--wait SECONDS`; without a default its text says how long the wait is."""
+    """Option `--wait SECONDS`; without a default its text gives the length of the wait."""
     kind, is_shown = FloatRange(at_least=0), default is not None
     return Option("-w", "--wait", type=kind, default=default, show_default=is_shown, metavar="SECONDS", help=text)
 

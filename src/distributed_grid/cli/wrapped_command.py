@@ -26,11 +26,9 @@ from distributed_grid.client.job_payload import (
 )
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 
-CERTAINTY_SECONDS = 10.0
-"""How long to find out what became of a submission that was not answered."""
+CERTAINTY_SECONDS = 10.0  # how long to find out what became of a submission that was not answered
 RETRY_SECONDS = 0.2
-NOTHING_RAN = ("never_started", "waited_too_long")
-"""Outcomes of a job of which no process has existed."""
+NOTHING_RAN = ("never_started", "waited_too_long")  # outcomes of a job of which no process has existed
 
 
 def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
@@ -51,7 +49,7 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
 
 
 def _advised_node(session: CliSession, command: list[str]) -> str:
-    """The node on which it had better start; empty for this one, also where nobody says anything in time."""
+    """The advised node; empty for this one, also without an answer in time."""
     if not is_advised_elsewhere(command, session.state_dir):
         return ""
     try:
@@ -154,8 +152,8 @@ class WrappedRun:
             return self._find()
 
     def _find(self) -> dict[str, Any] | None:
-        """What became of a submission that was not answered; None where there is no such job. Unreachable where nobody
-        says so in time: it may run there."""
+        """The job of an unanswered submission; None if there is none. Raises Unreachable without an answer in time: it
+        may run there."""
         deadline = time.monotonic() + CERTAINTY_SECONDS
         while True:
             try:
@@ -191,7 +189,7 @@ class WrappedRun:
 
 
 def _is_nothing_ran(job: dict[str, Any] | None) -> bool:
-    """Whether a job is over and no process of it has existed."""
+    """True if a job has ended without ever having a process."""
     return (
         job is not None
         and job["outcome"] in NOTHING_RAN

@@ -18,8 +18,7 @@ from distributed_grid.prediction import task_runs
 
 FROM_0_TO_1, NOT_NEGATIVE = Meta(ge=0, le=1), Meta(ge=0)
 FINITE = Meta(ge=0, le=sys.float_info.max)
-MIN_INTERVAL_SECONDS = 0.1
-"""No loop runs more often than this."""
+MIN_INTERVAL_SECONDS = 0.1  # no loop runs more often than this
 
 RatioPart = Annotated[float, FROM_0_TO_1, kinds.RATIO]
 PercentPart = Annotated[float, FROM_0_TO_1, kinds.PERCENT]
@@ -132,8 +131,7 @@ class NodeSharing(Section):
     max_share_memory_bytes: MemoryBytes | None = setting(None, "max_share_memory_gb")
     max_share_gpu_count: DeviceCount | None = setting(None, "max_share_gpu")
     max_share_custom: CustomCounts = {}
-    rank: Thousandths = setting(1000, "priority")
-    """Weight among nodes that are about equally good."""
+    rank: Thousandths = setting(1000, "priority")  # weight among nodes that are about equally good
 
 
 class GpuConfig(Section):

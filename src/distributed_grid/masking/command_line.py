@@ -33,12 +33,9 @@ CUT_MARGIN_CHARS = 400
 """Of a text that is cut, so much more is kept until it is masked: no secret is cut where it begins."""
 MAX_CODE_CHARS = 100_000
 """A longer word is not taken apart into commands, which takes ten times as long: only names and patterns count."""
-MAX_DEPTH = 3
-"""Code within code that is looked into."""
-MAX_DECIDING_CHARS = 300
-"""Of a value, to decide whether it is a secret."""
-_SIGNS = re.compile(r"[=:@?\s]")
-"""A short word without one of these holds a secret only if it is one."""
+MAX_DEPTH = 3  # code within code that is looked into
+MAX_DECIDING_CHARS = 300  # of a value, to decide whether it is a secret
+_SIGNS = re.compile(r"[=:@?\s]")  # a short word without one of these holds a secret only if it is one
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z-]*(?:=.*)?", re.DOTALL)
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]{0,100}")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z0-9_./:@-]{1,120}?)(?P<sep>[=:])(?P<value>.+)", re.DOTALL)
@@ -81,7 +78,7 @@ _WINDOWS_OPTION = re.compile(r"(?P<kept>^/(?:p|pass|password):)(?P<secret>.+)", 
 
 
 def mask_secrets(argv: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-    """The words of a command with what looks like a secret masked, and whether anything was."""
+    """The words of a command with secrets masked, and whether any was."""
     mask = _CommandMask(depth=0)
     is_title = len(argv) == 1  # a program that set its own title has one word with spaces
     masked = tuple(mask.word(word, is_code=is_title) for word in argv)
@@ -89,7 +86,7 @@ def mask_secrets(argv: Sequence[str]) -> tuple[tuple[str, ...], bool]:
 
 
 def mask_text(text: str) -> str:
-    """A text (code, JSON, a line of a log) with what looks like a secret masked."""
+    """A text (code, JSON, a log line) with secrets masked."""
     return _mask_code(text, 1)
 
 
@@ -104,7 +101,7 @@ def shown_command(argv: Sequence[str], max_chars: int = 0) -> str:
 
 
 class _CommandMask:
-    """Masks the words of one command in their order: the words before one decide what it is."""
+    """Masks the words of one command in order: earlier words decide about later ones."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -117,8 +114,7 @@ class _CommandMask:
         self._program = ""
         self._flags = ""
         self._has_subcommand = False
-        self._position = -1
-        """Words since `after`; negative before it."""
+        self._position = -1  # words since `after`; negative before it
 
     def word(self, word: str, *, is_code: bool = False) -> str:
         """The next word, masked."""
@@ -225,7 +221,7 @@ class _CommandMask:
         return None
 
     def _by_form(self, word: str, *, is_code: bool) -> str:
-        """The word masked because of what it says itself."""
+        """The word masked by its own form."""
         if len(word) < MIN_TOKEN_CHARS and not _SIGNS.search(word):
             return word
         if not is_code:

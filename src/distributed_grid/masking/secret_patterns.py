@@ -14,13 +14,11 @@ MASK: Final = "***"
 MIN_RANDOM_CHARS: Final = 20
 MIN_ENTROPY_BITS: Final = 3.0
 """Per character: random hexadecimal digits have almost four, other random letters and digits more."""
-MAX_NAME_CHARS: Final = 120
-"""Of a longer name only the end counts."""
+MAX_NAME_CHARS: Final = 120  # of a longer name only the end counts
 
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
-_GLUED_NAME = re.compile(r"-D(?=.)|-[A-Za-z](?=[A-Z][A-Z0-9_]+$)")
-"""`-Dname` of Java, `-eNAME` of docker."""
+_GLUED_NAME = re.compile(r"-D(?=.)|-[A-Za-z](?=[A-Z][A-Z0-9_]+$)")  # `-Dname` of Java, `-eNAME` of docker
 _SECRET_NAME = re.compile(
     # with anything before it: PGPASSWORD, keyStorePassword, clientsecret
     r"(?:passwords?|passwd|passphrase|passwort|passcode|secrets?|api_?keys?|mnemonic)$"
@@ -60,8 +58,7 @@ _CODE_VARIABLE = re.compile(r"\$\{?\w+\}?")
 _PATH = re.compile(
     r"(?:/|\./|~/|\.\./)|@[\w.~-]{0,80}[/.]|(?:env|file|fd|cmd):|op://|arn:aws|projects/|(?:id|src|type)="
 )
-_ONE_SLASH = re.compile(r"/[A-Za-z0-9+]{19,}={0,2}$")
-"""A random text that only begins like a path."""
+_ONE_SLASH = re.compile(r"/[A-Za-z0-9+]{19,}={0,2}$")  # a random text that only begins like a path
 _FILE_NAME = re.compile(
     r"[\w./~+-]{1,200}\.(?:pem|key|crt|cer|der|p12|pfx|jks|json|ya?ml|txt|toml|ini|cfg|conf|env|gpg|asc|pub|keystore|sqlite)$",
     re.IGNORECASE,
@@ -77,7 +74,7 @@ def normal_name(name: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """True if the value of such an option, variable or key is a secret, whatever it looks like."""
+    """True if the value of such an option, variable or key is always a secret."""
     plain = normal_name(name)
     return _SECRET_NAME.search(plain) is not None and _NO_SECRET.search(plain) is None
 
@@ -119,8 +116,7 @@ def is_random(value: str) -> bool:
     return bits >= MIN_ENTROPY_BITS and any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
 
 
-MIN_TOKEN_CHARS: Final = 15
-"""No token of a known kind is shorter."""
+MIN_TOKEN_CHARS: Final = 15  # no token of a known kind is shorter
 # The caller does not choose the words of a process: no pattern takes more than linear time, repetitions are bounded.
 _W = r"[A-Za-z0-9_-]"
 _SHAPES: Final = (

@@ -20,15 +20,12 @@ from msgspec import Meta, Struct
 from distributed_grid.domain.resources import MAX_AMOUNT
 
 DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD: Final = 0.7
-DEFAULT_PREDICTION_UPDATE_INTERVAL: Final = 3600
-"""Seconds between two full trainings."""
+DEFAULT_PREDICTION_UPDATE_INTERVAL: Final = 3600  # seconds between two full trainings
 DEFAULT_MIN_SAMPLES_FOR_ML: Final = 30
 DEFAULT_MIN_SAMPLES_FOR_STATS: Final = 5
 LEAST_SAMPLES_FOR_ML: Final = 5
-LEAST_SAMPLES_FOR_STATS: Final = 3
-"""Fewer say nothing about how far runs stray."""
-DISCOUNT: Final = 0.98
-"""What an earlier run weighs beside the next one: about the last fifty count."""
+LEAST_SAMPLES_FOR_STATS: Final = 3  # fewer say nothing about how far runs stray
+DISCOUNT: Final = 0.98  # what an earlier run weighs beside the next one: about the last fifty count
 
 
 class Tier(enum.StrEnum):
@@ -48,10 +45,10 @@ class TierSettings(Struct, frozen=True):
 
 
 class Coverage:
-    """Coverage as measured so far, later runs weighing more.
+    """Measured coverage, later runs weighing more.
 
-    The confidence is the mean of what the true share may be (Laplace's rule), so that two runs that were covered are
-    not certainty, and it comes to the true share as runs come in.
+    The confidence is the mean of the possible true shares (Laplace's rule), so that two covered runs are not certainty,
+    and it approaches the true share.
     """
 
     __slots__ = ("_covered", "_total")
@@ -61,18 +58,16 @@ class Coverage:
         self._total = 0.0
 
     def add(self, covered: bool) -> None:
-        """One more run that was predicted before it was seen."""
         self._covered = DISCOUNT * self._covered + covered
         self._total = DISCOUNT * self._total + 1
 
     @property
     def total(self) -> float:
-        """Runs that count, less the discount."""
         return self._total
 
     @property
     def confidence(self) -> float:
-        """Between 0 and 1; one half where nothing was measured."""
+        """Between 0 and 1; one half without measurements."""
         return (self._covered + 1) / (self._total + 2)
 
 
@@ -80,16 +75,15 @@ MAX_QUANTITY = 2**60
 Quantity = Annotated[int, Meta(ge=0, le=MAX_QUANTITY)]
 BUCKETS_PER_DOUBLING: Final = 8
 TYPICAL_VALUES: Final = 32
-Histogram = dict[int, int]
-"""Runs in each bucket."""
+Histogram = dict[int, int]  # runs in each bucket
 
 
 class TaskRun(Struct, frozen=True):
-    """One run that is over; a task and an attempt are recorded once, however often they are reported.
+    """One ended run; a task and an attempt are recorded once, however often they are reported.
 
     `key` and `features` come from `task_shape`. A quantity of 0 was not measured. A run that was cut short (over its
-    limit, cancelled, preempted) is a lower bound: it used at least this much. `measured_bytes` is the peak of memory
-    that a shim of the grid has measured; 0: somebody else has reported what it used.
+    limit, cancelled, preempted) is a lower bound. `measured_bytes` is the peak of memory measured by a shim of the
+    grid; 0 if the usage was reported by another source.
     """
 
     task_id: str
@@ -108,10 +102,10 @@ class TaskRun(Struct, frozen=True):
 
 
 class MemoryPrediction(Struct, frozen=True):
-    """What the next run should be given, and for how long it will run.
+    """Memory limits and run time of the next run.
 
-    `next_memory_bytes` are the limits of its reruns should it run over, each above the one before. `run_ms` is the
-    median; None: not known. `confidence` is the share of earlier runs that this tier covered before it had seen them.
+    `next_memory_bytes` are the limits of its reruns, each above the one before. `run_ms` is the median; None if
+    unknown. `confidence` is the share of earlier runs that this tier covered in advance.
     """
 
     memory_bytes: int
@@ -123,7 +117,7 @@ class MemoryPrediction(Struct, frozen=True):
 
 
 class RunSummary(Struct, frozen=True, array_like=True):
-    """What is left of the runs of one type: how many, and how their memory and run times were spread."""
+    """Summary of old runs of one type: their number, and the spread of memory and run times."""
 
     count: int = 0
     memory: Histogram = {}
@@ -143,11 +137,11 @@ class RunSummary(Struct, frozen=True, array_like=True):
         return RunSummary(count, memory, run_time)
 
     def typical_memory_bytes(self) -> list[int]:
-        """Values that are spread as the memory of the runs was, the smallest first."""
+        """Values spread like the memory of the runs, the smallest first."""
         return _typical(self.memory)
 
     def typical_run_ms(self) -> list[int]:
-        """Values that are spread as the run times were, the smallest first."""
+        """Values spread like the run times, the smallest first."""
         return _typical(self.run_time)
 
 
@@ -167,16 +161,14 @@ def _typical(histogram: Histogram) -> list[int]:
 
 MIN_LIMIT_BYTES: Final = 64 * 1024**2
 """The smallest limit: below that, a limit costs more reruns than it saves memory."""
-LEAST_GROWTHS: Final = (1.25, 2.0, 4.0)
-"""Of the limit before, for each rerun."""
-STEP_BITS: Final = 7
-"""There are 2 ** 7 limits between a power of two and the next."""
+LEAST_GROWTHS: Final = (1.25, 2.0, 4.0)  # of the limit before, for each rerun
+STEP_BITS: Final = 7  # there are 2 ** 7 limits between a power of two and the next
 
 
 def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:
-    """The limits of the first run and its reruns: as predicted, and each so much above the one before at least, so that
-    a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that not every waiting job is
-    different from all others."""
+    """Limits of the first run and its reruns: the predicted ones, each at least a fixed factor above the one before, so
+    that a job that needs ten times as much is not ended by a guess. Limits are rounded up, so that waiting jobs are
+    equal to each other."""
     limits = [rounded_limit(predicted.memory_bytes)]
     for at, growth in enumerate(LEAST_GROWTHS):
         sizes = predicted.next_memory_bytes[at : at + 1]

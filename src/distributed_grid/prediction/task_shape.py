@@ -22,8 +22,7 @@ from distributed_grid.masking.command_line import mask_secrets
 MAX_FEATURES: Final = 4
 """The numbers of a command that count: the first ones, those of options in the order of their names."""
 MAX_KEY_CHARS: Final = 200
-MAX_WORDS: Final = 200
-"""Words of a command that are looked at."""
+MAX_WORDS: Final = 200  # words of a command that are looked at
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _VERSION = re.compile(r"[-.]?[0-9][0-9.]*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{1,19}")
@@ -46,7 +45,6 @@ class TaskShape(Struct, frozen=True):
 
 
 def task_shape(argv: Sequence[str]) -> TaskShape:
-    """The shape of a command; an empty one has an empty key."""
     words = list(mask_secrets(argv[:MAX_WORDS])[0])
     return _ShapeReader(words).read() if words else TaskShape("")
 
@@ -80,8 +78,8 @@ PULL_ORIGIN: Final = "pull:"
 
 
 def pulled_shape(shape: TaskShape) -> TaskShape:
-    """The shape of a task as its pull worker reports it: a command has a history of its own there, apart from that of
-    jobs, which the grid measures itself. A task that is a type is run by pull workers only."""
+    """The shape of a task as its pull worker reports it, with a history apart from that of jobs, which the grid
+    measures itself. A task that is a type is run by pull workers only."""
     if not shape.key or shape.key.startswith("type:"):
         return shape
     return TaskShape(_shortened(f"{PULL_ORIGIN} {shape.key}"), shape.features)
@@ -178,13 +176,13 @@ def number_of(word: str) -> float | None:
 
 
 def _name_of(word: str) -> str:
-    """The name of a program without its folder and version."""
+    """Name of a program without its folder and version."""
     name = posixpath.basename(word)
     return (_VERSION.sub("", name) or name).lower() or "…"
 
 
 def _shortened(key: str) -> str:
-    """A key of bounded length: what is too long ends in a digest of the whole."""
+    """A key of bounded length: a long one ends in a digest of the whole."""
     key = "".join(c if c.isprintable() else "?" for c in key)
     if len(key) <= MAX_KEY_CHARS:
         return key

@@ -1,6 +1,6 @@
 """Statistics of a replay: waiting times, utilisation, lost work, and how evenly users were served.
 
-`chart` draws them as SVG: what was in use and how many requests waited, over time, one line for each policy.
+`chart` draws usage and waiting requests over time as SVG, one line for each policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORT_MS = 10_000
 
 
 class StatisticsTable(Struct, frozen=True):
-    """The figures of one replay. Times are seconds, utilisations are parts of what can be lent."""
+    """Figures of one replay. Times are seconds, utilisations are parts of the lendable capacity."""
 
     jobs: int
     finished: int
@@ -60,7 +60,7 @@ class _JobTimes:
 
 
 class Series(Struct):
-    """What was in use, and how many waited, at every moment that changed it."""
+    """Used amounts and waiting requests at every change."""
 
     at_ms: array[int]
     cpu_milli: array[int]
@@ -96,7 +96,7 @@ class ReplayStatistics:
         self._use(lease, now, 1)
 
     def left(self, lease: Lease, now: int, *, lost_ms: int) -> None:
-        """What ran under a lease runs no more; where it was cut short, so much of its work is lost."""
+        """A run under a lease has ended; `lost_ms` of its work is lost."""
         self._use(lease, now, -1)
         if lost_ms:
             self._preemptions += 1
@@ -120,7 +120,7 @@ class ReplayStatistics:
             self._note(now)
 
     def close(self, now: int, *, waiting: int) -> None:
-        """The replay is over; so many were left waiting."""
+        """End the replay with `waiting` requests left."""
         self._pass(now)
         self._left = waiting
 
@@ -152,7 +152,6 @@ class ReplayStatistics:
 
     @property
     def has(self) -> tuple[int, int]:
-        """What there is to lend: millicores, thousandths of GPUs."""
         return self._cpu_has, self._gpu_has
 
     def table(self) -> StatisticsTable:
@@ -185,7 +184,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _part(ordered: Sequence[int], part: float) -> float:
-    """The value that so much of them are below: between two of them, so far from the one to the other."""
+    """Quantile of ordered values, interpolated."""
     if not ordered:
         return 0.0
     place = part * (len(ordered) - 1)
@@ -211,7 +210,7 @@ def _jain(done: Sequence[_JobTimes]) -> float:
 
 
 class _Panel(Struct):
-    """One panel: its title, what its top means, and the mean of each line in each column."""
+    """One panel: its title, its upper bound, and the mean of each line in each column."""
 
     title: str
     most: float
@@ -252,7 +251,11 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
         panels.append(_Panel("GPU in use", 100.0, "%", gpu))
     waiting = [_means(one.series.at_ms, one.series.waiting, span_ms, columns) for one in every]
     most = max((max(line) for line in waiting), default=0.0)
-    return [*panels, _Panel("waiting requests", _round_up(most), "", waiting)]
+    # The next number that divides well into ticks.
+    size = 4.0
+    while size < most:
+        size *= 2.5 if str(size)[0] == "4" else 2.0
+    return [*panels, _Panel("waiting requests", size, "", waiting)]
 
 
 def _span_ms(figures: ReplayStatistics) -> int:
@@ -261,7 +264,7 @@ def _span_ms(figures: ReplayStatistics) -> int:
 
 
 def _means(at_ms: array[int], values: array[int], span_ms: int, columns: int) -> list[float]:
-    """The mean of a stepped line in each column; it is what it was last until the end."""
+    """Mean of a stepped line in each column; it keeps its last value until the end."""
     areas = [0.0] * columns
     width = span_ms / columns
     for place, value in enumerate(values):
@@ -282,7 +285,7 @@ def _drawn(panel: _Panel, top: int, span_ms: int) -> list[str]:
         parts.append(f'<path d="M{LEFT} {y}H{right}" stroke="#e4e4e4"/>')
         parts.append(_text(LEFT - 8, y + 5, f"{panel.most * tick / TICKS:g}{panel.unit}", anchor="end", fill="#828282"))
     size, unit = next(((size, unit) for size, unit in UNITS if span_ms >= 2_000 * size), UNITS[-1])
-    for time in _times(span_ms / 1000 / size):
+    for time in round_times(span_ms / 1000 / size):
         x = LEFT + round((right - LEFT) * time * 1000 * size / span_ms)
         parts.append(f'<path d="M{x} {top}V{bottom}" stroke="#e4e4e4"/>')
         parts.append(_text(x, bottom + 18, f"{time:g} {unit}", anchor="middle", fill="#828282"))
@@ -301,15 +304,7 @@ def _colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def _times(span: float) -> list[float]:
-    """Round numbers from 0 on, a few of them within the span."""
+def round_times(span: float) -> list[float]:
+    """A few round numbers from 0 on within the span."""
     step = min((digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5)), key=lambda s: abs(span / s - 5))
     return [number * step for number in range(int(span / step) + 1)]
-
-
-def _round_up(most: float) -> float:
-    """The next number that divides well into ticks."""
-    size = 4.0
-    while size < most:
-        size *= 2.5 if str(size)[0] == "4" else 2.0
-    return size

@@ -126,9 +126,9 @@ def test_plain_data_comes_back_as_it_was(value):
 
 
 def test_a_problem_without_a_line_names_the_file_alone():
-    problem = ConfigProblem("c.yaml", 3, "nodes[0].name", "", "", "is missing\x1b[31m")
+    problem = ConfigProblem(file="c.yaml", line=3, key="nodes[0].name", message="is missing\x1b[31m")
     assert str(problem) == "c.yaml:3: nodes[0].name: is missing\\x1b[31m"
-    assert str(ConfigProblem("c.yaml", 0, "", "", "", "is empty")) == "c.yaml: is empty"
+    assert str(ConfigProblem(file="c.yaml", message="is empty")) == "c.yaml: is empty"
 
 
 @given(st.binary(max_size=50))

@@ -29,8 +29,8 @@ from distributed_grid.replay.replay_statistics import (
     TOP,
     ReplayStatistics,
     StatisticsTable,
-    _times,
     chart,
+    round_times,
 )
 from distributed_grid.replay.traces import PATIENT_MS, LoggedJob, Trace
 
@@ -325,4 +325,4 @@ def test_a_column_shows_the_mean_of_its_time() -> None:
     [(28.1, [0, 5, 10, 15, 20, 25]), (2, [0, 0.5, 1, 1.5, 2]), (100, [0, 20, 40, 60, 80, 100]), (0.001, [0, 0.001])],
 )
 def test_times_are_told_in_round_numbers(span: float, times: list[float]) -> None:
-    assert _times(span) == times
+    assert round_times(span) == times

@@ -24,8 +24,7 @@ from distributed_grid.domain.resources import Amounts, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.reactor import Record
-from distributed_grid.replay.trace_reader import read_trace
-from distributed_grid.replay.traces import MB, PATIENT_MS, Trace, read_asks
+from distributed_grid.replay.traces import MB, PATIENT_MS, Trace, read_asks, read_trace
 from tests.support.builders import GB, NOW, Scenario, a_node, a_request, a_submission, an_exit
 
 SWF = """\

@@ -87,7 +87,6 @@ def granted_lines(found: dict[str, Any]) -> list[str]:
 
 
 def use_text(boost: dict[str, Any]) -> str:
-    """The command that uses a boost."""
     text = f"use it: grid boost run {boost['boost_id']} -- COMMAND"
     return f"{text}; in a Ray program: with boost.use()" if boost["placement_group"] else text
 
@@ -127,7 +126,7 @@ def status_text(found: dict[str, Any]) -> str:
             boost["target_node"],
             boost["resource_type"],
             format_amount(boost["resource_type"], boost["amount"]),
-            *([_used(boost)] if automatic else []),
+            *([used_text(boost)] if automatic else []),
             "recovered, not confirmed yet" if boost["recovered"] else boost["state"],
             format_time(boost["allocated_at"]),
             format_time(boost["expires_at"]),
@@ -144,7 +143,7 @@ def status_text(found: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _used(boost: dict[str, Any]) -> str:
+def used_text(boost: dict[str, Any]) -> str:
     """The used part of an automatic boost; of the others the grid does not know."""
     used = boost["used_amount"]
     if used is None:

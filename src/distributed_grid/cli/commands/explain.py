@@ -62,7 +62,20 @@ def explanation_lines(found: View) -> Iterator[str]:
         yield from _rows("offloading", [*moved_or_left, *degraded])
     for place in found["placements"]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
-        yield from _placement(place, one_of=len(found["placements"]), show_end=not last)
+        name = "place" if len(found["placements"]) == 1 else f"attempt {place['number']}"
+        since = place["started_at"] or place["assigned_at"]
+        until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
+        yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{format_time(since)}{until}")
+        decision = place["decision"]
+        if decision is not None:
+            yield from _rows("why there", decision["reasoning"])
+            yield _row("confidence", f"{100 * decision['confidence']:.1f} %")
+            second = decision["alternatives"]
+            wide = max((len(one["node_id"]) for one in second), default=0)
+            yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
+            yield from _rows("scores", _scores(decision))
+        if place["outcome"] and not last:
+            yield _row("then", _how_it_ended(place))
     moves = (
         f"{move['move_id']}, {move['source_node']} to {move['target_node']}, {move['end'] or move['state']}"
         + _because(move["problem"])
@@ -76,7 +89,7 @@ def explanation_lines(found: View) -> Iterator[str]:
 
 
 def _node(found: View) -> Iterator[str]:
-    """The command that starts a node, the resources it gave back unused, and what automatic offloading did there."""
+    """Command that starts a node, resources it gave back unused, and the latest automatic offloading there."""
     seen, events = found["offloading"], found["events"]
     if found["state"] == "stopped":
         yield _row("start it", f"grid cluster start {found['id']}")
@@ -155,23 +168,6 @@ def machine_end_lines(end: View) -> Iterator[str]:
 def _neighbour(one: View) -> str:
     name = one["job_id"] or one["allocation_id"]
     return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
-
-
-def _placement(place: View, *, one_of: int, show_end: bool) -> Iterator[str]:
-    name = "place" if one_of == 1 else f"attempt {place['number']}"
-    since = place["started_at"] or place["assigned_at"]
-    until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
-    yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{format_time(since)}{until}")
-    decision = place["decision"]
-    if decision is not None:
-        yield from _rows("why there", decision["reasoning"])
-        yield _row("confidence", f"{100 * decision['confidence']:.1f} %")
-        second = decision["alternatives"]
-        wide = max((len(one["node_id"]) for one in second), default=0)
-        yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
-        yield from _rows("scores", _scores(decision))
-    if place["outcome"] and show_end:
-        yield _row("then", _how_it_ended(place))
 
 
 def _scores(decision: View) -> Iterator[str]:

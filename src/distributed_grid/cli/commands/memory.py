@@ -179,7 +179,8 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
         (
             short[block["block_id"]],
             block["name"],
-            format_size(length_of(block)) + _held(block),
+            format_size(length_of(block))
+            + (f" (holds {format_size(block['size'])})" if length_of(block) > block["size"] else ""),
             _locations(block),
             block["copies"],
             block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
@@ -191,7 +192,7 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
 
 
 def stats_text(found: dict[str, Any]) -> str:
-    """What is held in all, and node by node."""
+    """Memory held in all, and node by node."""
     count = found["blocks"]
     parts = [f"{count} block{'' if count == 1 else 's'}, {format_size(found['bytes'])}"]
     if found["bytes_on_disk"]:
@@ -209,11 +210,6 @@ def stats_text(found: dict[str, Any]) -> str:
     ]
     shown = table(("NODE", "BLOCKS", "HELD", "STILL LENDS", "MEMORY SERVER"), rows, empty="no nodes")
     return f"{', '.join(parts)}\n\n{shown}"
-
-
-def _held(block: Mapping[str, Any]) -> str:
-    """How much memory the block of a compressed value holds."""
-    return f" (holds {format_size(block['size'])})" if length_of(block) > block["size"] else ""
 
 
 def _locations(block: Mapping[str, Any]) -> str:

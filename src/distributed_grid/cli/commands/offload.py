@@ -84,8 +84,8 @@ def scan(session: CliSession, node: str, all_: bool) -> None:
 def execute(session: CliSession, /, **options: Any) -> int:
     """Move a process or a job to another node, and follow the move until the work runs there.
 
-    A restart begins from the beginning: what the work has sent or written by then happens again. Ctrl-C leaves the move
-    going; `grid offload cancel` ends it while the original can still go on.
+    A restart begins from the beginning: everything sent or written before happens again. Ctrl-C leaves the move going;
+    `grid offload cancel` ends it while the original can still go on.
     """
     if bool(options["subject"]) == options["all_recommended"]:
         raise BadInput("name a pid or a job, or use --all-recommended")
@@ -95,7 +95,23 @@ def execute(session: CliSession, /, **options: Any) -> int:
     refused = False
     with session.client() as client:
         if options["all_recommended"]:
-            for subject, node, seen in _recommended(client, options):
+            chosen = []
+            for proposal in client.call("scan_offload", node=options["node"])["proposals"]:
+                if not (proposal["recommended"] and proposal["movable"]):
+                    continue
+                if proposal["needs_consent"] and not options["consent"]:
+                    echo(
+                        printable(f"grid: {subject_of(proposal)} is left: it needs your consent (--consent)"), err=True
+                    )
+                    continue
+                process = proposal["process"] or {}
+                identity = {
+                    "pid_start": process.get("pid_start", 0),
+                    "directory": process.get("cwd", ""),
+                    "shape": proposal["shape"] or "",
+                }
+                chosen.append((subject_of(proposal), proposal["node_id"], identity))
+            for subject, node, seen in chosen:
                 try:
                     rows.append(_execute(client, options, subject, node, seen))
                 except (Refused, Conflict) as refusal:  # the others can be moved all the same
@@ -109,25 +125,6 @@ def execute(session: CliSession, /, **options: Any) -> int:
     shown = rows if options["all_recommended"] else rows[0]
     print_answer(session, shown, text or "nothing is advised to move")
     return 1 if refused or any(row["end"] in FAILED_ENDS for row in rows) else 0
-
-
-def _recommended(client: Client, options: Row) -> list[tuple[str, str, Row]]:
-    """The moves that a scan advises: pid or job, node, identity of the process. Those without consent are named."""
-    chosen = []
-    for row in client.call("scan_offload", node=options["node"])["proposals"]:
-        if not (row["recommended"] and row["movable"]):
-            continue
-        if row["needs_consent"] and not options["consent"]:
-            echo(printable(f"grid: {subject_of(row)} is left: it needs your consent (--consent)"), err=True)
-            continue
-        process = row["process"] or {}
-        seen = {
-            "pid_start": process.get("pid_start", 0),
-            "directory": process.get("cwd", ""),
-            "shape": row["shape"] or "",
-        }
-        chosen.append((subject_of(row), row["node_id"], seen))
-    return chosen
 
 
 def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
@@ -255,7 +252,7 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
     Option("-n", "--node", default="", metavar="NODE", help="Proposals of this node (default: of all above a mark)."),
 )
 def watch(session: CliSession, interval: float, node: str) -> None:
-    """Pressure, proposals and moves as they change, until Ctrl-C; where the output is no terminal, what has changed."""
+    """Pressure, proposals and moves as they change, until Ctrl-C; without a terminal, a line for each change."""
     watch_offload(session, interval, node)
 
 

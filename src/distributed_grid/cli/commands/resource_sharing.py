@@ -13,8 +13,7 @@ from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import counted, plain_number
 
-MAX_NODES = 5
-"""How many nodes a note names."""
+MAX_NODES = 5  # how many nodes a note names
 USED = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
 CAPACITIES = {"cpu": "cpu_cores", "memory": "memory_gb", "gpu": "gpus"}
 """Where the row of a node says how much it has."""
@@ -139,7 +138,18 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
         ]
         texts.append(f"{name}: {', '.join(uses)}")
         for kind, part in over.items():
-            boost = _boost_command(found["offers"], nodes[name], kind, part - marks[f"{kind}_pressure_high"])
+            borrower = nodes[name]
+            amounts = [
+                offer["amount"]
+                for offer in found["offers"]
+                if offer["state"] == "open"
+                and offer["resource_type"] == kind
+                and offer["node_id"] != borrower["node_id"]
+            ]
+            free = max(amounts, default=0.0)
+            free = math.floor(free) if free >= 1 else math.floor(10 * free) / 10
+            wanted = max(math.ceil((part - marks[f"{kind}_pressure_high"]) * borrower[CAPACITIES[kind]]), 1)
+            boost = f"grid boost request {borrower['node_id']} {kind} {plain_number(min(wanted, free))}" if free else ""
             boosts += [boost] if boost and kind not in unused else []
             is_hopeless = is_hopeless or not (boost or kind in unused)
     if not texts:
@@ -150,16 +160,3 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
     if is_hopeless:
         note += "; add nodes, raise the …_pressure_high marks, or look for what leaks there"
     return [note]
-
-
-def _boost_command(offers: list[dict[str, Any]], node: dict[str, Any], kind: str, excess: float) -> str:
-    """The boost that brings a node below its mark, or takes all the room of one other; empty without room."""
-    amounts = [
-        offer["amount"]
-        for offer in offers
-        if offer["state"] == "open" and offer["resource_type"] == kind and offer["node_id"] != node["node_id"]
-    ]
-    room = max(amounts, default=0.0)
-    room = math.floor(room) if room >= 1 else math.floor(10 * room) / 10
-    wanted = max(math.ceil(excess * node[CAPACITIES[kind]]), 1)
-    return f"grid boost request {node['node_id']} {kind} {plain_number(min(wanted, room))}" if room else ""

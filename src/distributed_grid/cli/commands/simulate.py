@@ -39,19 +39,25 @@ def simulate(
     owners: float,
     plot: str | None,
 ) -> int:
-    """What would a policy have done with the work of a log? Runs the real scheduler on a virtual clock.
+    """Replay the work of a log under a policy, with the real scheduler on a virtual clock.
 
-    TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
+    TRACE is a log in the Standard Workload Format, an openb list of pods, or the output of `grid events --json`, packed
     with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
     """
     words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
     if compare is not None and not words:
         raise BadInput("--compare names nothing: strategies and cluster files, separated by commas")
     if plot:
-        _check_writable(plot)
+        folder = Path(plot).parent
+        if Path(plot).is_dir():
+            raise BadInput(f"cannot write {plot}: it is a directory")
+        target = plot if Path(plot).exists() else folder
+        if not folder.is_dir() or not os.access(target, os.W_OK):
+            why = "no such folder" if not folder.is_dir() else "not allowed"
+            raise GridError(f"cannot write {plot}: {why}")
     bar = _ProgressBar()
     try:
-        from distributed_grid.replay.trace_reader import read_trace
+        from distributed_grid.replay.traces import read_trace
 
         found = read_trace(trace).first(limit)
         from distributed_grid.replay.candidates import candidates
@@ -126,17 +132,6 @@ def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, 
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.1f} %"
-
-
-def _check_writable(path: str) -> None:
-    """Raise GridError before all the work where the file could not be written."""
-    folder = Path(path).parent
-    if Path(path).is_dir():
-        raise BadInput(f"cannot write {path}: it is a directory")
-    target = path if Path(path).exists() else folder
-    if not folder.is_dir() or not os.access(target, os.W_OK):
-        why = "no such folder" if not folder.is_dir() else "not allowed"
-        raise GridError(f"cannot write {path}: {why}")
 
 
 class _ProgressBar:

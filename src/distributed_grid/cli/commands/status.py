@@ -27,8 +27,7 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
-MAX_NAMED = 5
-"""Number of stopped nodes that are named."""
+MAX_NAMED = 5  # number of stopped nodes that are named
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
@@ -158,7 +157,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
             offer["node_id"],
             format_amount(offer["resource_type"], round(offer["amount"], 1) or offer["amount"]),
             format_time(offer["expires_at"]),
-            _pause(offer),
+            pause_text(offer),
         )
         for offer in offers
     ]
@@ -167,7 +166,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     return table(("NODE", "OFFERS", "UNTIL", "PAUSED"), rows, empty="")
 
 
-def _pause(offer: dict[str, Any]) -> str:
+def pause_text(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
     measured, limit = plain_number(offer["measured_percent"]), plain_number(offer["mark_percent"])

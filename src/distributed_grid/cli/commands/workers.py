@@ -85,7 +85,6 @@ def cost_text(budget: dict[str, Any]) -> str:
 
 
 def core_hours_text(one: dict[str, Any]) -> str:
-    """The core-hours of a provider that its workers use, and the limit."""
     used, ahead, limit = one["core_hours_today"], one["by_midnight"], one["budget_core_hours"]
     return f"{plain_number(used)} core-hours today ({plain_number(ahead)} by midnight UTC) of {plain_number(limit)}"
 
@@ -252,7 +251,7 @@ def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
 
 @scale.command()
 def plan(session: CliSession) -> None:
-    """What would be done now, why, and what it would cost an hour and until midnight. Nothing is done."""
+    """Show the next evaluation: actions, reasons, and the cost an hour and until midnight. Nothing is done."""
     found = session.query("plan_scaling")
     print_answer(session, found, "\n".join(plan_lines(found)))
 
@@ -291,7 +290,7 @@ def action_text(decision: dict[str, Any]) -> str:
 
 @scale.command(Option("--yes", "-y", is_flag=True, help="Do not ask."))
 def run(session: CliSession, yes: bool) -> None:
-    """Evaluate once now, and act. What it costs is shown first, and asked about unless --yes is given."""
+    """Evaluate once now, and act. The cost is shown first, and asked about unless --yes is given."""
     if not yes:
         planned = session.query("plan_scaling")
         if planned["plan"]["decision"]["action"] != "none":

@@ -82,17 +82,15 @@ def _intersect(one: Mask | None, other: Mask) -> Mask:
 
 
 def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
-    """The constraint that a node does not meet, as text, or None."""
     return Constraints(ledger, request).unmet(node)
 
 
-MAX_NODES_NAMED = 10
-"""Nodes that one reason names."""
+MAX_NODES_NAMED = 10  # nodes that one reason names
 
 
 class Constraints:
-    """The constraints of a request at one moment; each name that it has is looked up once, for however many nodes.
-    `lasting` ones only: what an owner does now and what a node has evicted are left out."""
+    """Constraints of a request at one moment; each name is looked up once. `lasting`: without an owner's current use
+    and recent evictions."""
 
     def __init__(self, ledger: Ledger, request: Request, *, lasting: bool = False) -> None:
         self._ledger = ledger
@@ -102,7 +100,7 @@ class Constraints:
 
     @cached_property
     def _near_to(self) -> list[tuple[str, set[str]]]:
-        """The names that the request has to be near to, each with its nodes."""
+        """Names of the affinity, each with its nodes."""
         return [(name, self._ledger.nodes_of(name)) for name in self._request.affinity]
 
     @cached_property
@@ -153,7 +151,7 @@ class Constraints:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of the others."""
     more = len(names) - MAX_NODES_NAMED
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:MAX_NODES_NAMED])} and {more} more"
 
@@ -162,11 +160,10 @@ RUNNERS_UP = 2
 
 
 class Placement(Struct, frozen=True):
-    """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
+    """A node and the exact claim there, with the number of nodes that fit and the runners-up with their scores.
 
-    `preferred`: it is preferred by the request, and without that another node would be the best. `others` are the nodes
-    of the other members of a gang. `carved` are the automatic leases that give some of it, each with what is left of
-    it.
+    `preferred`: the request prefers the node, and another would be the best without that. `others` are the nodes of the
+    other members of a gang. `carved` are the automatic leases that give a part, each with the rest of its claim.
     """
 
     node: str
@@ -209,7 +206,6 @@ def candidate_rows(ledger: Ledger, request: Request, *, avoid: frozenset[str] = 
 
 
 def strategy_of(ledger: Ledger, request: Request) -> Strategy:
-    """How this request is placed: as it says itself, else as the grid does."""
     return request.strategy or ledger.policy.strategy
 
 
@@ -227,7 +223,15 @@ def _placements_by_score(ledger: Ledger, request: Request, mask: Mask, fits: int
                 if part is preferred and not decided:  # it is the best of all: those come next that are second of all
                     runners_up = next(_rows_by_score(score, mask))[1]
                 names = tuple([(ledger.columns.names[at], score.item(at)) for at in runners_up])
-                yield Placement(node, claim, strategy, fits, score.item(row), names, decided)
+                yield Placement(
+                    node=node,
+                    claim=claim,
+                    strategy=strategy,
+                    fits=fits,
+                    score=score.item(row),
+                    runners_up=names,
+                    preferred=decided,
+                )
 
 
 def _claim_on_row(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:

@@ -24,20 +24,14 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.scheduling.placement.fragmentation import TOTAL_WEIGHT, fragmentation_index, shape_of
 
 Scores = NDArray[np.int64]
-PRIORITY_WEIGHT = WHOLE // 10
-"""What the highest priority of all nodes adds; the others add their part of it."""
-OFFSET = 10 * WHOLE
-"""Keeps what is below a class positive."""
-CLASS_UNIT = 10**10
-"""Above any room and weight: the room everything has below what a strategy is named for."""
-GPU_LOSS = 1000 * TOTAL_WEIGHT
-"""The loss of a whole GPU that every typical request could have used."""
-SPEED_STEP = 50
-"""Unused speeds that differ by less, in thousandths of the usual speed, are about equal."""
+PRIORITY_WEIGHT = WHOLE // 10  # what the highest priority of all nodes adds; the others add their part of it
+OFFSET = 10 * WHOLE  # keeps what is below a class positive
+CLASS_UNIT = 10**10  # above any room and weight: the room everything has below what a strategy is named for
+GPU_LOSS = 1000 * TOTAL_WEIGHT  # the loss of a whole GPU that every typical request could have used
+SPEED_STEP = 50  # unused speeds that differ by less, in thousandths of the usual speed, are about equal
 MAX_LOSS = 2**34
 """Above any loss on one node, which is below 2**33 (`fragmentation.TOTAL_WEIGHT`); stands for an infinite one."""
-MAX_CACHED_ASKS = 64
-"""Requests whose part of each node is cached."""
+MAX_CACHED_ASKS = 64  # requests whose part of each node is cached
 MAX_RANK = 10**12
 
 
@@ -79,22 +73,21 @@ def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
 
 
 def priority_weight(ledger: Ledger, node: str) -> int:
-    """What the priority of a node adds to its score, in millionths of a node."""
+    """Weight of a node's priority in its score, in millionths of a node."""
     return int(_score_terms(ledger).weight.item(ledger.columns.rows[node]))
 
 
 def room_of(score: int, weight: int, strategy: Strategy) -> float:
-    """The part of a score that is neither the class nor the priority: what is left of the node, as parts of it added
-    up; negative by strategies that want little to be left, or little GPU to be lost."""
+    """Room in a score without class and priority, as parts of the node added up; negative for strategies that prefer
+    little room or little loss of GPU."""
     if strategy is Strategy.FRAGMENTATION_AWARE:
         return (score - weight * GPU_LOSS // WHOLE) / GPU_LOSS
     return (score % CLASS_UNIT - OFFSET - weight) / WHOLE
 
 
 def _balanced(ledger: Ledger, request: Request) -> Scores:
-    """The most room that is left afterwards, in parts of what the node offers: large nodes take more than small ones.
-    GPUs count for those who ask for one: nobody else is drawn to them. What is lent to another node comes from one
-    that does not work hard itself."""
+    """The most room left afterwards, in parts of the node's offer: large nodes take more than small ones. GPUs count
+    only for requests with GPUs. Leases for another node come from nodes under low pressure."""
     columns = ledger.columns
     room = columns.slack + _score_terms(ledger).without(request.ask)
     if request.ask.gpu_milli:
@@ -120,7 +113,7 @@ def fitness_rows(ledger: Ledger, ask: Amounts) -> Scores:
 
 
 def fitness_of(ask: Amounts, lends: Capacity, claims: NodeClaims) -> float:
-    """The fitness of a node that lends so much in all, of which so much is taken."""
+    """Fitness of a node by its capacity and its claims."""
     if claims.claim_for(ask, lends) is None:
         return 0.0
     pairs = [
@@ -133,10 +126,10 @@ def fitness_of(ask: Amounts, lends: Capacity, claims: NodeClaims) -> float:
 
 
 class _ScoreTerms(Struct, frozen=True):
-    """Score terms that depend on the nodes' own rows: what their priorities weigh, maxima, and the part of each node
-    that a request takes.
+    """Score terms that depend on the rows of nodes alone: weights of priorities, maxima, and the part of each node that
+    a request takes.
 
-    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.cached`). Do not write to it.
+    Leases and offers do not change them, so they are cached (`Ledger.cached`). Do not write to them.
     """
 
     columns: FreeColumns

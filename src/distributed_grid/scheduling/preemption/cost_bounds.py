@@ -21,17 +21,15 @@ from distributed_grid.scheduling.preemption.victims import PreemptionCandidates
 
 COUNT_BITS = 20
 NOT_PREFERRED = 1 << 78
-EXACT_VICTIMS = 8
-"""Victims whose least size is bounded one by one; the others are bounded together."""
-WHOLE = 1 << 20
-"""A need as a whole, where all needs are counted together."""
+EXACT_VICTIMS = 8  # victims whose least size is bounded one by one; the others are bounded together
+WHOLE = 1 << 20  # a need as a whole, where all needs are counted together
 Gives = Callable[[Claim], int]
 _INFEASIBLE = np.int64(2**60)
 _NOTHING = np.zeros(1, dtype=np.int64)
 
 
 def victim_weight(rank: int, cost: int) -> int:
-    """One victim as a number: a higher rank outweighs any number of lower ones, and one victim any work lost."""
+    """Weight of one victim: a higher rank outweighs any number of lower ones, one victim any work lost."""
     return (1 << (80 + COUNT_BITS * rank)) + cost
 
 
@@ -44,7 +42,7 @@ class CostBound(NamedTuple):
 
 
 def cost_bounds(ledger: Ledger, request: Request, candidates: PreemptionCandidates) -> Iterator[CostBound]:
-    """Every node on which room could be made, the lightest bound first."""
+    """Nodes where a preemption could make room, the lightest bound first."""
     rows = _rows(ledger, request)
     if len(rows):
         yield from _BoundSearch(ledger, request, candidates, rows).in_order()
@@ -59,7 +57,7 @@ def _rows(ledger: Ledger, request: Request) -> NDArray[np.intp]:
 
 
 class _Need:
-    """One resource: what is missing of it on each node, and what the so-many largest claims there would give."""
+    """One resource: its shortfall on each node, and the sums of the largest claims there."""
 
     def __init__(self, short: Column, amounts: Column, segments: Column, starts: Column) -> None:
         self.short = short
@@ -70,13 +68,13 @@ class _Need:
         self.summed = np.concatenate((_NOTHING, np.cumsum(amounts[order])))
 
     def given_by(self, segments: Column, count: Column) -> Column:
-        """What so many of the largest of each segment give."""
+        """Sum of the `count` largest amounts of each segment."""
         start = self.starts[segments]
         given: Column = self.summed[start + count] - self.summed[start]
         return given
 
     def least(self, segments: Column, wanted: Column) -> Column:
-        """How many of each segment it takes to give what is wanted; more than there are where it is too much."""
+        """Least number of claims of each segment that sum up to `wanted`; above their number if all are too few."""
         start = self.starts[segments]
         found: Column = np.searchsorted(self.summed, self.summed[start] + np.maximum(wanted, 0)) - start
         return np.maximum(found, 0)
@@ -108,8 +106,8 @@ class _BoundSearch:
         self._preferred = ledger.columns.mask_of(request.prefer)[rows]
 
     def _missing(self, request: Request) -> list[_Need]:
-        """The resources that are short somewhere. Memory counts in MiB, rounded in favour of the node; who leaves
-        anyway counts as gone."""
+        """Resources with a shortfall on some node. Memory counts in MiB, rounded in favour of the node; leaving leases
+        count as gone."""
         columns, running, ask = self._ledger.columns, self._ledger.running, request.ask
         kinds: list[tuple[Column, Column, Gives]] = [
             (ask.cpu_milli - columns.cpu, running.column("cpu"), lambda claim: claim.cpu_milli),
@@ -140,7 +138,7 @@ class _BoundSearch:
         return needs
 
     def _together(self, needs: list[_Need]) -> _Need:
-        """All needs as one, each in parts of what is missing of it: what meets only one of them does not meet all."""
+        """All needs as one, each in parts of its shortfall: meeting only one of them does not meet all."""
         short = np.zeros(len(self._rows), dtype=np.int64)
         amounts = np.zeros(len(self._slots), dtype=np.int64)
         for need in needs:
@@ -150,7 +148,7 @@ class _BoundSearch:
         return _Need(short, amounts, self._segments, self._starts)
 
     def _leaving(self, gives: Gives) -> Column:
-        """What the leases being released will free."""
+        """Amounts that the leases being released will free."""
         ledger = self._ledger
         given = np.zeros(len(ledger.columns.open), dtype=np.int64)
         for name, ids in ledger.running.leaving.items():
@@ -177,7 +175,7 @@ class _BoundSearch:
                 yield CostBound(weight, self._ledger.columns.names[int(self._rows[member])], slots)
 
     def _counts(self) -> tuple[list[Column], Mask]:
-        """For each rank how many have to go on each node at the least, and where that is possible at all."""
+        """Least number of victims of each rank on each node, and the nodes where they are enough."""
         all_rows = np.arange(len(self._rows), dtype=np.int64)
         feasible = np.ones(len(self._rows), dtype=np.bool_)
         counts: list[Column] = [np.zeros(len(self._rows), dtype=np.int64) for _ in range(self._ranks)]
@@ -200,7 +198,7 @@ class _BoundSearch:
         return counts, feasible
 
     def _min_work_lost(self, members: NDArray[np.intp], counts: list[int]) -> Column:
-        """The work lost at the least on each of these nodes, when exactly so many of each rank go."""
+        """Least work lost on each of these nodes with exactly `counts` victims of each rank."""
         lost = np.zeros(len(members), dtype=np.int64)
         chosen = np.full(len(self._rows), -1, dtype=np.int64)
         chosen[members] = np.arange(len(members))
@@ -221,8 +219,8 @@ class _BoundSearch:
 
 
 class _Thresholds:
-    """When so many have to give what is wanted, and none of them gives more than the largest do, then the first gives
-    at least its part of the whole, the first two at least theirs of what the largest leaves, and so on."""
+    """Least amount of the n-th largest of `count` claims that sum up to `wanted`, while none exceeds the largest claims
+    there: the first gives at least its part of the whole, the first two theirs of the rest, and so on."""
 
     def __init__(self, need: _Need, segments: Column, wanted: Column, count: int) -> None:
         self.count = count
@@ -231,14 +229,14 @@ class _Thresholds:
         self._wanted = wanted
 
     def __getitem__(self, number: int) -> Column:
-        """What the so-manieth largest gives at the least, node by node."""
+        """Least amount of claim `number`, node by node."""
         before = np.full(len(self._segments), number, dtype=np.int64)
         left = self._wanted - self._need.given_by(self._segments, before)
         return -(-left // (self.count - number))
 
 
 def _lightest(at: Column, costs: Column, amounts: Column, enough: _Thresholds, size: int) -> Column:
-    """The least that so many cost on each node, each as large as it has to be; costs are sorted, node by node."""
+    """Least cost of `enough.count` claims on each node, each large enough; costs are sorted, node by node."""
     lost = np.zeros(size, dtype=np.int64)
     free = np.ones(len(at), dtype=np.bool_)
     for number in range(min(enough.count, EXACT_VICTIMS)):

@@ -76,8 +76,8 @@ def _victims(
     below: int,
     shortage: MachineShortage | None,
 ) -> list[VictimGroup] | None:
-    """The lightest victims on a node, and where its machine is short of memory on the machine's other nodes; None where
-    nobody lighter than `below` is enough."""
+    """The lightest victims on a node, and on the machine's other nodes where memory is short; None if none lighter than
+    `below` are enough."""
     lends, claims = ledger.lends(bound.node), ledger.claims_on(bound.node)
     if _NO_CLAIMS.claim_for(request.ask, lends) is None:
         return None
@@ -108,7 +108,7 @@ def _victims_elsewhere(ledger: Ledger, node: str, candidates: PreemptionCandidat
 
 
 def _machine_bytes(ledger: Ledger, lease: Lease) -> int:
-    """The memory of its machine that a job gives back; what runs within another lease is not gone with that."""
+    """Machine memory that a job gives back; jobs within another lease keep it."""
     return used_bytes(ledger, lease) if lease.job else 0
 
 

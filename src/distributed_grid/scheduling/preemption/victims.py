@@ -24,8 +24,8 @@ from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lig
 
 
 class VictimGroup(NamedTuple):
-    """Leases that go together, the one on this node first: what that costs, its rank, what it gives back here, and
-    what it really uses of the memory of the machine that simulated nodes share."""
+    """Leases that are preempted together, the one on this node first: weight, rank, freed claim, and used memory of the
+    machine that simulated nodes share."""
 
     leases: tuple[str, ...]
     weight: int
@@ -35,9 +35,9 @@ class VictimGroup(NamedTuple):
 
 
 class PreemptionSite(Struct, frozen=True):
-    """A node to make room on: what it lends, what is taken there for good or for now, and who of them could go.
+    """A node to make room on: its capacity, its claims, and the groups that may be preempted.
 
-    Where the machine of simulated nodes lacks `machine_bytes`, those on its other nodes could go, too.
+    If the machine of simulated nodes lacks `machine_bytes`, groups on its other nodes are included.
     """
 
     lends: Capacity
@@ -67,7 +67,7 @@ def lightest_victims(site: PreemptionSite, ask: Amounts, below: int) -> list[Vic
 
 
 class _OccupiedGpu:
-    """A GPU and those who are on it, by their numbers."""
+    """A GPU and its groups of leases, by their numbers."""
 
     def __init__(self, device: GpuDevice, site: PreemptionSite) -> None:
         on_it = {
@@ -85,7 +85,7 @@ class _OccupiedGpu:
 
 
 class _VictimSearch:
-    """The lightest victims so far, and what others have to be lighter than."""
+    """The lightest victims so far, and the weight that others have to stay below."""
 
     def __init__(self, site: PreemptionSite, ask: Amounts, below: int) -> None:
         self._site = site
@@ -94,7 +94,7 @@ class _VictimSearch:
         self.best: list[VictimGroup] | None = None
 
     def clear(self, taken: Sequence[_OccupiedGpu], missing: int, gone: Mapping[int, VictimGroup], share: int) -> None:
-        """Consider every choice of so many of these GPUs that can still be the lightest; they are sorted by share."""
+        """Try every choice of `missing` GPUs that can still be the lightest; they are sorted by share."""
         if _weight(gone.values()) >= self._below:
             return
         if not missing:
@@ -107,7 +107,6 @@ class _VictimSearch:
             self.clear(taken[at + 1 :], missing - 1, {**gone, **one.groups}, share + one.share)
 
     def consider(self, forced: Mapping[int, VictimGroup], device: GpuDevice | None = None) -> None:
-        """Those who go anyway, and the lightest others who are enough together with them."""
         site, ask = self._site, self._ask
         needs = _shortfalls(site, ask, device)
         for group in forced.values():
@@ -127,7 +126,7 @@ def _weight(groups: Iterable[VictimGroup]) -> int:
 
 
 def _shortfalls(site: PreemptionSite, ask: Amounts, device: GpuDevice | None) -> list[int]:
-    """How much is missing of each resource; what is not missing is not positive."""
+    """Missing amount of each resource; not positive if nothing is missing."""
     lends, claims = site.lends, site.claims
     needs = [
         ask.cpu_milli - lends.cpu_milli + claims.cpu_milli,
@@ -180,8 +179,8 @@ class PreemptionCandidates:
 
 
 def work_lost(ledger: Ledger, slots: Slots, now: int) -> Column:
-    """About so many core-milliseconds of work would have to be done again; a GPU or memory counts as the cores that
-    are as large a part of the grid."""
+    """Lost work in core-milliseconds, roughly; GPUs and memory count as the cores that are as large a part of the
+    grid."""
     running, columns = ledger.running, ledger.columns
     cores = min(int(columns.lends_cpu.sum()), 2**32)
     size = np.maximum(running.column("cpu")[slots], 1)

@@ -47,8 +47,7 @@ from distributed_grid.scheduling.scaling.demand import (
 )
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, has_room, place_of
 
-Load = tuple[int, int, int]
-"""Millicores, bytes of memory, thousandths of GPUs."""
+Load = tuple[int, int, int]  # millicores, bytes of memory, thousandths of GPUs
 
 
 class IdleWorker(Struct, frozen=True):
@@ -60,7 +59,6 @@ class IdleWorker(Struct, frozen=True):
 
 
 def has_work(ledger: Ledger, node: str) -> bool:
-    """Whether anything but copies of blocks is lent on a node."""
     return any(not lease.request.block for lease in ledger.leases_of(node))
 
 
@@ -146,8 +144,7 @@ def _sum(loads: Iterable[Load]) -> Load:
     return cpu, memory, gpu
 
 
-MAX_STARTS = 100
-"""Workers that one evaluation starts; the next one comes soon."""
+MAX_STARTS = 100  # workers that one evaluation starts; the next one comes soon
 MAX_CLOSED_SHOWN = 3
 _ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
 """Which resource is the bottleneck among equally full ones: the scarcest first."""
@@ -155,7 +152,7 @@ _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING
 
 
 class ScalingEvaluation(Struct, frozen=True):
-    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not)."""
+    """The plan and its inputs; the direction rests until `up_at_ms` or `down_at_ms` (0: it does not rest)."""
 
     plan: ScalingPlan
     demand: Demand
@@ -167,13 +164,13 @@ class ScalingEvaluation(Struct, frozen=True):
 
 
 def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
-    """What scaling would do now, starting at most so many workers; `wall_ms` says which day it is (UTC), `warm` how
-    many workers are to be kept because of the load that is expected."""
+    """The scaling plan at this moment, with at most `limit` starts; `wall_ms` gives the day (UTC), `warm` the number of
+    workers kept for the expected load."""
     return Evaluator(ledger, now, wall_ms, warm, min(limit, MAX_STARTS)).evaluate()
 
 
 class Evaluator:
-    """One evaluation; what it is made from is read once."""
+    """One evaluation over cached inputs."""
 
     def __init__(self, ledger: Ledger, now: int, wall_ms: int, warm: int, limit: int) -> None:
         self._ledger = ledger
@@ -207,7 +204,13 @@ class Evaluator:
         idle = idle_workers(self._ledger, self._serving, self._now)
         plan = self._plan(idle) if self._rules.provider else self._nothing("scaling.provider is not set")
         return ScalingEvaluation(
-            plan, self._demand, self._unmet, self._window, tuple(idle), self._up_at_ms, self._down_at_ms
+            plan=plan,
+            demand=self._demand,
+            unmet=self._unmet,
+            window=self._window,
+            idle=tuple(idle),
+            up_at_ms=self._up_at_ms,
+            down_at_ms=self._down_at_ms,
         )
 
     def _rests_until(self, counter: str, cooldown_ms: int) -> int:
@@ -236,7 +239,14 @@ class Evaluator:
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
             ids = tuple(one.worker.id for one in leaving)
-            return ScalingPlan("scale_down", reason, len(ids), ids, self._level, self._bottleneck)
+            return ScalingPlan(
+                action="scale_down",
+                reason=reason,
+                count=len(ids),
+                worker_ids=ids,
+                utilization_milli=self._level,
+                bottleneck=self._bottleneck,
+            )
         nothing = (
             "what waits is served by what there is or comes" if self._demand.shapes else "nothing waits for a worker"
         )
@@ -267,7 +277,7 @@ class Evaluator:
         return chosen, "" if chosen is not None else f"{waiting}, and {self._why_none_serves()}"
 
     def _why_none_serves(self) -> str:
-        """Why no type of worker can be started for what waits: those that would serve it are closed."""
+        """Why no type of worker can be started for the waiting requests: the matching types are closed."""
         closed = [one for one in self._closed if choose_type(self._unmet, self._bottleneck, [one], 1) is not None]
         texts = [
             f"{worker.offer} ({closed_text(closure_of(self._ledger, place_of(worker)), self._now)})"
@@ -278,7 +288,8 @@ class Evaluator:
         return f"what serves them cannot be had now: {', '.join(texts)}" if texts else "no type of worker serves them"
 
     def _why_up(self, *, is_rest: bool) -> str:
-        """Why workers are started: for what waits, or only for what no node could serve or has to leave (`is_rest`)."""
+        """Why workers are started: for waiting requests, or (`is_rest`) only for those that no node could serve or that
+        have to leave."""
         displaced = self._unmet.displaced.requests
         if not displaced and is_rest:
             return f"{_requests(self._unmet.without_node(self._ledger).requests)} that no node could serve"
@@ -301,10 +312,18 @@ class Evaluator:
                 return self._nothing(f"{reason}; {refusal}{waits}")
             count, reason = paid, f"{reason}; {paid} of {count} are within the budget: {refusal}" if refusal else reason
         why = f"{reason}; {_workers(len(kept))} that drain{'s' if len(kept) == 1 else ''} kept" if kept else reason
-        return ScalingPlan("scale_up", why, count, kept, self._level, self._bottleneck, worker)
+        return ScalingPlan(
+            action="scale_up",
+            reason=why,
+            count=count,
+            worker_ids=kept,
+            utilization_milli=self._level,
+            bottleneck=self._bottleneck,
+            worker=worker,
+        )
 
     def _affordable(self, worker: Worker, count: int) -> tuple[int, str]:
-        """How many of so many workers the budget allows, and why not more."""
+        """Number of workers within the budget, and the refusal of the next one."""
         state = budget_state(self._ledger, self._now, self._wall_ms)
         for number in range(count):
             refusal = state.refusal(worker)
@@ -314,7 +333,14 @@ class Evaluator:
         return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
-        return ScalingPlan("none", reason, 0, (), self._level, self._bottleneck)
+        return ScalingPlan(
+            action="none",
+            reason=reason,
+            count=0,
+            worker_ids=(),
+            utilization_milli=self._level,
+            bottleneck=self._bottleneck,
+        )
 
     def _fullness(self) -> str:
         return f"{self._bottleneck} at {_percent(self._level)} over the window"
@@ -337,9 +363,10 @@ def _workers(count: int) -> str:
 
 
 def _sample_utilization(ledger: Ledger, unmet: UnmetDemand, now: int) -> UtilizationSample:
-    """How much of what the grid lends at most is taken or waited for; workers on their way are part of it.
+    """Utilization by resource: taken and waiting amounts over the largest capacity of the grid, workers on their way
+    included.
 
-    What an owner uses of a node counts as taken: it cannot be lent.
+    The owner's use of a node counts as taken: it cannot be lent.
     """
     columns = ledger.columns
     coming = [usable(worker.resources) for worker in ledger.workers.values() if worker.is_on_its_way]

@@ -24,7 +24,7 @@ from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.differences import meaning_digest, with_live_keys
+from distributed_grid.config.cluster_config import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.clock_jumps import jump_text
