@@ -15,8 +15,6 @@ _NOUNS: dict[Any, str] = {int: "integer", float: "float"}
 
 
 class FloatRange:
-    """A number within bounds, as the type of a parameter."""
-
     number: type[float] = float
     name = "float range"
 
@@ -48,15 +46,11 @@ class FloatRange:
 
 
 class IntRange(FloatRange):
-    """A whole number within bounds, as the type of a parameter."""
-
     number = int
     name = "integer range"
 
 
 class WordChoice:
-    """One of some words, as the type of a parameter."""
-
     def __init__(self, words: Sequence[str], *, case_sensitive: bool = True) -> None:
         self.words, self.case_sensitive = words, case_sensitive
 
@@ -68,8 +62,6 @@ class WordChoice:
 
 
 class Parameter:
-    """An option or an argument."""
-
     def __init__(
         self,
         name: str,
@@ -208,8 +200,6 @@ class CommandSpec:
 
 
 class Group(CommandSpec):
-    """A command with subcommands."""
-
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function, interspersed=False)
         self.commands: dict[str, CommandSpec] = {}
@@ -219,7 +209,6 @@ class Group(CommandSpec):
         return sorted(self.commands)
 
     def find(self, name: str) -> CommandSpec | None:
-        """The subcommand with this name."""
         return self.commands.get(name)
 
     def add(self, command: CommandSpec) -> None:
@@ -228,8 +217,6 @@ class Group(CommandSpec):
     def command(
         self, *parameters: Parameter, name: str = "", interspersed: bool = True
     ) -> Callable[[Callable[..., Any]], CommandSpec]:
-        """Declare a function as a subcommand."""
-
         def declare(function: Callable[..., Any]) -> CommandSpec:
             made = command(*parameters, name=name, interspersed=interspersed)(function)
             self.add(made)

@@ -49,7 +49,6 @@ complete --no-files --command grid --arguments "(_grid_completion)"
 
 
 def help_page(path: Sequence[CommandSpec]) -> str:
-    """The help of the last command of a path."""
     command, width = path[-1], _width()
     lines = [usage_line(path), ""]
     for paragraph in inspect.cleandoc(command.function.__doc__ or "").split("\n\n"):
@@ -79,7 +78,6 @@ def usage_message(path: Sequence[CommandSpec], mistake: str) -> str:
 
 
 def command_rows(group: Group, width: int) -> Iterator[tuple[str, str]]:
-    """Name and short help of each subcommand."""
     room = width - 6 - max(map(len, group.names))
     for name in group.names:
         if isinstance(group, LazyGroup):

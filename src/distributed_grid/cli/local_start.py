@@ -106,7 +106,6 @@ def exec_here(command: Sequence[str], environment: Mapping[str, str] | None = No
 
 
 def _text(text: str) -> str:
-    """A text in JSON."""
     return '"' + "".join(one if one >= " " and one not in '"\\' else f"\\u{ord(one):04x}" for one in text) + '"'
 
 

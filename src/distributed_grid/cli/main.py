@@ -14,7 +14,6 @@ COMPLETION_VARIABLE = "_GRID_COMPLETE"  # set by the completion of a shell
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its documented code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words[:2] == ["offload", "wrap"] and COMPLETION_VARIABLE not in os.environ:

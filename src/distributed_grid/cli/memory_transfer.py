@@ -199,7 +199,6 @@ class ProgressBar:
         self._line.draw(lambda: self.line(done, time.monotonic() - self._began))
 
     def line(self, done: int, seconds: float) -> str:
-        """The line as it is drawn."""
         rate = format_size(round(done / max(seconds, 1e-3)))
         if not self._size:
             return printable(f"{self._what}: {format_size(done)}, {rate}/s")

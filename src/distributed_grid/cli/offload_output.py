@@ -85,7 +85,6 @@ def subject_of(row: Row) -> str:
 
 
 def proposals_table(rows: Sequence[Row], *, empty: str) -> str:
-    """A table of movable work, the recommended first."""
     cells = [
         (
             subject_of(row),
@@ -127,7 +126,6 @@ def progress_text(row: Row) -> str:
 
 
 def move_text(row: Row) -> str:
-    """A move and its result, in one line."""
     what = f"job {row['job_id']}" if row["pid"] is None else f"process {row['pid']}"
     if row["end"] is None and row["state"] == "running":
         there = row["job_id"] or what
@@ -149,7 +147,6 @@ def move_text(row: Row) -> str:
 
 
 def moves_table(rows: Sequence[Row]) -> str:
-    """A table of moves."""
     short = unique_prefixes(row["move_id"] for row in rows)
     cells = [
         (
@@ -169,7 +166,6 @@ def moves_table(rows: Sequence[Row]) -> str:
 
 
 def move_lines(row: Row) -> list[str]:
-    """Everything about a move, line by line."""
     frozen = row["frozen_seconds"]
     has_job = row["pid"] is None or row["state"] in ("dead", "running") or row["end"] == "done"
     shown = [
@@ -201,7 +197,6 @@ def move_lines(row: Row) -> list[str]:
 
 
 def cancel_text(row: Row) -> str:
-    """The result of a cancellation, in one line."""
     if row["end"] is not None:
         return move_text(row)
     return printable(
@@ -210,7 +205,6 @@ def cancel_text(row: Row) -> str:
 
 
 def auto_lines(found: Row) -> list[str]:
-    """The state of automatic offloading, line by line."""
     configured = "on" if found["configured"] else "off"
     by = f"set by {found['set_by']} at {format_time(found['set_at'])}; the config says {configured}"
     lines = [
@@ -248,8 +242,6 @@ ALTERNATE_SCREEN, MAIN_SCREEN, HOME, CLEAR_REST = "\x1b[?1049h\x1b[?25l", "\x1b[
 
 
 class OffloadPicture:
-    """Content of the live view at one moment."""
-
     def __init__(
         self, status: Row, levels: dict[str, dict[str, float]], auto: Row, proposals: list[Row], moves: list[Row]
     ) -> None:
@@ -281,7 +273,6 @@ class OffloadPicture:
         return found | {f"move {row['move_id']}": move_text(row) for row in self.moves}
 
     def screen(self) -> Iterator[str]:
-        """The whole picture, paragraph by paragraph."""
         rows = []
         for node in self.nodes:
             name, used = node["node_id"], self.levels.get(node["node_id"], {})

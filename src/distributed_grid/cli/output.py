@@ -170,7 +170,6 @@ def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def node_state(node: dict[str, Any]) -> str:
-    """The state of a node for a person."""
     if node["cooling"]:
         return "cooling down"
     return "stopped" if node.get("stopped") else str(node["state"])
@@ -226,7 +225,6 @@ def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def format_outcome(job: dict[str, Any]) -> str:
-    """How a job ended, in a few words."""
     if job["outcome"] is None:
         return "-"
     if job["outcome"] == "exited":

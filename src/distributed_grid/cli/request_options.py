@@ -90,7 +90,6 @@ job_options = (
 
 
 def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that the placement options mean."""
     named = options["node"]
     insists = options["strategy"] == "node_specific"
     if insists and not named:

@@ -99,7 +99,6 @@ def delivery_lines(delivery: dict[str, Any]) -> list[str]:
 
 
 def summary(totals: dict[str, Any], directory: str) -> str:
-    """Number and size of the files that came, and their directory, in one line."""
     files, unchanged = totals["files"], totals["unchanged"]
     text = (
         f"fetched {files} file{'' if files == 1 else 's'} ({format_size(totals['bytes'])}) into {printable(directory)}"

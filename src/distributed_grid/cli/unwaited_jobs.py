@@ -28,7 +28,6 @@ class UnwaitedJobs:
         self._path = state_dir.unwaited_jobs
 
     def add(self, uid: str) -> None:
-        """Note a job that was detached."""
         with self._open(os.O_RDWR | os.O_CREAT) as file:
             if os.lseek(file, 0, os.SEEK_END) >= MAX_FILE_BYTES:
                 os.lseek(file, 0, os.SEEK_SET)
@@ -36,7 +35,6 @@ class UnwaitedJobs:
             write_all(file, f"{uid}\n".encode())
 
     def read(self) -> list[str]:
-        """The noted jobs, the oldest first."""
         try:
             with self._open(os.O_RDONLY) as file:
                 return _read(file)

@@ -32,7 +32,6 @@ NOTHING_RAN = ("never_started", "waited_too_long")  # outcomes of a job of which
 
 
 def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
-    """Run the command elsewhere and return its exit code, or become it here."""
     command = list(options["command"])
     variables = parse_variables(options["env"])
     check_ship(options["ship"])

@@ -182,7 +182,6 @@ class ClusterConfig(Section, dict=True):
 
     @property
     def head(self) -> NodeConfig:
-        """The node that is named the head, else the first on this machine, else the first."""
         heads = [node for node in self.nodes if node.role == "head"]
         local = [node for node in self.nodes if node.is_local]
         return (heads or local or list(self.nodes))[0]
@@ -394,8 +393,6 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class KeyDifference(NamedTuple):
-    """A key with two values."""
-
     key: str
     live: bool  # a running control plane takes the other value over
 
@@ -452,7 +449,6 @@ def _node_differences(old: tuple[NodeConfig, ...], new: tuple[NodeConfig, ...]) 
 
 
 def with_live_keys(old: ClusterConfig, new: ClusterConfig) -> ClusterConfig:
-    """`old` with the live keys of `new`; all others keep their values."""
     return replace(_merged(old, new), warnings=new.warnings)
 
 

@@ -137,8 +137,6 @@ class KeyTable(ValueKind, frozen=True):
 
 
 class ListOf(ValueKind, frozen=True):
-    """A list whose items are all of one kind."""
-
     kind: ValueKind
     what: str
 
@@ -233,8 +231,6 @@ def _merge(under: Normal, over: Normal) -> None:
 
 
 class Setting(Struct, frozen=True):
-    """Declaration of a field of a section; `...` as the default means that its key is required."""
-
     default: Any = ...
     spellings: tuple[str, ...] = ()
     prefix: str | None = None
@@ -244,7 +240,6 @@ class Setting(Struct, frozen=True):
     is_key: bool = True
 
     def keys(self, name: str, kind: ValueKind) -> Iterator[Key]:
-        """The keys that set the field of this name."""
         if self.prefix is not None:
             assert isinstance(kind, KeyTable)
             for key in kind.keys:

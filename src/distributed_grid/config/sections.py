@@ -61,8 +61,6 @@ class ThresholdConfig(Section):
 
 
 class _OnlyStep(ValueKind, frozen=True):
-    """The one-word owner policy: that step and no other."""
-
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
         word = kinds.OneOf(STEPS).read(node, path, context)
         return {step: step == word for step in STEPS}

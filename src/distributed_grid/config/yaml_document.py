@@ -47,8 +47,6 @@ def printable(text: str) -> str:
 
 
 class ConfigProblem(Struct, frozen=True, kw_only=True):
-    """One mistake in a configuration."""
-
     file: str = ""
     line: int = 0  # 0: unknown
     key: str = ""

@@ -128,7 +128,7 @@ class _CommandMask:
         return masked
 
     def _by_place(self, word: str, previous: str) -> str | None:
-        """The word masked because of the words before it; None where they say nothing."""
+        """The word masked because of the words before it; None if they decide nothing."""
         secrets, value = self._secrets, _unquoted(word)
         is_option = word.startswith("-") and len(word) > 1
         if previous.startswith("-") and _OPTION_NAME.fullmatch(previous):
@@ -332,7 +332,7 @@ def _mask_named(text: str) -> str:
 
 
 def _value_span(text: str, at: int) -> tuple[int, int]:
-    """Where the value that begins there is, without its quotes."""
+    """Span of the value that begins there, without its quotes."""
     for opening in ('\\"', "\\'", '"', "'"):
         if text.startswith(opening, at):
             start = at + len(opening)
@@ -350,7 +350,7 @@ def _masked_element(found: re.Match[str]) -> str:
 
 
 def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:
-    """The match, with one group masked unless it only says where the secret is."""
+    """The match, with one group masked unless it is a reference to the secret."""
     secret = found[group]
     if secret == MASK or is_reference(_unquoted(secret), in_code=in_code):
         return found[0]

@@ -98,7 +98,7 @@ def is_plain(name: str, value: str) -> bool:
 
 
 def is_reference(value: str, name: str = "", *, in_code: bool = False) -> bool:
-    """True if a value only says where the secret is: a variable, or the path of a file."""
+    """True if a value is a reference to the secret: a variable, or the path of a file."""
     if _VARIABLE.fullmatch(value) or (in_code and (value == "$" or _CODE_VARIABLE.fullmatch(value))):
         return True
     if _PATH.match(value):

@@ -397,7 +397,6 @@ class AlertDelivery:
         log.error("the webhook at %s was not called: %s", self._webhook.name, alert.detail)
 
     def _message(self, alert: Alert) -> bytes:
-        """The alert as JSON."""
         return msgspec.json.encode(
             {
                 "state": alert.state,

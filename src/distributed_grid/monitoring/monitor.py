@@ -229,7 +229,6 @@ class Monitor:
         )
 
     async def scheduling(self) -> SchedulingFigures:
-        """How well requests were served over the last day."""
         now = await self._read(lambda ledger, now: now)
         return await asyncio.to_thread(self._scheduling.read, now)
 

@@ -174,7 +174,6 @@ class _ResourceTotal:
 
 
 def summarise(ledger: Ledger, now: int) -> ClusterSummary:
-    """The cluster at this moment."""
     cpu, memory, gpu = _ResourceTotal(), _ResourceTotal(), _ResourceTotal()
     pressures: dict[str, float] = {}
     silent: list[UnknownNode] = []

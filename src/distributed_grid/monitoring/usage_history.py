@@ -251,8 +251,6 @@ class MinuteRow(Struct, frozen=True):
 
 
 class NodeHistory:
-    """The history of one node."""
-
     __slots__ = ("_begin_ms", "_count", "_gpu_count", "_max", "_sampled_ms", "_sums", "last_ms", "minutes", "samples")
 
     def __init__(self, minute_rows: int = MINUTE_ROWS) -> None:

@@ -70,8 +70,6 @@ REGRESSORS = len(RECENT_MAP) + len(PROFILE_MAP) + 2 * HARMONICS + 11 + len(ERROR
 
 
 class SavedHistory(Struct, frozen=True):
-    """The kept slots as a value; `rows` are float64 numbers."""
-
     rows: bytes
     end: int
     count: int
@@ -93,7 +91,6 @@ class LoadHistory:
         return self._count == 0
 
     def copy(self) -> LoadHistory:
-        """An independent history of the same slots."""
         return LoadHistory.restore(self.save())
 
     def save(self) -> SavedHistory:
@@ -102,7 +99,6 @@ class LoadHistory:
 
     @classmethod
     def restore(cls, saved: SavedHistory) -> LoadHistory:
-        """The history that was saved."""
         history = cls()
         rows = np.frombuffer(saved.rows).reshape(len(history._rows), saved.count)
         history._rows[:, saved.end - saved.count : saved.end] = rows
@@ -217,8 +213,6 @@ HALF_SHARE_STEPS = 24
 
 
 class SavedMixture(Struct, frozen=True):
-    """A mixture as a value; arrays are float64 numbers."""
-
     variances: bytes
     weights: bytes
     costs: bytes
@@ -286,8 +280,6 @@ class RegressionMixture:
 
 
 class SavedForecaster(Struct, frozen=True):
-    """A forecaster as a value."""
-
     next_slot: int
     history: SavedHistory
     mixture: SavedMixture

@@ -399,7 +399,6 @@ class MemorySizer:
         return fitted.models.distribution(np.where(np.isnan(row), fitted.defaults, row)[fitted.columns])
 
     def _fit(self) -> None:
-        """Fit the models to the runs that are remembered."""
         if len(self._runs) < self._min_runs:
             return
         rows = np.stack([self._row(run.features) for run in self._runs])

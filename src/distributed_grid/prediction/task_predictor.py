@@ -102,7 +102,6 @@ class TaskPredictor:
         self._answers: dict[tuple[float, ...], MemoryPrediction | None] = {}
 
     def learn(self, run: TaskRun) -> None:
-        """Learn one run."""
         self.learn_all((run,))
 
     def learn_all(self, runs: Iterable[TaskRun]) -> None:

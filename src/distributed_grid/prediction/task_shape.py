@@ -86,8 +86,6 @@ def pulled_shape(shape: TaskShape) -> TaskShape:
 
 
 class _ShapeReader:
-    """Reads the words of one command."""
-
     def __init__(self, words: list[str]) -> None:
         self._words = words
         self._at = 0

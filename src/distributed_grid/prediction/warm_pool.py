@@ -109,8 +109,6 @@ class PoolSizer(Struct):
 
 
 class LoadSlot(Struct, frozen=True):
-    """Five minutes of load: the sum of its samples and their number, and the most workers in use at once."""
-
     slot: int
     load_sum: int = 0
     samples: int = 0

@@ -79,8 +79,6 @@ Progress = Callable[[int, int], None]  # hears how many requests of how many are
 
 
 class _Run:
-    """An attempt that runs."""
-
     def __init__(self, job: Job, lease: Lease, began_ms: int) -> None:
         attempt = job.attempts[-1]
         self.uid, self.number, self.fence = job.uid, attempt.number, attempt.fence
@@ -94,8 +92,6 @@ class _Run:
 
 
 class Replay:
-    """One policy, one trace, one run."""
-
     def __init__(
         self,
         work: Sequence[LoggedJob],

@@ -47,8 +47,6 @@ class StatisticsTable(Struct, frozen=True):
 
 
 class _JobTimes:
-    """One request: when it was made, began and ended."""
-
     __slots__ = ("asked_ms", "began_ms", "ended_ms", "run_ms", "user")
 
     def __init__(self, user: str, asked_ms: int, run_ms: int) -> None:
@@ -69,8 +67,6 @@ class Series(Struct):
 
 
 class ReplayStatistics:
-    """Counts while a replay runs."""
-
     def __init__(self, lends: Sequence[Capacity]) -> None:
         self._cpu_has = sum(one.cpu_milli for one in lends)
         self._gpu_has = WHOLE_GPU * sum(len(one.gpus) for one in lends)
@@ -113,7 +109,6 @@ class ReplayStatistics:
             self._gave_up += 1
 
     def waits(self, now: int, count: int) -> None:
-        """So many wait from now on."""
         if count != self._waiting:
             self._pass(now)
             self._waiting = count
@@ -155,7 +150,6 @@ class ReplayStatistics:
         return self._cpu_has, self._gpu_has
 
     def table(self) -> StatisticsTable:
-        """The figures so far."""
         waits = sorted(life.began_ms - life.asked_ms for life in self._lives.values() if life.began_ms >= 0)
         done = [life for life in self._lives.values() if life.ended_ms >= 0]
         slowdowns = [max(1.0, (life.ended_ms - life.asked_ms) / max(life.run_ms, SHORT_MS)) for life in done]

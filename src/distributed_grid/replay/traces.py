@@ -180,7 +180,6 @@ def _ask(name: str, number: int, row: dict[str, str]) -> Amounts:
 
 
 def read_nodes(name: str, lines: Iterable[str]) -> list[Node]:
-    """The machines of a node list."""
     nodes = []
     for number, row in _rows(name, lines, NODE):
         gpus = tuple(GpuDevice(index, name=row["model"]) for index in range(_number(name, number, row["gpu"])))

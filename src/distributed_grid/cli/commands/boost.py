@@ -112,7 +112,6 @@ def status(session: CliSession, node: str) -> None:
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The boosts, summed up and one by one, and the warnings."""
     boosts, totals = found["boosts"], found["totals"]
     head = counted(found["active_boosts"], "active boost")
     if totals:

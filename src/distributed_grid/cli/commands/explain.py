@@ -106,7 +106,6 @@ def _node(found: View) -> Iterator[str]:
 
 
 def _move_lines(move: View, events: Iterable[View]) -> Iterator[str]:
-    """A move from its request on."""
     what = f"job {move['job_id']}" if move["pid"] is None else f"process {move['pid']}"
     how = move["end"] or move["state"]
     yield printable(f"{move['move_id']} is {how}: {what} leaves {move['source_node']} for {move['target_node']}")

@@ -257,7 +257,6 @@ def _ended(client: Client, name: str, deadline: float | None) -> dict[str, Any]:
 
 
 def _forget(session: CliSession, shown: Iterable[dict[str, Any]]) -> None:
-    """Remove the ended jobs among those that are shown from the ones to wait for."""
     from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
 
     with contextlib.suppress(OSError):  # then they are shown once more

@@ -166,14 +166,12 @@ def _print_created(session: CliSession, block: Mapping[str, Any], preferred: str
 
 
 def created_text(block: Mapping[str, Any]) -> str:
-    """A block that was just allocated, in lines."""
     size, until = format_size(length_of(block)), format_time(block["expires_at"])
     where = f"{size} on {_locations(block)}{_name_suffix(block)}, until {until}"
     return f"block {block['block_id']}\n{printable(where)}"
 
 
 def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
-    """The blocks, one a line."""
     short = unique_prefixes(block["block_id"] for block in blocks)
     rows = [
         (

@@ -248,7 +248,6 @@ def current_directory() -> str:
 
 
 def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
-    """The variables of `--env`."""
     variables = {}
     for entry in given:
         name, equals, value = entry.partition("=")

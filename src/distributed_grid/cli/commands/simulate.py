@@ -107,7 +107,6 @@ def _this_machine() -> Capacity:
 
 
 def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, int], ...], plot: str | None) -> str:
-    """Policies side by side, one figure a line."""
     rows = [
         ("requests", *(f"{one.jobs:,}" for _, one in tables)),
         ("finished", *(f"{one.finished:,}" for _, one in tables)),
@@ -135,8 +134,6 @@ def _percent(part: float | None) -> str:
 
 
 class _ProgressBar:
-    """Progress of the replay of each policy, one policy after the other."""
-
     def __init__(self) -> None:
         self.policies: list[str] = []
         self._finished = 0
@@ -148,7 +145,6 @@ class _ProgressBar:
         self._line.draw(lambda: f"{policy}{progress_bar(done, total)} {done:,} of {total:,}")
 
     def next(self) -> None:
-        """The next policy begins."""
         self.clear()
         self._finished += 1
 

@@ -131,7 +131,6 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:
-    """A table of jobs, the running ones first."""
     shown = sorted(jobs, key=lambda job: _JOB_ORDER.get(job["state"], len(_JOB_ORDER)))[:max_rows]
     rows = [
         (
@@ -151,7 +150,6 @@ _JOB_ORDER = {state: at for at, state in enumerate(("running", "paused", "stoppi
 
 
 def offers_table(offers: list[dict[str, Any]]) -> str:
-    """A table of the current offers."""
     rows = [
         (
             offer["node_id"],

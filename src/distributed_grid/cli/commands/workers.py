@@ -70,7 +70,6 @@ def create(
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """The workers of a plan, and their cost."""
     first, price = plan["workers"][0], plan["workers"][0]["price_per_hour"]
     workers = counted(len(plan["workers"]), "worker").replace(" ", f" {first['worker_type']} ")
     cost = "at an unknown price" if price is None else f"at ${plain_number(price)} an hour"
@@ -90,7 +89,6 @@ def core_hours_text(one: dict[str, Any]) -> str:
 
 
 def money_text(budget: dict[str, Any]) -> str:
-    """The cost of workers in money, and the limits."""
     hour, day = f"${plain_number(budget['per_hour'])} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
         hour += f" of ${plain_number(budget['budget_per_hour'])}"
@@ -212,7 +210,6 @@ def status(session: CliSession) -> None:
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """How scaling stands, line by line."""
     provider = found["provider"]
     lines = [f"provider: {provider}" if provider else "provider: none; set scaling.provider to start workers by itself"]
     if found["problem"]:
@@ -240,7 +237,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 
 
 def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
-    """The cost of one provider's workers, and the spent part of the day's budgets."""
     count = counted(one["workers"], "worker")
     text = f"{one['provider']}: {count}, ${plain_number(one['per_hour'])} an hour, ${one['spent_today']:.4f} today"
     if budget["budget_per_day"]:
@@ -257,7 +253,6 @@ def plan(session: CliSession) -> None:
 
 
 def plan_lines(found: dict[str, Any]) -> list[str]:
-    """A plan and its price, line by line."""
     shown, decision = found["plan"], found["plan"]["decision"]
     lines = [f"{action_text(decision)}: {decision['reason']}"]
     if found["problem"]:
@@ -275,7 +270,6 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
 
 
 def action_text(decision: dict[str, Any]) -> str:
-    """The action of a decision, in words."""
     count, kept = decision["count"], len(decision["worker_ids"])
     if decision["action"] == "scale_down":
         return f"give back {counted(count, 'worker')}"

@@ -143,7 +143,6 @@ def _marks(node: Node, limits: OfferThresholds) -> tuple[int, ...]:
 
 
 def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
-    """The resources that a node offers and that are paused."""
     limits, recent, idle = node.thresholds, seen.recent, seen.idleness
     if limits is None or recent is None or idle is None:
         return ()

@@ -67,7 +67,6 @@ class Confidence(Struct, frozen=True):
 
 
 def confidence(ledger: Ledger, request: Request, place: Placement, now: int) -> Confidence:
-    """How sure the choice of a place is."""
     term_ms = term_of(request)
     certain, stay = freshness(ledger, place.node, now), stay_probability(ledger, request, place.node, now, term_ms)
     for node, _ in place.others:
@@ -209,8 +208,6 @@ class Choice(Struct, frozen=True, omit_defaults=True):
 
 
 class RunnerUp(Struct, frozen=True):
-    """A node that came second, and why."""
-
     node: str
     score: int
     why: str
@@ -230,7 +227,6 @@ class ScoreParts(Struct, frozen=True):
 def choice_of(
     ledger: Ledger, request: Request, place: Placement, now: int, *, displaced: tuple[str, ...] = ()
 ) -> Choice:
-    """The numbers behind a placement."""
     sure = confidence(ledger, request, place, now)
     return Choice(
         best=_node_score(ledger, place.node, place.score),

@@ -124,7 +124,6 @@ class FragmentationIndex:
         self.set_weights(request_shapes)
 
     def set_weights(self, request_shapes: RequestShapes) -> None:
-        """Count with these weights from now on."""
         self.request_shapes = request_shapes
         self._useful = UsableCapacity(request_shapes.weights, self._columns)
         self._models = len(self._columns.models)
@@ -171,7 +170,6 @@ class FragmentationIndex:
         self._counted = self._columns.clock
 
     def _fill(self, column: _LossColumn, shape: RequestShape, rows: Ints) -> None:
-        """Count some rows of a column."""
         columns, useful = self._columns, self._useful
         cpu, memory = columns.cpu.take(rows) - shape.cpu_milli, columns.memory.take(rows) - shape.memory_bytes
         fits: Mask = (cpu >= 0) & (memory >= 0)

@@ -36,7 +36,6 @@ MAX_RANK = 10**12
 
 
 def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
-    """The score of each row for a request, by the strategy."""
     columns, terms = ledger.columns, _score_terms(ledger)
     match strategy:
         case Strategy.BEST_FIT:

@@ -157,7 +157,6 @@ class _BoundSearch:
         return given[self._rows]
 
     def in_order(self) -> Iterator[CostBound]:
-        """The nodes, lightest bound first."""
         counts, feasible = self._counts()
         code = np.zeros(len(self._rows), dtype=np.int64)
         for rank, count in enumerate(counts):

@@ -158,7 +158,6 @@ class StartForecast:
     def _candidates(
         self, request: Request, exclude: Set[str], *, estimates: bool, all_nodes: bool
     ) -> list[StartCandidate]:
-        """The nodes that could serve, and when."""
         ledger, ask = self._ledger, request.ask
         ready = readiness(ledger, ask)
         rows = np.flatnonzero(could_serve(ledger, request))
@@ -247,7 +246,6 @@ def readiness(ledger: Ledger, ask: Amounts) -> NDArray[np.int64]:
 
 
 def resource_kinds(ask: Amounts) -> frozenset[str]:
-    """The kinds of resource that an ask is about."""
     found = {name for name, _ in ask.custom}
     if ask.cpu_milli:
         found.add("cpu")
@@ -276,7 +274,6 @@ class LowPriorityCapacity:
         self._too_many = len(requests) > MAX_COMPETING_REQUESTS
 
     def allows(self, lease: Lease, node: str, claim: Claim) -> bool:
-        """Whether a lease may have this claim on a node."""
         if self._too_many:
             return False
         row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)

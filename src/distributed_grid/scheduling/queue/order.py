@@ -105,7 +105,6 @@ class Overtaking:
         return bisect_left(equal, self._limit, key=lambda entry: leases[entry[1]].turn) if self._anybody_is else 0
 
     def is_overtaken(self, lease: Lease) -> bool:
-        """Whether a waiting request is overtaken."""
         if not self._anybody_is or lease.id not in self._ledger.leases:
             return False
         equal = self._ledger.queue_groups[lease.queue_group]
@@ -138,7 +137,6 @@ def all_compete(ledger: Ledger) -> bool:
 
 
 def contending_groups(ledger: Ledger, now: int) -> list[Members]:
-    """The groups that compete at a moment."""
     if all_compete(ledger):
         return list(ledger.queue_groups.values())
     index = ledger.waiting_index
@@ -343,7 +341,6 @@ class QueueOrder:
         return (self._now - lease.asked_at_ms + length) / length
 
     def key_of(self, lease: Lease) -> QueueKey:
-        """The sort key of one request."""
         if self.is_promoted(lease):
             return _promoted_key(lease)
         equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else None

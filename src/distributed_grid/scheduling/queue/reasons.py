@@ -27,7 +27,6 @@ DEDICATED_HINT = "if such a machine is yours alone, set dedicated: true on its n
 
 @lru_cache(maxsize=1024)
 def describe_amounts(ask: Amounts) -> str:
-    """The amounts as text."""
     parts = []
     if ask.cpu_milli:
         parts.append(cores(ask.cpu_milli))

@@ -114,7 +114,6 @@ class _Releases:
         self._left: dict[Amounts, NodeClaims] = {}
 
     def add(self, end: int, planned: Lease) -> None:
-        """Something more is held."""
         at = bisect_right(self.ends, end, key=_end_of)
         self.ends.insert(at, (end, planned))
         for ask, over in self._over.items():
