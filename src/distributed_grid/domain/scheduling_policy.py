@@ -11,7 +11,7 @@ from distributed_grid.errors import BadInput
 
 
 class Strategy(enum.StrEnum):
-    """The ways of choosing; `scheduling/placement/scores.py` says what each of them counts."""
+    """The ways of choosing; `score_rows` in `scheduling/placement/placement.py` has the score of each."""
 
     LOAD_BALANCED = "load_balanced"
     LOCAL_FIRST = "local_first"

@@ -46,15 +46,12 @@ class StatisticsTable(Struct, frozen=True):
     jain: float
 
 
-class _JobTimes:
-    __slots__ = ("asked_ms", "began_ms", "ended_ms", "run_ms", "user")
-
-    def __init__(self, user: str, asked_ms: int, run_ms: int) -> None:
-        self.user = user
-        self.asked_ms = asked_ms
-        self.run_ms = run_ms
-        self.began_ms = -1
-        self.ended_ms = -1
+class _JobTimes(Struct):
+    user: str
+    asked_ms: int
+    run_ms: int
+    began_ms: int = -1
+    ended_ms: int = -1
 
 
 class Series(Struct):

@@ -25,8 +25,7 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.statistics import UsageTrace
 from distributed_grid.number_text import counted, plain_number
 from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, HOUR_MS, decay, rises_above
-from distributed_grid.scheduling.placement.placement import Placement, strategy_of
-from distributed_grid.scheduling.placement.scores import CLASS_UNIT, priority_weight, room_of
+from distributed_grid.scheduling.placement.placement import CLASS_UNIT, Placement, priority_weight, room_of, strategy_of
 
 DEFAULT_TERM_MS = 600_000
 STALE_MS = 30_000  # news so old is worth half

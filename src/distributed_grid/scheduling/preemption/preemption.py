@@ -20,13 +20,16 @@ from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.placement.machine_limits import MachineShortage, shortage_after_leaving, used_bytes
 from distributed_grid.scheduling.placement.placement import unmet_constraint
-from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, CostBound, cost_bounds, victim_weight
 from distributed_grid.scheduling.preemption.victims import (
+    NOT_PREFERRED,
     Cost,
+    CostBound,
     PreemptionCandidates,
     PreemptionSite,
     VictimGroup,
+    cost_bounds,
     lightest_victims,
+    victim_weight,
     work_lost,
 )
 from distributed_grid.scheduling.pressure.scan import idle_automatic_leases

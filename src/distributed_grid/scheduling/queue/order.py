@@ -32,6 +32,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Lease, Request
@@ -194,47 +195,33 @@ QueueKey = tuple[int, int, int, int, float, int, str]
 """Short (-1), promoted (0) or neither (1), priority, deadline, rank, waiting time, age, id: the lowest is the first."""
 
 
-class WaitingGroup:
-    """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
+class WaitingGroup(Struct, frozen=True, eq=False, kw_only=True):
+    """Equal requests at one moment: each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken", "_short")
-
-    def __init__(
-        self,
-        leases: Mapping[str, Lease],
-        members: Sequence[tuple[int, str]],
-        front: tuple[int, int, int],
-        length_ms: int,
-        overtaken: int,
-        overdue_ms: int,
-        now: int,
-        *,
-        short: bool,
-    ) -> None:
-        self._leases = leases
-        self._members = members
-        self._front = front
-        self._length_ms = length_ms
-        self._overtaken = overtaken
-        self._overdue_ms = overdue_ms
-        self._short = short
-        self._now = now
+    leases: Mapping[str, Lease]
+    members: Sequence[tuple[int, str]]
+    front: tuple[int, int, int]
+    length_ms: int
+    overtaken: int
+    overdue_ms: int
+    now: int
+    short: bool
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def lease(self, at: int) -> Lease:
-        return self._leases[self._members[at][1]]
+        return self.leases[self.members[at][1]]
 
     def key(self, at: int) -> QueueKey:
-        asked_at, lease_id = self._members[at]
-        priority, deadline, rank = self._front
-        if at < self._overtaken and asked_at <= self._overdue_ms:
+        asked_at, lease_id = self.members[at]
+        priority, deadline, rank = self.front
+        if at < self.overtaken and asked_at <= self.overdue_ms:
             return (PROMOTED, 0, 0, 0, 0.0, asked_at, lease_id)
-        if at < self._overtaken:
+        if at < self.overtaken:
             return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
-        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
-        if self._short:
+        ratio = (self.now - asked_at + self.length_ms) / self.length_ms
+        if self.short:
             return (SHORT, 0, 0, 0, -ratio, asked_at, lease_id)
         return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
