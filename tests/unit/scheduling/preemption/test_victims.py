@@ -480,7 +480,7 @@ running_leases = st.lists(
 
 
 def a_shared_grid(work: list[tuple[float, int, str, int, str, bool]]) -> Scenario:
-    """Three machines with two GPUs each, running_leases in whole and in parts for different times; some are being stopped."""
+    """Three machines with two GPUs each, held in whole and in parts for different times; some are being stopped."""
     scenario = Scenario(*(a_node(f"n{number}", cores=8, gpus=2) for number in range(3)))
     for number, (gpus, cores, priority, seconds, node, leaves) in enumerate(work):
         request = a_request(f"r{number}", gpus=gpus, cores=cores, priority=priority, require=[node], wait_s=0)
