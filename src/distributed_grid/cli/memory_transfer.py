@@ -122,13 +122,13 @@ def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
                 size = max(found.st_size - file.tell(), 0)
             else:
                 spool = opened.enter_context(tempfile.TemporaryFile("w+b"))
-                sizeled = 0
+                size = 0
                 with ProgressBar("reading", 0) as bar:
                     while piece := file.read(BUFFER_BYTES):
-                        sizeled += len(piece)
+                        size += len(piece)
                         with _file_errors("write", "what comes through the pipe to a temporary file"):
                             spool.write(piece)
-                        bar.update(sizeled)
+                        bar.update(size)
                 spool.seek(0)
                 file = spool
         yield file, size

@@ -234,7 +234,19 @@ def _machine_node(hostname: str) -> dict[str, Any]:
 def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
     """Report contradictions between values, and warn of unusual ones; invalid values were dropped before."""
     nodes = [(f"nodes.{index}", node) for index, node in enumerate(values.get("nodes") or ()) if node]
-    _check_names(nodes, context)
+    seen: dict[str, str] = {}
+    head = ""
+    for place, entry in nodes:
+        name = entry.get("name")
+        if name in seen:
+            line = context.lines[seen[name]][1]
+            context.report_at(f"{place}.name", f"'{name}' is taken by the node on line {line}, expected another name")
+        elif name:
+            seen[name] = f"{place}.name"
+        if entry.get("role") == "head":
+            if head:
+                context.report_at(f"{place}.role", f"a second head beside '{head}', expected at most one")
+            head = head or str(name)
     several = sum(node.get("host") == "local" for _, node in nodes) > 1
     for at, node in nodes:
         _check_node(at, node, context, is_one_of_several=several)
@@ -257,22 +269,6 @@ def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
             "no nodes are named, so this machine is the whole grid, and it lends whatever its load; "
             "idle thresholds hold for other machines",
         )
-
-
-def _check_names(nodes: Iterable[PlacedNode], context: ParseContext) -> None:
-    seen: dict[str, str] = {}
-    head = ""
-    for at, node in nodes:
-        name = node.get("name")
-        if name in seen:
-            line = context.lines[seen[name]][1]
-            context.report_at(f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name")
-        elif name:
-            seen[name] = f"{at}.name"
-        if node.get("role") == "head":
-            if head:
-                context.report_at(f"{at}.role", f"a second head beside '{head}', expected at most one")
-            head = head or str(name)
 
 
 def _check_node(at: str, node: dict[str, Any], context: ParseContext, *, is_one_of_several: bool) -> None:

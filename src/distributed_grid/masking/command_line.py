@@ -352,58 +352,25 @@ class _CommandMask:
                 return MASK
         if is_option:
             self._flags += word[1:20] if not word.startswith("--") else ""
-            return self._glued(word)
+            if secrets.subcommand and not self._has_subcommand:
+                return None
+            # An option of the program with its secret in the same word: `-pX` or `--user=X`.
+            name, equals, value = word.partition("=")
+            if equals and len(name) > 2 and name in secrets.options:
+                return word if self._is_shown(_unquoted(value)) else f"{name}={MASK}"
+            if word.startswith("--"):
+                return None
+            for option in secrets.glued:
+                at = word.find(option[1:], 1)
+                is_glued = at == 1 or (at > 1 and secrets.flags and all(flag in secrets.flags for flag in word[1:at]))
+                end = at + len(option) - 1
+                if is_glued and len(word) > end and not self._is_shown(_unquoted(word[end:])):
+                    return word[:end] + MASK
+            return None
         is_setting = secrets.has_settings and self._has_subcommand and not previous.startswith("-")
         if is_setting and holds_secret(previous, value, in_code=self._depth > 0):
             return MASK
-        return self._positional(word, value, previous)
-
-    def _takes_secret(self, option: str) -> bool:
-        """True if the next word is a secret because of the program."""
-        secrets = self._secrets
-        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
-            return False
-        if option in secrets.options:
-            return True
-        letter = option[-1:]
-        return bool(
-            secrets.flags
-            and not option.startswith("--")
-            and f"-{letter}" in secrets.options
-            and all(flag in secrets.flags for flag in option[1:-1])
-        )
-
-    def _is_shown(self, value: str) -> bool:
-        secrets = self._secrets
-        if secrets.needs and secrets.needs not in value:
-            return True
-        if value in ("", MASK, "stdin"):
-            return True
-        if secrets.allows_path:
-            return is_reference(value, in_code=self._depth > 0)
-        return value.startswith("$") and is_reference(value, in_code=self._depth > 0)
-
-    def _glued(self, word: str) -> str | None:
-        """An option of the program with its secret in the same word, `-pX` or `--user=X`."""
-        secrets = self._secrets
-        if secrets.subcommand and not self._has_subcommand:
-            return None
-        name, equals, value = word.partition("=")
-        if equals and len(name) > 2 and name in secrets.options:
-            return word if self._is_shown(_unquoted(value)) else f"{name}={MASK}"
-        if word.startswith("--"):
-            return None
-        for option in secrets.glued:
-            at = word.find(option[1:], 1)
-            is_glued = at == 1 or (at > 1 and secrets.flags and all(flag in secrets.flags for flag in word[1:at]))
-            end = at + len(option) - 1
-            if is_glued and len(word) > end and not self._is_shown(_unquoted(word[end:])):
-                return word[:end] + MASK
-        return None
-
-    def _positional(self, word: str, value: str, previous: str) -> str | None:
-        """A word that is no option: the program, a subcommand, or one at the place of a secret."""
-        secrets = self._secrets
+        # A word that is no option: the program, a subcommand, or one at the place of a secret.
         name = value.rpartition("/")[2]
         follows_long_option = previous.startswith("--") and len(previous) > 2 and "=" not in previous
         if name in PROGRAM_SECRETS and not follows_long_option and (not self._program or self._position < 0):
@@ -433,6 +400,31 @@ class _CommandMask:
         if self._program in ("smbclient", "smbget") and previous.startswith(("//", "\\\\")):
             return MASK
         return None
+
+    def _takes_secret(self, option: str) -> bool:
+        """True if the next word is a secret because of the program."""
+        secrets = self._secrets
+        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
+            return False
+        if option in secrets.options:
+            return True
+        letter = option[-1:]
+        return bool(
+            secrets.flags
+            and not option.startswith("--")
+            and f"-{letter}" in secrets.options
+            and all(flag in secrets.flags for flag in option[1:-1])
+        )
+
+    def _is_shown(self, value: str) -> bool:
+        secrets = self._secrets
+        if secrets.needs and secrets.needs not in value:
+            return True
+        if value in ("", MASK, "stdin"):
+            return True
+        if secrets.allows_path:
+            return is_reference(value, in_code=self._depth > 0)
+        return value.startswith("$") and is_reference(value, in_code=self._depth > 0)
 
     def _by_form(self, word: str, *, is_code: bool) -> str:
         """The word masked by its own form."""

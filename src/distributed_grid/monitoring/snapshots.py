@@ -198,22 +198,19 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
     known = len(pressures)
     states = Counter(str(one.state) for one in ledger.nodes.values())
     total = states.total()
+    pressure_summary: PressureSummary | None = None
+    if pressures:
+        hardest = max(pressures, key=pressures.__getitem__)
+        mean = round(sum(pressures.values()) / len(pressures), 3)
+        pressure_summary = {"mean": mean, "max": pressures[hardest], "max_node": hardest}
     return {
         "nodes": {"total": total, "known": known, "unknown": total - known, "by_state": dict(states)},
         "cpu": cpu.in_unit(1000),
         "memory_gb": memory.in_unit(GB),
         "gpu": gpu.in_unit(1000),
-        "pressure": _pressures(pressures),
+        "pressure": pressure_summary,
         "unknown_nodes": silent,
     }
-
-
-def _pressures(pressures: dict[str, float]) -> PressureSummary | None:
-    if not pressures:
-        return None
-    hardest = max(pressures, key=pressures.__getitem__)
-    mean = round(sum(pressures.values()) / len(pressures), 3)
-    return {"mean": mean, "max": pressures[hardest], "max_node": hardest}
 
 
 def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:

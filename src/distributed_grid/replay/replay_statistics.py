@@ -151,6 +151,14 @@ class ReplayStatistics:
         done = [life for life in self._lives.values() if life.ended_ms >= 0]
         slowdowns = [max(1.0, (life.ended_ms - life.asked_ms) / max(life.run_ms, SHORT_MS)) for life in done]
         makespan = max(self._end_ms - self._begin_ms, 0)
+        # How evenly users were served, 1 at best: by how much of the time that their work was in the grid it ran.
+        ran_ms: dict[str, int] = {}
+        stayed_ms: dict[str, int] = {}
+        for job in done:
+            ran_ms[job.user] = ran_ms.get(job.user, 0) + job.run_ms
+            stayed_ms[job.user] = stayed_ms.get(job.user, 0) + max(job.ended_ms - job.asked_ms, 1)
+        shares = [ran_ms[user] / stayed_ms[user] for user in ran_ms]
+        squared = sum(one * one for one in shares)
         return StatisticsTable(
             jobs=len(self._lives),
             finished=self._finished,
@@ -166,7 +174,7 @@ class ReplayStatistics:
             makespan_s=makespan / 1000,
             preemptions=self._preemptions,
             cpu_seconds_lost=self._lost_milli_ms / 1_000_000,
-            jain=_jain(done),
+            jain=sum(shares) ** 2 / (len(shares) * squared) if squared else 1.0,
         )
 
 
@@ -186,18 +194,6 @@ def _part(ordered: Sequence[int], part: float) -> float:
 
 def _ratio(of: int, whole: int) -> float:
     return of / whole if whole else 0.0
-
-
-def _jain(done: Sequence[_JobTimes]) -> float:
-    """How evenly users were served, 1 at best: by how much of the time that their work was in the grid it ran."""
-    ran: dict[str, int] = {}
-    stayed: dict[str, int] = {}
-    for life in done:
-        ran[life.user] = ran.get(life.user, 0) + life.run_ms
-        stayed[life.user] = stayed.get(life.user, 0) + max(life.ended_ms - life.asked_ms, 1)
-    served = [ran[user] / stayed[user] for user in ran]
-    squares = sum(one * one for one in served)
-    return sum(served) ** 2 / (len(served) * squares) if squares else 1.0
 
 
 class _Panel(Struct):

@@ -84,7 +84,16 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
             declared = int(header.group(1))
         if not text or text.startswith(";"):
             continue
-        fields = _numbers(name, number, text)
+        words = text.split()
+        if len(words) != FIELDS:
+            raise BadInput(f"{name}, line {number}: {FIELDS} numbers make a job, here are {len(words)}")
+        try:
+            fields = [int(field) if field.lstrip("-").isdecimal() else int(float(field)) for field in words]
+        except (ValueError, OverflowError):
+            wrong = next(field for field in words if not _is_number(field))
+            raise BadInput(f"{name}, line {number}: {wrong[:40]!r} is not a number") from None
+        if fields[SUBMIT] < 0 or max(fields) > 10**12:
+            raise BadInput(f"{name}, line {number}: no job was submitted then or is that large")
         width = fields[WANTED] if fields[WANTED] > 0 else fields[USED]
         if fields[RUN] <= 0 or width <= 0:
             never += 1
@@ -106,20 +115,6 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
         seen.add(one.request.id)
     machine = Node("machine", capacity=Capacity(1000 * (declared or widest), 2**40))
     return make_trace(name, work, [machine], {"that never ran": never} if never else {})
-
-
-def _numbers(name: str, number: int, text: str) -> list[int]:
-    fields = text.split()
-    if len(fields) != FIELDS:
-        raise BadInput(f"{name}, line {number}: {FIELDS} numbers make a job, here are {len(fields)}")
-    try:
-        found = [int(field) if field.lstrip("-").isdecimal() else int(float(field)) for field in fields]
-    except (ValueError, OverflowError):
-        wrong = next(field for field in fields if not _is_number(field))
-        raise BadInput(f"{name}, line {number}: {wrong[:40]!r} is not a number") from None
-    if found[SUBMIT] < 0 or max(found) > 10**12:
-        raise BadInput(f"{name}, line {number}: no job was submitted then or is that large")
-    return found
 
 
 def _is_number(field: str) -> bool:
