@@ -245,7 +245,7 @@ def to_run(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [*filter(to_run, PAGES)], ids=lambda page: str(page.relative_to(PROJECT)))
-def test_what_a_page_tells_to_type_works(page: Path, reader: PageReader) -> None:
+def test_documented_commands_of_a_page_work(page: Path, reader: PageReader) -> None:
     if page == TOUR:
         set_rebalance_interval(reader.here / "config", SHIPPED_INTERVAL_SECONDS, was=NEVER_SECONDS)
     for block in to_run(page):
@@ -257,7 +257,7 @@ def test_no_block_escapes_by_its_language() -> None:
     assert odd == []
 
 
-def test_what_is_not_run_is_there_and_tested_elsewhere() -> None:
+def test_unrun_commands_exist_and_are_tested_elsewhere() -> None:
     texts = {block.text for page in PAGES for block in blocks_of(page)}
     assert texts >= NOT_RUN.keys()
     for reason in NOT_RUN.values():

@@ -818,7 +818,7 @@ def test_a_key_changes_what_the_grid_does(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", list(SHOWN_BY))
-def test_what_only_a_whole_grid_shows_has_a_test_that_names_the_key(key: str) -> None:
+def test_key_shown_by_a_whole_grid_has_a_test_that_names_it(key: str) -> None:
     path, _, name = SHOWN_BY[key].partition("::")
     source = (PROJECT / path).read_text()
     tests = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}

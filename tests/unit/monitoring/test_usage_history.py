@@ -323,7 +323,7 @@ def test_too_little_to_go_by_is_no_trend(times: Floats, why: str) -> None:
     assert trend(times, np.full(len(times), 0.5), now=0.0, window=5) is None, why
 
 
-def test_what_came_before_a_long_silence_does_not_count() -> None:
+def test_samples_before_a_long_silence_do_not_count() -> None:
     times = beats(60)
     kept = (times < -50) | (times > -33)
     values = np.where(times < -50, 0.9, 0.2 + 0.005 * (times + 33))

@@ -89,7 +89,7 @@ def test_nothing_measured_and_little_measured_is_no_certainty() -> None:
     assert 0.7 < coverage.confidence < 0.8
 
 
-def test_what_changes_is_noticed_within_fifty_runs() -> None:
+def test_change_is_noticed_within_fifty_runs() -> None:
     coverage = Coverage()
     for _ in range(500):
         coverage.add(True)
@@ -193,7 +193,7 @@ def test_other_numbers_make_the_same_shape_with_as_many_features(words: list[str
     assert len(one.features) == len(other.features)
 
 
-def test_what_differs_only_beyond_the_length_of_a_key_stays_apart() -> None:
+def test_keys_that_differ_beyond_their_length_stay_apart() -> None:
     one, two = (task_shape(["x", *(f"--{name}{i}" for i in range(100))]) for name in ("option", "other"))
     assert one.key != two.key
     assert task_shape(["x", *(f"--option{i}" for i in range(100))]) == one

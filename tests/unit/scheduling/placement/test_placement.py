@@ -204,7 +204,7 @@ def test_labels_follow_the_declaration(zones):
     zones.ledger.check()
 
 
-def test_what_no_node_can_ever_meet_is_refused_with_each_nodes_reason(zones):
+def test_impossible_constraint_is_refused_with_each_nodes_reason(zones):
     with pytest.raises(Refused, match=r"a1: has no label zone=c; a2: has no label zone=c; b1: has no label zone=c"):
         zones.handle(LeaseAsked(a_request(labels=(("zone", "c"),))))
 
@@ -225,7 +225,7 @@ def test_near_to_a_group_is_where_any_of_it_is(zones):
     assert rows_allowed(zones, affinity=("train",)) == "a1"
 
 
-def test_who_must_be_near_to_nobody_waits_and_hears_why(zones):
+def test_affinity_without_a_running_target_waits_with_its_reason(zones):
     lease = zones.ask(a_request("r1", affinity=("job-later",)))
     assert lease.node == ""
     assert why_not_now(zones.ledger, lease.request, zones.now)[0] == (
@@ -238,7 +238,7 @@ def test_who_must_be_near_to_nobody_waits_and_hears_why(zones):
     assert zones.ledger.leases["r1"].node == "a1"
 
 
-def test_who_must_be_apart_hears_from_what(zones):
+def test_anti_affinity_names_its_conflict(zones):
     zones.ask(a_request("r1", require=["a1"], group="train"))
     reasons = why_not_now(zones.ledger, a_request("r2", anti_affinity=("train", "b1"), cores=4), zones.now)
     assert reasons[0] == "a1: train is here, and it must not be near to that"
@@ -343,7 +343,7 @@ def test_a_command_without_cores_is_not_placed_where_the_owner_keeps_the_cpu(nee
 
 
 @pytest.mark.parametrize("needs", [{"memory_gb": 1}, {"gpus": 1}])
-def test_what_starts_no_command_is_lent_beside_a_busy_cpu(needs):
+def test_reservation_without_a_command_is_lent_beside_a_busy_cpu(needs):
     scenario = a_busy_node(0.97)
     assert where(scenario.ledger, **needs) == "gpu1"
 
@@ -664,7 +664,7 @@ def test_a_freer_node_is_never_less_fit(ask: Amounts, lends: Capacity, extra: tu
 
 
 @given(ask=amounts, lends=capacities, taken=amounts)
-def test_what_is_taken_makes_nobody_fitter(ask: Amounts, lends: Capacity, taken: Amounts) -> None:
+def test_more_claims_never_raise_the_fitness(ask: Amounts, lends: Capacity, taken: Amounts) -> None:
     claim = NodeClaims().claim_for(taken, lends)
     assume(claim is not None)
     assert claim is not None

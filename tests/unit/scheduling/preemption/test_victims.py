@@ -175,7 +175,7 @@ def test_no_other_victims_would_have_been_cheaper(machines, work, request):
 
 @settings(max_examples=80)
 @given(machines=nodes, work=held, request=wanted)
-def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machines, work, request):
+def test_every_victim_may_be_preempted_is_needed_and_frees_the_claim(machines, work, request):
     scenario = a_busy_grid(machines, work)
     ledger = scenario.ledger
     way = plan_preemption(ledger, request, scenario.now)
@@ -290,7 +290,7 @@ def test_a_gpu_or_memory_counts_as_the_cores_that_are_as_large_a_part_of_the_gri
     assert victims(scenario, cores=1) == ["cores"]
 
 
-def test_who_has_just_marked_a_checkpoint_goes_before_who_has_just_begun():
+def test_fresh_checkpoint_is_preempted_before_a_fresh_start():
     scenario = Scenario(a_node(cores=2))
     runs(scenario, "old", cores=1, seconds=3600)
     runs(scenario, "young", cores=1, seconds=60)
@@ -314,7 +314,7 @@ def test_the_minimum_run_time_is_the_policys_and_counts_from_the_start():
     assert victims(scenario, cores=1) == ["a"]
 
 
-def test_who_was_displaced_as_often_as_the_policy_allows_stays():
+def test_job_at_the_preemption_cap_is_not_preempted():
     scenario = Scenario(a_node(cores=1))
     scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=2)))
     runs(scenario, "a", cores=1, seconds=10)
@@ -335,7 +335,7 @@ def test_with_a_cap_of_nothing_nobody_is_displaced():
     assert victims(scenario, cores=1) is None
 
 
-def test_what_ended_otherwise_does_not_count_for_the_cap():
+def test_other_ends_do_not_count_for_the_preemption_cap():
     scenario = Scenario(a_node(cores=1))
     scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=1)))
     scenario.submit(a_request("a", cores=1, priority="low"), starts=True, retries=1)
@@ -380,7 +380,7 @@ def test_a_gang_that_asks_does_not_displace():
     assert way_for(scenario, replace(urgent(cores=1), gang=2)) is None
 
 
-def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
+def test_stopping_job_is_awaited_instead_of_another_preemption():
     scenario = Scenario(a_node(cores=4))
     runs(scenario, "a", cores=2)
     runs(scenario, "b", cores=2, seconds=10)
@@ -390,7 +390,7 @@ def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
     assert (way.victims, way.awaits) == ((), ("a.1",))
 
 
-def test_who_is_being_stopped_is_not_waited_for_without_need():
+def test_stopping_job_is_not_awaited_without_need():
     scenario = Scenario(a_node(cores=4))
     runs(scenario, "a", cores=1)
     runs(scenario, "b", cores=3, seconds=10)
@@ -536,7 +536,7 @@ def test_the_part_of_a_gpu_that_is_free_already_does_not_have_to_be_made_free():
     assert all(low == true for low, true in found.values())
 
 
-def test_what_somebody_gives_back_who_is_leaving_does_not_have_to_be_made_free():
+def test_claim_of_a_leaving_lease_needs_no_victim():
     scenario = Scenario(a_node("n0", gpus=1), a_node("n1", gpus=1))
     for node in ("n0", "n1"):
         for name in ("a", "b"):

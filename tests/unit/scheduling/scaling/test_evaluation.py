@@ -101,7 +101,7 @@ def test_an_offer_that_is_closed_is_not_started() -> None:
     ]
 
 
-def test_what_waits_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
+def test_request_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
     scenario = ScalingScenario(a_node("home", cores=1))
     scenario.ask(a_request("wide", cores=3))
     scenario.evaluate()
@@ -158,7 +158,7 @@ def test_a_worker_that_never_came_starts_no_cooldown() -> None:
     assert scenario.evaluate(seconds=1).count == 1
 
 
-def test_what_no_node_could_serve_waits_for_no_window_and_no_cooldown() -> None:
+def test_request_beyond_every_node_skips_window_and_cooldown() -> None:
     scenario = ScalingScenario(a_node("home", cores=2))
     for _ in range(30):
         scenario.evaluate(seconds=10)
@@ -223,7 +223,7 @@ def test_a_replacement_is_ordered_at_once_for_what_has_to_leave() -> None:
     assert (again.action, again.reason) == ("none", "what waits is served by what there is or comes")
 
 
-def test_what_fits_elsewhere_or_ends_in_time_needs_no_replacement() -> None:
+def test_work_that_fits_elsewhere_or_ends_in_time_needs_no_replacement() -> None:
     scenario, old = a_leaving_grid(jobs=2)
     scenario.release("all")
     announce(scenario, old)
@@ -420,7 +420,7 @@ def test_a_worker_that_is_silent_or_drains_is_not_idle(idle: ScalingScenario) ->
     assert [one.worker.id for one in found] == [third]
 
 
-def test_what_is_too_many_goes_even_while_scaling_down_rests_and_the_floor_stays(idle: ScalingScenario) -> None:
+def test_excess_workers_leave_during_the_cooldown_down_to_the_floor(idle: ScalingScenario) -> None:
     workers = [*idle.ledger.workers.values()]
     idle.advance(1000)
     found = idle_workers(idle.ledger, workers, idle.now)
