@@ -15,6 +15,7 @@ from distributed_grid.cli.command_line import CommandSpec, FloatRange, Group, La
 
 MAX_WIDTH, MIN_WIDTH = 100, 50
 MAX_FIRST_COLUMN = 30
+TYPE_NAMES: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
 COMPLETION_SCRIPTS = {
     "bash": """\
 _grid_completion() {
@@ -57,8 +58,7 @@ def help_page(path: Sequence[CommandSpec]) -> str:
         else:
             lines.append(textwrap.fill(paragraph, width, initial_indent="  ", subsequent_indent="  "))
         lines.append("")
-    rows = [(_option_spelling(option), _option_text(option)) for option in command.options]
-    lines += ["Options:", *_definitions(rows, width)]
+    lines += ["Options:", *_definitions([_option_row(option) for option in command.options], width)]
     if isinstance(command, Group):
         rows = list(command_rows(command, width))
         lines += ["", "Commands:", *_definitions(rows, width)]
@@ -104,32 +104,24 @@ def _definitions(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
         yield from (" " * (column + 2) + line for line in lines)
 
 
-def _option_spelling(option: Option) -> str:
-    names = sorted(
-        (word for word, value in option.spellings.items() if value is not False),
-        key=lambda word: len(word) - len(word.lstrip("-")),
-    )
-    off = [word for word, value in option.spellings.items() if value is False]
-    spelling = " / ".join([", ".join(names), *off])
-    return spelling if True in option.spellings.values() else f"{spelling} {_metavar(option)}"
-
-
-def _metavar(option: Option) -> str:
-    if option.metavar:
-        return option.metavar
-    if isinstance(option.kind, WordChoice):
-        return f"[{'|'.join(option.kind.words)}]"
-    if isinstance(option.kind, FloatRange):
-        return option.kind.name.upper()
-    names: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
-    return names[option.kind]
-
-
-def _option_text(option: Option) -> str:
-    extra = [f"default: {option.default}"] if option.show_default else []
-    extra += [option.kind.bounds] if isinstance(option.kind, FloatRange) else []
+def _option_row(option: Option) -> tuple[str, str]:
+    """Spelling and help of an option."""
+    kind, extra = option.kind, [f"default: {option.default}"] if option.show_default else []
+    if isinstance(kind, FloatRange):
+        metavar = kind.name.upper()
+        extra.append(kind.bounds)
+    elif isinstance(kind, WordChoice):
+        metavar = f"[{'|'.join(kind.words)}]"
+    else:
+        metavar = TYPE_NAMES.get(kind, "")
     extra += ["required"] if option.required else []
-    return "  ".join(part for part in (option.help, f"[{'; '.join(extra)}]" if extra else "") if part)
+    on = [word for word, value in option.spellings.items() if value is not False]
+    off = [word for word, value in option.spellings.items() if value is False]
+    names = sorted(on, key=lambda word: len(word) - len(word.lstrip("-")))
+    spelling = " / ".join([", ".join(names), *off])
+    if True not in option.spellings.values():
+        spelling += f" {option.metavar or metavar}"
+    return spelling, "  ".join(part for part in (option.help, f"[{'; '.join(extra)}]" if extra else "") if part)
 
 
 def completion(root: Group, instruction: str) -> str:

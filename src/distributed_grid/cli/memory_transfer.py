@@ -42,9 +42,15 @@ def store_file(directory: BlockDirectoryClient, key: str, path: str, *, node: st
         pool.staged(size or 1, node, copies=copies) as stage,
         ProgressBar(f"storing {key}", size) as bar,
     ):
-        for offset, piece in _pieces(file, path, size):
-            stage.write(piece, offset)
-            bar.update(offset + len(piece))
+        buffer, offset = memoryview(bytearray(min(BUFFER_BYTES, size))), 0
+        while offset < size:
+            with _file_errors("read", path):
+                count = file.readinto(buffer[: min(BUFFER_BYTES, size - offset)])  # type: ignore[attr-defined]
+            if not count:
+                raise GridError(f"{path} became shorter while it was read; nothing was stored")
+            stage.write(buffer[:count], offset)
+            offset += count
+            bar.update(offset)
         return stage.name(key, ttl_seconds=ttl, meta="" if size else EMPTY_META)
 
 
@@ -97,18 +103,6 @@ def _copy(pool: MemoryPool, found: BlockRow, file: IO[bytes], name: str) -> None
             with _file_errors("write", getattr(file, "name", "")):
                 file.write(piece)
             bar.update(offset + len(piece))
-
-
-def _pieces(file: IO[bytes], path: str, size: int) -> Iterator[tuple[int, memoryview]]:
-    """So many bytes of a file, piece by piece, in one buffer; an error where it has fewer."""
-    buffer, offset = memoryview(bytearray(min(BUFFER_BYTES, size))), 0
-    while offset < size:
-        with _file_errors("read", path):
-            count = file.readinto(buffer[: min(BUFFER_BYTES, size - offset)])  # type: ignore[attr-defined]
-        if not count:
-            raise GridError(f"{path} became shorter while it was read; nothing was stored")
-        yield offset, buffer[:count]
-        offset += count
 
 
 @contextlib.contextmanager

@@ -140,24 +140,24 @@ class WrappedRun:
         }
 
     def _submit(self, client: Client, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """The job; None where the grid has said no, and where it has never heard of it."""
+        """The job; None if the grid refuses or does not know it.
+
+        Raises Unreachable if neither submission nor query is answered in time: the job may run there.
+        """
+        job: dict[str, Any]
         try:
-            job: dict[str, Any] = client.call("submit_job", **fields)["job"]
+            job = client.call("submit_job", **fields)["job"]
             return job
         except (Refused, BadInput, TimedOut) as refusal:
             _say_it_starts_here(str(refusal))
             return None
         except GridError:
-            return self._find()
-
-    def _find(self) -> dict[str, Any] | None:
-        """The job of an unanswered submission; None if there is none. Raises Unreachable without an answer in time: it
-        may run there."""
+            pass
         deadline = time.monotonic() + CERTAINTY_SECONDS
         while True:
             try:
-                with self._session.running_client() as client:
-                    job: dict[str, Any] = client.call("get_job", job_id=self._request_id)["job"]
+                with self._session.running_client() as next_client:
+                    job = next_client.call("get_job", job_id=self._request_id)["job"]
                     return job
             except NotFound:
                 return None

@@ -73,7 +73,15 @@ def explanation_lines(found: View) -> Iterator[str]:
             second = decision["alternatives"]
             wide = max((len(one["node_id"]) for one in second), default=0)
             yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
-            yield from _rows("scores", _scores(decision))
+            compared = decision["scores"] if len(decision["scores"]) > 1 else []
+            wide = max((len(one["node_id"]) for one in compared), default=0)
+            measure = _SCORED.get(decision["strategy"], "room")
+            scores = []
+            for one in compared:
+                first = f"{one['criterion']}; " if one["criterion"] else ""
+                room, priority = plain_number(one["room"]), plain_number(one["priority"])
+                scores.append(f"{one['node_id']:{wide}}  {first}{measure} {room} + priority {priority}")
+            yield from _rows("scores", scores)
         if place["outcome"] and not last:
             yield _row("then", _how_it_ended(place))
     moves = (
@@ -167,19 +175,6 @@ def machine_end_lines(end: View) -> Iterator[str]:
 def _neighbour(one: View) -> str:
     name = one["job_id"] or one["allocation_id"]
     return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
-
-
-def _scores(decision: View) -> Iterator[str]:
-    """The scores that were compared, part by part; nothing where there was only one."""
-    compared = decision["scores"]
-    if len(compared) < 2:
-        return
-    wide = max(len(one["node_id"]) for one in compared)
-    what = _SCORED.get(decision["strategy"], "room")
-    for one in compared:
-        first = f"{one['criterion']}; " if one["criterion"] else ""
-        room, priority = plain_number(one["room"]), plain_number(one["priority"])
-        yield f"{one['node_id']:{wide}}  {first}{what} {room} + priority {priority}"
 
 
 _SCORED = {

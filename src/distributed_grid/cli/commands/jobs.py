@@ -211,13 +211,11 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     with session.client(any_config=True) as client:
         cancelled = cancel_jobs(client, job_ids)
     _forget(session, cancelled)
-    print_answer(session, cancelled, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in cancelled))
-
-
-def _fate(job: dict[str, Any]) -> str:
-    if job["state"] != "ended":
-        return "stopping"
-    return "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
+    lines = []
+    for job in cancelled:
+        end = "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
+        lines.append(f"{job['job_id']}: {end if job['state'] == 'ended' else 'stopping'}")
+    print_answer(session, cancelled, "\n".join(lines))
 
 
 @jobs.command(

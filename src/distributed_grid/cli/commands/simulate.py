@@ -94,19 +94,6 @@ def simulate(
         "policies": [{"policy": name, **rounded(figures)} for name, figures in tables],
         "plot": plot,
     }
-    print_answer(session, data, _text(tables, found.left_out, plot))
-    return 0
-
-
-def _this_machine() -> Capacity:
-    from distributed_grid.adapters.probes.gpu_probe import GpuProbe
-    from distributed_grid.adapters.probes.machine_probe import MachineProbe
-    from distributed_grid.agent.hardware import HardwareDetector
-
-    return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
-
-
-def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, int], ...], plot: str | None) -> str:
     rows = [
         ("requests", *(f"{one.jobs:,}" for _, one in tables)),
         ("finished", *(f"{one.finished:,}" for _, one in tables)),
@@ -124,9 +111,18 @@ def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, 
         ("CPU time lost with them", *(format_span(one.cpu_seconds_lost, ".1f") for _, one in tables)),
         ("evenness between users (Jain)", *(f"{one.jain:.3f}" for _, one in tables)),
     ]
-    lines = [table(("", *(name for name, _ in tables)), rows, empty="")]
-    lines += [f"left out: {count:,} request{'s' * (count != 1)} {why}" for why, count in left_out]
-    return "\n".join([*lines, *([f"wrote {plot}"] if plot else [])])
+    lines = [table(("", *(policy_name for policy_name, _ in tables)), rows, empty="")]
+    lines += [f"left out: {count:,} request{'s' * (count != 1)} {reason}" for reason, count in found.left_out]
+    print_answer(session, data, "\n".join([*lines, *([f"wrote {plot}"] if plot else [])]))
+    return 0
+
+
+def _this_machine() -> Capacity:
+    from distributed_grid.adapters.probes.gpu_probe import GpuProbe
+    from distributed_grid.adapters.probes.machine_probe import MachineProbe
+    from distributed_grid.agent.hardware import HardwareDetector
+
+    return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
 
 
 def _percent(part: float | None) -> str:
