@@ -47,8 +47,6 @@ from distributed_grid.scheduling.scaling.demand import (
 )
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, has_room, place_of
 
-Load = tuple[int, int, int]  # millicores, bytes of memory, thousandths of GPUs
-
 
 class IdleWorker(Struct, frozen=True):
     """A worker without a lease; `used_milli` is the part of the window that it may have had one."""
@@ -74,74 +72,52 @@ def idle_workers(ledger: Ledger, workers: Iterable[Worker], now: int) -> list[Id
     return sorted(idle, key=lambda one: (-one.idle_ms, one.worker.id))
 
 
-class GiveBack:
-    """Which of the idle workers are given back."""
+def workers_to_give_back(
+    ledger: Ledger,
+    serving: Sequence[Worker],
+    idle: Sequence[IdleWorker],
+    floor: int,
+    *,
+    excess: int,
+    resting: bool,
+    has_pool: bool = False,
+) -> tuple[list[IdleWorker], str]:
+    """The idle workers to give back, and the reason why others are kept, if it is worth a mention.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        serving: Sequence[Worker],
-        idle: Sequence[IdleWorker],
-        floor: int,
-        *,
-        has_pool: bool = False,
-    ) -> None:
-        """`serving` are the workers that are there or on their way; at least `floor` of them are kept. With `has_pool`
-        that is the size of a warm pool, which has its headroom: nothing is kept for the target beyond it."""
-        self._rules = ledger.scaling
-        self._has_pool = has_pool
-        self._idle = idle
-        self._surplus = max(len(serving) - floor, 0)
-        joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
-        self._joined = len(joined)
-        idle_ids = {one.worker.id for one in idle}  # copies of blocks there will move
-        self._lent = _sum(_lent_on(ledger, worker) for worker in joined if worker.id not in idle_ids)
-        self._has = _sum(_load_of(worker.resources) for worker in joined)
-
-    def choose(self, excess: int, *, resting: bool) -> tuple[list[IdleWorker], str]:
-        """The workers to give back, and why not more of them, where that is worth saying.
-
-        So many in `excess` go in any case; the others not while scaling down is `resting`.
-        """
-        chosen = list(self._idle[: min(excess, self._surplus)])
-        left = self._has
-        for one in chosen:
-            left = _less(left, one)
-        for one in self._idle[len(chosen) :]:
-            if one.used_milli >= self._rules.down_milli or len(chosen) >= self._surplus:
-                break
-            if resting:
-                return chosen, "a worker was given back a short while ago"
-            left = _less(left, one)
-            if not self._has_pool and any(
-                1000 * lent > self._rules.target_milli * has for lent, has in zip(self._lent, left, strict=True)
-            ):
-                return chosen, "the others would be above the target without it"
-            if len(chosen) == self._joined - 1 and one.idle_ms < self._rules.down_cooldown_ms:
-                return chosen, "the last warm worker is kept for its cooldown"
-            chosen.append(one)
-        return chosen, ""
+    `serving` are the workers that are there or on their way; at least `floor` of them are kept. `excess` workers leave
+    in any case, the others not while scaling down is `resting`. With `has_pool` the floor is the size of a warm pool,
+    which has its headroom: nothing is kept for the target beyond it.
+    """
+    rules, surplus = ledger.scaling, max(len(serving) - floor, 0)
+    joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
+    idle_ids = {entry.worker.id for entry in idle}  # copies of blocks there will move
+    claims = [ledger.claims_on(worker.node) for worker in joined if worker.id not in idle_ids]
+    lent = (
+        sum(claim.cpu_milli for claim in claims),
+        sum(claim.memory_bytes for claim in claims),
+        sum(sum(claim.gpu_milli.values()) for claim in claims),
+    )
+    left = [sum(amounts) for amounts in zip(*(_load_of(worker.resources) for worker in joined), strict=True)]
+    chosen = list(idle[: min(excess, surplus)])
+    for entry in chosen:
+        left = [has - less for has, less in zip(left, _load_of(entry.worker.resources), strict=True)]
+    for entry in idle[len(chosen) :]:
+        if entry.used_milli >= rules.down_milli or len(chosen) >= surplus:
+            break
+        if resting:
+            return chosen, "a worker was given back a short while ago"
+        left = [has - less for has, less in zip(left, _load_of(entry.worker.resources), strict=True)]
+        if not has_pool and any(1000 * used > rules.target_milli * has for used, has in zip(lent, left, strict=True)):
+            return chosen, "the others would be above the target without it"
+        if len(chosen) == len(joined) - 1 and entry.idle_ms < rules.down_cooldown_ms:
+            return chosen, "the last warm worker is kept for its cooldown"
+        chosen.append(entry)
+    return chosen, ""
 
 
-def _lent_on(ledger: Ledger, worker: Worker) -> Load:
-    claims = ledger.claims_on(worker.node)
-    return claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values())
-
-
-def _load_of(resources: WorkerResources) -> Load:
+def _load_of(resources: WorkerResources) -> tuple[int, int, int]:
+    """Millicores, bytes of memory, thousandths of GPUs."""
     return resources.cpu_milli, resources.memory_bytes, WHOLE_GPU * resources.gpu_count
-
-
-def _less(load: Load, one: IdleWorker) -> Load:
-    cpu, memory, gpu = _load_of(one.worker.resources)
-    return load[0] - cpu, load[1] - memory, load[2] - gpu
-
-
-def _sum(loads: Iterable[Load]) -> Load:
-    cpu = memory = gpu = 0
-    for one in loads:
-        cpu, memory, gpu = cpu + one[0], memory + one[1], gpu + one[2]
-    return cpu, memory, gpu
 
 
 MAX_STARTS = 100  # workers that one evaluation starts; the next one comes soon
@@ -234,8 +210,15 @@ class Evaluator:
         if kept:
             return self._up(None, 0, f"{_requests(self._demand.requests)}")
         excess = max(self._staying - self._rules.max_workers, 0)
-        giving = GiveBack(self._ledger, self._serving, idle, self._floor, has_pool=self._has_pool)
-        leaving, why_stays = giving.choose(excess, resting=bool(self._down_at_ms))
+        leaving, why_stays = workers_to_give_back(
+            self._ledger,
+            self._serving,
+            idle,
+            self._floor,
+            excess=excess,
+            resting=bool(self._down_at_ms),
+            has_pool=self._has_pool,
+        )
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
             ids = tuple(one.worker.id for one in leaving)

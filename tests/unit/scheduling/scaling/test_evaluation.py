@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, WorkerRules
 from distributed_grid.scheduling.queue.reasons import why_not_now
 from distributed_grid.scheduling.scaling.demand import why_no_worker
-from distributed_grid.scheduling.scaling.evaluation import GiveBack, has_work, idle_workers
+from distributed_grid.scheduling.scaling.evaluation import has_work, idle_workers, workers_to_give_back
 from tests.support.builders import GB, a_node, a_request, a_submission
 from tests.support.scaling import DOLLAR, ScalingScenario, a_busy_grid, a_type, rules
 
@@ -424,9 +425,9 @@ def test_excess_workers_leave_during_the_cooldown_down_to_the_floor(idle: Scalin
     workers = [*idle.ledger.workers.values()]
     idle.advance(1000)
     found = idle_workers(idle.ledger, workers, idle.now)
-    give_back = GiveBack(idle.ledger, workers, found, floor=1)
-    chosen, why = give_back.choose(1, resting=True)
+    choose = partial(workers_to_give_back, idle.ledger, workers, found)
+    chosen, why = choose(1, excess=1, resting=True)
     assert (len(chosen), why) == (1, "a worker was given back a short while ago")
-    assert len(give_back.choose(9, resting=True)[0]) == 2
-    assert len(give_back.choose(0, resting=False)[0]) == 2
-    assert GiveBack(idle.ledger, workers, found, floor=3).choose(9, resting=False)[0] == []
+    assert len(choose(1, excess=9, resting=True)[0]) == 2
+    assert len(choose(1, excess=0, resting=False)[0]) == 2
+    assert choose(3, excess=9, resting=False)[0] == []
