@@ -192,11 +192,11 @@ class CommandSpec:
 
     @property
     def options(self) -> list[Option]:
-        return [*(one for one in self.parameters if isinstance(one, Option)), HELP]
+        return [*(parameter for parameter in self.parameters if isinstance(parameter, Option)), HELP]
 
     @property
     def arguments(self) -> list[Argument]:
-        return [one for one in self.parameters if isinstance(one, Argument)]
+        return [parameter for parameter in self.parameters if isinstance(parameter, Argument)]
 
 
 class Group(CommandSpec):
@@ -367,11 +367,11 @@ def _fill(command: CommandSpec, values: Values, words: list[str]) -> Values:
             values[argument.name], words = tuple(map(argument.convert, words)), []
         elif words:
             values[argument.name], words = argument.convert(words[0]), words[1:]
-    for one in command.parameters:
-        if one.name not in values and one not in GLOBAL_OPTIONS:
-            if one.required:
-                raise UsageError(f"Missing option {one.label}.")
-            values[one.name] = one.default
+    for parameter in command.parameters:
+        if parameter.name not in values and parameter not in GLOBAL_OPTIONS:
+            if parameter.required:
+                raise UsageError(f"Missing option {parameter.label}.")
+            values[parameter.name] = parameter.default
     if words:
         raise UsageError(f"Got unexpected extra argument{'' if len(words) == 1 else 's'} ({' '.join(words)})")
     return values

@@ -68,7 +68,7 @@ def help_page(path: Sequence[CommandSpec]) -> str:
 def usage_line(path: Sequence[CommandSpec]) -> str:
     start = f"Usage: {' '.join(command.name for command in path)} "
     last = path[-1]
-    rest = ["COMMAND [ARGS]..."] if isinstance(last, Group) else [one.metavar for one in last.arguments]
+    rest = ["COMMAND [ARGS]..."] if isinstance(last, Group) else [argument.metavar for argument in last.arguments]
     return textwrap.fill(" ".join(["[OPTIONS]", *rest]), _width(), initial_indent=start, subsequent_indent=" " * 8)
 
 

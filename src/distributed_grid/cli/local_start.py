@@ -100,8 +100,8 @@ def exec_here(command: Sequence[str], environment: Mapping[str, str] | None = No
         os.execvpe(command[0], list(command), os.environ if environment is None else environment)
     except (OSError, ValueError) as failure:
         missing = isinstance(failure, (FileNotFoundError, NotADirectoryError))
-        why = "not found" if missing else getattr(failure, "strerror", None) or str(failure)
-        print(f"grid: {command[0]!a}: {why}", file=sys.stderr, flush=True)
+        reason = "not found" if missing else getattr(failure, "strerror", None) or str(failure)
+        print(f"grid: {command[0]!a}: {reason}", file=sys.stderr, flush=True)
         os._exit(NOT_FOUND if missing else NOT_EXECUTABLE)
 
 

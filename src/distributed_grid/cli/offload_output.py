@@ -142,8 +142,8 @@ def move_text(row: Row) -> str:
         "failed": f"failed, {what} was left as it was",
         "not_needed": f"{what} has ended by itself",
     }
-    why = f": {row['problem']}" if row["problem"] else ""
-    return printable(f"{row['move_id']}: {ends.get(row['end'], row['end'])}{why}")
+    reason = f": {row['problem']}" if row["problem"] else ""
+    return printable(f"{row['move_id']}: {ends.get(row['end'], row['end'])}{reason}")
 
 
 def moves_table(rows: Sequence[Row]) -> str:

@@ -245,15 +245,15 @@ _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as `5GB`, `1.5GiB` or `4096`; raises BadInput."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise BadInput(f"a size is written as 4096, 512MB or 1.5GB, not {text!r}")
-    size = float(found[1]) * 1024 ** UNITS.index(found[2].upper())
-    if not size.is_integer() and not found[2]:
+    size = float(match[1]) * 1024 ** UNITS.index(match[2].upper())
+    if not size.is_integer() and not match[2]:
         raise BadInput(f"{text!r} is no whole number of bytes")
     if not 1 <= size <= MAX_BLOCK_BYTES:
         raise BadInput(f"a block has 1 byte to {format_size(MAX_BLOCK_BYTES)}, not {text}")
-    return int(found[1]) if found[1].isdigit() and not found[2] else round(size)
+    return int(match[1]) if match[1].isdigit() and not match[2] else round(size)
 
 
 def format_size(size: int) -> str:

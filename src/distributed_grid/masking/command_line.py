@@ -468,10 +468,10 @@ def _mask_code(text: str, depth: int) -> str:
 
 def _masked_assignment(word: str, *, in_code: bool, depth: int = 0) -> str | None:
     """`NAME=VALUE`, `--name=VALUE`, `name:VALUE` with the value masked; None where it holds no secret by its name."""
-    found = _ASSIGNED.fullmatch(word)
-    if found is None or "://" in found["name"] + found["sep"] + found["value"][:2]:
+    match = _ASSIGNED.fullmatch(word)
+    if match is None or "://" in match["name"] + match["sep"] + match["value"][:2]:
         return None
-    name, sep, value = found["name"], found["sep"], found["value"]
+    name, sep, value = match["name"], match["sep"], match["value"]
     if sep == ":" and ("/" in name or _VERSION.fullmatch(value) or value[0].isspace()):
         return None
     if holds_secret(name, _unquoted(value), in_code=in_code):
@@ -501,17 +501,17 @@ def _mask_headers(text: str) -> str:
     """`Authorization: …` and its like: masked to the closing quote, or else to the end of the line."""
     parts: list[str] = []
     end = 0
-    while (found := _HEADER.search(text, end)) is not None:
-        stop = text.find(found["quote"], found.end()) if found["quote"] else -1
-        line = text.find("\n", found.end())
+    while (match := _HEADER.search(text, end)) is not None:
+        stop = text.find(match["quote"], match.end()) if match["quote"] else -1
+        line = text.find("\n", match.end())
         stops = [at for at in (stop, line, len(text)) if at >= 0]
         value_end = min(stops)
-        value = text[found.end() : value_end].strip()
-        parts.append(text[end : found.end()])
+        value = text[match.end() : value_end].strip()
+        parts.append(text[end : match.end()])
         if value and not is_reference(value, in_code=True):
             parts.append(MASK)
         else:
-            parts.append(text[found.end() : value_end])
+            parts.append(text[match.end() : value_end])
         end = value_end
     parts.append(text[end:])
     return "".join(parts)
@@ -521,15 +521,15 @@ def _mask_named(text: str) -> str:
     """`name=value`, `name: value`, `"name": "value"` anywhere in a text."""
     parts: list[str] = []
     end = at = 0
-    while (found := _NAMED.search(text, at)) is not None:
-        at = found.end()
-        if not is_secret_name(found["name"]) and not found["name"].lower().endswith(("key", "sas", "hash", "salt")):
+    while (match := _NAMED.search(text, at)) is not None:
+        at = match.end()
+        if not is_secret_name(match["name"]) and not match["name"].lower().endswith(("key", "sas", "hash", "salt")):
             continue
         start, stop = _value_span(text, at)
         value = text[start : min(stop, start + MAX_DECIDING_CHARS)]
-        if found["sep"] == ":" and _VERSION.fullmatch(value):
+        if match["sep"] == ":" and _VERSION.fullmatch(value):
             continue
-        if not value or not holds_secret(found["name"], value, in_code=True):
+        if not value or not holds_secret(match["name"], value, in_code=True):
             continue
         parts += (text[end:start], MASK)
         end = at = stop if stop - start < MAX_DECIDING_CHARS else _UNQUOTED_REST.match(text, stop).end()  # type: ignore[union-attr]
@@ -547,8 +547,8 @@ def _value_span(text: str, at: int) -> tuple[int, int]:
     if text.startswith("[", at):
         stop = text.find("]", at)
         return at, stop + 1 if stop >= 0 else len(text)
-    found = _UNQUOTED.match(text, at)
-    return (at, found.end()) if found is not None else (at, at)
+    match = _UNQUOTED.match(text, at)
+    return (at, match.end()) if match is not None else (at, at)
 
 
 def _masked_element(found: re.Match[str]) -> str:

@@ -140,11 +140,11 @@ class SchedulingMetrics:
 
 def run_of(job: Job) -> FinishedRun | None:
     """An ended job in numbers; None where it never ran."""
-    started = [one for one in job.attempts if one.started_at_ms]
+    started = [attempt for attempt in job.attempts if attempt.started_at_ms]
     if not started:
         return None
     cores_milli = job.request.ask.cpu_milli
-    held_ms = sum(one.ended_at_ms - one.assigned_at_ms for one in job.attempts)
+    held_ms = sum(attempt.ended_at_ms - attempt.assigned_at_ms for attempt in job.attempts)
     used_ms = sum(one.outcome.cpu_ms for one in started if one.outcome is not None)
     return FinishedRun(
         job.ended_at_ms,

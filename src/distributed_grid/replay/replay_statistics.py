@@ -65,8 +65,8 @@ class Series(Struct):
 
 class ReplayStatistics:
     def __init__(self, lends: Sequence[Capacity]) -> None:
-        self._cpu_has = sum(one.cpu_milli for one in lends)
-        self._gpu_has = WHOLE_GPU * sum(len(one.gpus) for one in lends)
+        self._cpu_has = sum(capacity.cpu_milli for capacity in lends)
+        self._gpu_has = WHOLE_GPU * sum(len(capacity.gpus) for capacity in lends)
         self._lives: dict[str, _JobTimes] = {}
         self._cpu = self._gpu = self._waiting = 0
         self._cpu_ms = self._gpu_ms = 0
@@ -158,7 +158,7 @@ class ReplayStatistics:
             ran_ms[job.user] = ran_ms.get(job.user, 0) + job.run_ms
             stayed_ms[job.user] = stayed_ms.get(job.user, 0) + max(job.ended_ms - job.asked_ms, 1)
         shares = [ran_ms[user] / stayed_ms[user] for user in ran_ms]
-        squared = sum(one * one for one in shares)
+        squared = sum(share * share for share in shares)
         return StatisticsTable(
             jobs=len(self._lives),
             finished=self._finished,

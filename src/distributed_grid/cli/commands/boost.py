@@ -50,7 +50,7 @@ def request_boost(
     """Request a boost for a node; None for a dry run, whose verdict is printed."""
     if options["only"] and not options["source"]:
         raise BadInput("--only goes with --source NODE")
-    found = session.call(
+    answer = session.call(
         "request_boost",
         request_id=uuid.uuid4().hex,
         target=target,
@@ -63,14 +63,14 @@ def request_boost(
         wait_seconds=options["wait"],
         dry_run=options["dry_run"],
     )
-    if found["note"]:
-        echo(printable(f"grid: {found['note']}"), err=True)
+    if answer["note"]:
+        echo(printable(f"grid: {answer['note']}"), err=True)
     if not options["dry_run"]:
-        return found
-    lease, decision = found["allocation"], found["decision"]
+        return answer
+    lease, decision = answer["allocation"], answer["decision"]
     asked = format_amount(lease["resource_type"], lease["amount"])
     if decision["node_id"] is None:
-        verdict, text = "wait", f"would wait for {asked}: {'; '.join(found['reasons'])}"
+        verdict, text = "wait", f"would wait for {asked}: {'; '.join(answer['reasons'])}"
     else:
         verdict, text = "grant", f"{decision['node_id']} would lend {asked} to {lease['target_node']}"
     print_answer(session, {**decision, "verdict": verdict}, printable(text))
@@ -107,8 +107,8 @@ def lent_text(lease: dict[str, Any], source: str) -> str:
 @boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
-    found = session.query("list_boosts", node=node)
-    print_answer(session, found, status_text(found))
+    answer = session.query("list_boosts", node=node)
+    print_answer(session, answer, status_text(answer))
 
 
 def status_text(found: dict[str, Any]) -> str:

@@ -29,8 +29,8 @@ def explain(session: CliSession, id_: str) -> None:
     ID is a job, a lease, a move or a request, also one that was refused; any unique prefix will do. Of a node it tells
     what automatic offloading does there, and why.
     """
-    found = session.query("explain", id=id_)
-    print_answer(session, found, "\n".join(explanation_lines(found)))
+    answer = session.query("explain", id=id_)
+    print_answer(session, answer, "\n".join(explanation_lines(answer)))
 
 
 def explanation_lines(found: View) -> Iterator[str]:
@@ -108,8 +108,8 @@ def _node(found: View) -> Iterator[str]:
         yield _row("offloading", "nothing moves by itself here: automatic offloading has not looked at it")
     else:
         yield _row("offloading", f"{format_time(seen['look']['at'])}: {seen['look']['reason']}")
-        yield from _rows("jobs", (f"{one['job_id']}: {one['reason']}" for one in seen["look"]["jobs"]))
-    lines = (f"{format_time(one['time'])} {one['type']} {one['subject']}: {one['reason']}" for one in events)
+        yield from _rows("jobs", (f"{job['job_id']}: {job['reason']}" for job in seen["look"]["jobs"]))
+    lines = (f"{format_time(event['time'])} {event['type']} {event['subject']}: {event['reason']}" for event in events)
     yield from _rows("events", lines)
 
 
@@ -157,10 +157,10 @@ def _waiting(waiting: View) -> Iterator[str]:
     yield from _rows("ahead", ahead)
     starts = format_time(waiting["estimated_start"]) if waiting["estimated_start"] else "not known"
     yield _row("starts", f"{starts}: {waiting['start_reason']}")
-    names = [one["node_id"] or "" for one in waiting["reasons"]]
+    names = [reason["node_id"] or "" for reason in waiting["reasons"]]
     wide = max(map(len, names), default=0)
-    why = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
-    yield from _rows("why not now", why)
+    lines = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
+    yield from _rows("why not now", lines)
 
 
 def machine_end_lines(end: View) -> Iterator[str]:

@@ -57,7 +57,7 @@ def memory() -> None:
 def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
     with directory_of(session) as directory:
-        found = directory.call(
+        block = directory.call(
             "allocate_block",
             request_id=uuid.uuid4().hex,
             size=size,
@@ -66,7 +66,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
             ttl_seconds=ttl,
             name=key,
         )["block"]
-    _print_created(session, found, node)
+    _print_created(session, block, node)
 
 
 @memory.command(Argument("names", metavar="ID|KEY...", nargs=-1, required=True))
@@ -129,8 +129,8 @@ def list_(session: CliSession) -> None:
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with directory_of(session, query_only=True) as directory:
-        found = directory.call("get_memory_stats")
-    print_answer(session, found, stats_text(found))
+        answer = directory.call("get_memory_stats")
+    print_answer(session, answer, stats_text(answer))
 
 
 def directory_of(

@@ -56,8 +56,8 @@ def offload() -> None:
 )
 def scan(session: CliSession, node: str, all_: bool) -> None:
     """Processes and jobs that could run elsewhere: why, by which way, where to and how sure; and why others cannot."""
-    found = session.query("scan_offload", node=node)
-    print_answer(session, found, "\n\n".join(scan_parts(found, node, everything=all_)))
+    answer = session.query("scan_offload", node=node)
+    print_answer(session, answer, "\n\n".join(scan_parts(answer, node, everything=all_)))
 
 
 @offload.command(
@@ -130,7 +130,7 @@ def execute(session: CliSession, /, **options: Any) -> int:
 def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
     move_id = f"move-{os.urandom(6).hex()}"
     try:
-        found = client.call(
+        answer = client.call(
             "execute_offload",
             move_id=move_id,
             subject=subject,
@@ -145,7 +145,7 @@ def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | 
     except KeyboardInterrupt:
         echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)
         raise
-    row: Row = found["move"]
+    row: Row = answer["move"]
     return row
 
 
@@ -186,9 +186,9 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
         row = session.query("get_move", move_id=move_id)["move"]
         print_answer(session, row, "\n".join(move_lines(row)))
         return
-    found = session.query("list_moves", all=all_)
-    print_answer(session, found["moves"], moves_table(found["moves"]))
-    if found["more"]:
+    answer = session.query("list_moves", all=all_)
+    print_answer(session, answer["moves"], moves_table(answer["moves"]))
+    if answer["more"]:
         note("only the moves that ended last are listed; `grid events --type move-ended` has all")
 
 
@@ -196,7 +196,7 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
 def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
     """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
     with session.client(any_config=True) as client:
-        rows = [client.call("cancel_move", move_id=one)["move"] for one in move_ids]
+        rows = [client.call("cancel_move", move_id=move_id)["move"] for move_id in move_ids]
     print_answer(session, rows, "\n".join(map(cancel_text, rows)))
 
 
@@ -234,10 +234,10 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
     if len(chosen) + status > 1:
         raise BadInput("use one of --enable, --disable, --reset and --status")
     if chosen:
-        found = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
+        auto_offload = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
     else:
-        found = session.query("get_auto_offload")["auto_offload"]
-    print_answer(session, found, "\n".join(auto_lines(found)))
+        auto_offload = session.query("get_auto_offload")["auto_offload"]
+    print_answer(session, auto_offload, "\n".join(auto_lines(auto_offload)))
 
 
 @offload.command(

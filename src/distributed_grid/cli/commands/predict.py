@@ -126,13 +126,13 @@ def show(session: CliSession, /, **options: Any) -> None:
         found = session.query("list_task_types", limit=options["limit"] or LISTED_TYPES)
         rows = [
             (
-                one["samples"],
-                one["tier"] or "-",
-                "-" if one["confidence"] is None else f"{one['confidence']:.2f}",
-                format_time(one["last_run_at"]),
-                one["key"],
+                task_type["samples"],
+                task_type["tier"] or "-",
+                "-" if task_type["confidence"] is None else f"{task_type['confidence']:.2f}",
+                format_time(task_type["last_run_at"]),
+                task_type["key"],
             )
-            for one in found["task_types"]
+            for task_type in found["task_types"]
         ]
         headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
         text = table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")

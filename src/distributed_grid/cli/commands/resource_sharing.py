@@ -46,22 +46,22 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client(query_only=True) as client:
-        found = client.call("get_status")
+        answer = client.call("get_status")
         sharing = client.call("get_config")["config"]["resource_sharing"]
         levels = client.call("get_metrics", kind="levels")["levels"]
-    cooling = [node["node_id"] for node in found["nodes"] if node["cooling"]]
+    cooling = [node["node_id"] for node in answer["nodes"] if node["cooling"]]
     shown = {
         "enabled": sharing["enabled"],
         "mode": sharing["mode"],
         "policy": sharing["policy"],
-        "offers": found["offers"],
-        "allocations": found["allocations"],
-        "waiting": found["waiting"],
+        "offers": answer["offers"],
+        "allocations": answer["allocations"],
+        "waiting": answer["waiting"],
         "cooling": cooling,
-        "notes": sharing_notes(found, sharing, levels),
+        "notes": sharing_notes(answer, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
-    parts = [*sharing_parts(shown, found["omitted"]["allocations"], head), f"{found['waiting']} waiting"]
+    parts = [*sharing_parts(shown, answer["omitted"]["allocations"], head), f"{answer['waiting']} waiting"]
     if cooling:
         parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
     parts += [printable(note) for note in shown["notes"]]
@@ -107,10 +107,10 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
         notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
     elif not found["offers"]:
         keeps = [f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"]]
-        why = "; ".join(named_in_part(keeps, MAX_NODES))
+        reason = "; ".join(named_in_part(keeps, MAX_NODES))
         notes.append(
-            f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
-            "node"
+            f"Resources not being shared: {reason or 'no nodes'}; check the thresholds, can_share and max_share_… of "
+            "each node"
         )
     notes += _pressure_notes(found, levels, sharing["thresholds"])
     if found["waiting"]:

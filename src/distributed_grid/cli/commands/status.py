@@ -35,9 +35,9 @@ OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the
 @command(Option("-a", "--all", "all_", is_flag=True, help=f"Not only {MAX_ROWS} nodes and jobs."))
 def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
-    found = session.query("get_status")
-    text = "" if session.json else status_text(found, sys.maxsize if all_ else MAX_ROWS, terminal_width())
-    print_answer(session, found, text)
+    answer = session.query("get_status")
+    text = "" if session.json else status_text(answer, sys.maxsize if all_ else MAX_ROWS, terminal_width())
+    print_answer(session, answer, text)
 
 
 def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
@@ -62,8 +62,13 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
     moves = ""
     if recommendations := found["recommendations"]:
         rows = [
-            (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
-            for one in recommendations[:max_rows]
+            (
+                recommendation["job_id"] or "other processes",
+                recommendation["source_node"],
+                recommendation["target_node"],
+                recommendation["reason"],
+            )
+            for recommendation in recommendations[:max_rows]
         ]
         moves = table(*narrowed(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, width), empty="")
         moves += _more(len(recommendations) - len(rows), "grid status --all")
@@ -81,10 +86,10 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
     with session.client(query_only=True) as client:
-        found = client.call("get_status")
+        answer = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
-    shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    print_answer(session, shared, "\n\n".join(sharing_parts(shared, found["omitted"]["allocations"])))
+    shared = {"enabled": enabled, "offers": answer["offers"], "allocations": answer["allocations"]}
+    print_answer(session, shared, "\n\n".join(sharing_parts(shared, answer["omitted"]["allocations"])))
 
 
 def sharing_parts(shared: dict[str, Any], omitted: int, head: str = "") -> list[str]:

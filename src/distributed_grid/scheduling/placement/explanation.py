@@ -317,8 +317,8 @@ def _deciding_factors(choice: Choice) -> list[str]:
         return [*lines, f"free there: {_room(best)}"]
     if _room_score(choice, second) > _room_score(choice, best):
         first, other = plain_number(best.rank / 1000), plain_number(second.rank / 1000)
-        why = f"{second.node} is about as good, and the priority {first} of {best.node} weighs more than {other}"
-        return [*lines, why, f"free there: {_room(best)}"]
+        reason = f"{second.node} is about as good, and the priority {first} of {best.node} weighs more than {other}"
+        return [*lines, reason, f"free there: {_room(best)}"]
     return [*lines, f"{best.node} {_ROOM.get(choice.strategy, 'has most room')}: {_room(best)} free"]
 
 

@@ -135,8 +135,8 @@ def _victim_groups(ledger: Ledger, bound: CostBound, candidates: PreemptionCandi
             continue
         gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
         theirs = [ledger.running.slots.get(member, -1) for member in gang]
-        if all(one >= 0 and candidates.able[one] for one in theirs):
-            weight = sum(victim_weight(rank, int(candidates.costs[one])) for one in theirs)
+        if all(slot >= 0 and candidates.able[slot] for slot in theirs):
+            weight = sum(victim_weight(rank, int(candidates.costs[slot])) for slot in theirs)
             groups.append(VictimGroup(tuple(gang), weight, rank, lease.claim))
     groups.sort()
     return groups

@@ -269,7 +269,8 @@ class LowPriorityCapacity:
         self._now = now
         requests = list(higher)
         self._competing = [
-            (one, resource_kinds(one.ask), could_serve(ledger, one)) for one in requests[:MAX_COMPETING_REQUESTS]
+            (request, resource_kinds(request.ask), could_serve(ledger, request))
+            for request in requests[:MAX_COMPETING_REQUESTS]
         ]
         self._too_many = len(requests) > MAX_COMPETING_REQUESTS
 

@@ -135,7 +135,7 @@ class Shares:
         if excess is None:
             recent = self.recent(user)
             if self.is_exact and recent:  # among few users, the part of what they had together
-                recent /= max(sum(self.recent(one) for one in self._active_users), recent)
+                recent /= max(sum(self.recent(active_user) for active_user in self._active_users), recent)
             excess_share = max(self.held(user), recent) - self.part(user, team)
             excess = self._known[user, team] = 1 + int(EXCESS_STEPS * excess_share) if excess_share >= 0 else 0
         return excess
@@ -161,7 +161,7 @@ class Shares:
         waiting = list(islice(ledger.waiting_index.by_user.items(), MAX_WAITING_USERS))
         waiting.sort(key=lambda entry: entry[1][0])  # by priority and age of the first request; the last names the team
         teams = {user: ledger.leases[keys[-1][-1]].request.team for user, keys in waiting}
-        teams |= {one.user: one.team for one in requests}
+        teams |= {request.user: request.team for request in requests}
         return {user: max(ledger.policy.weight_of(user, team), 1) for user, team in teams.items()}
 
     def held(self, user: str) -> float:

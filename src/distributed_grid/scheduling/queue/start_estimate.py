@@ -96,8 +96,8 @@ def estimate_start(ledger: Ledger, lease: Lease, now: int, *, max_planned: int =
     plan = _StartPlan(ledger, now)
     for one in islice(order.in_order(), position - 1):
         plan.add(one)
-    at_ms, why = plan.start_of(lease)
-    return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
+    at_ms, reason = plan.start_of(lease)
+    return StartEstimate(position, None if at_ms == NEVER else at_ms, reason)
 
 
 class _Releases:

@@ -96,8 +96,8 @@ class BudgetState(Struct, frozen=True):
             rate_micro=self.rate_micro + count * (worker.price_micro or 0),
             ahead_micro=self.ahead_micro + count * self.new_cost_micro(worker),
             cores=tuple(
-                replace(one, ahead_ms=one.ahead_ms + more_ms) if one.provider == worker.provider else one
-                for one in self.cores
+                replace(core, ahead_ms=core.ahead_ms + more_ms) if core.provider == worker.provider else core
+                for core in self.cores
             ),
         )
 
@@ -119,14 +119,14 @@ class BudgetState(Struct, frozen=True):
                 f"{kind} at {usd(price_micro or 0)} an hour would make {usd(after.day_micro)} by midnight UTC "
                 f"({usd(self.spent_micro)} spent today), and scaling.budget_per_day is {usd(self.per_day_micro)}"
             )
-        for one in after.cores:
-            if one.provider == worker.provider and one.day_ms > one.limit_ms:
+        for core in after.cores:
+            if core.provider == worker.provider and core.day_ms > core.limit_ms:
                 cores, life = counted(worker.resources.cpu_milli / 1000, "core"), worker.lifetime_ms / HOUR_MS
                 size = f"{cores} for up to {plain_number(life)} h" if life else cores
                 return (
-                    f"{kind} with {size} would make {plain_number(core_hours(one.day_ms))} core-hours "
-                    f"today ({plain_number(core_hours(one.used_ms))} used), and {core_budget_key(one.provider)} is "
-                    f"{plain_number(one.limit_milli / 1000)}"
+                    f"{kind} with {size} would make {plain_number(core_hours(core.day_ms))} core-hours "
+                    f"today ({plain_number(core_hours(core.used_ms))} used), and {core_budget_key(core.provider)} is "
+                    f"{plain_number(core.limit_milli / 1000)}"
                 )
         return None
 

@@ -102,10 +102,10 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     for lease_id in read:
         request = ledger.leases[lease_id].request
         count, ask = len(index.members[lease_id]), request.ask
-        why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
-        if longest_ms and not why and stated_ms(request) > longest_ms:
-            why = TOO_LONG
-        if not why:
+        reason = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
+        if longest_ms and not reason and stated_ms(request) > longest_ms:
+            reason = TOO_LONG
+        if not reason:
             memory = ask.memory_bytes
             if is_wide:  # an eighth more at most, so that many requests which differ a little are one shape
                 step = 1 << max(memory.bit_length() - 4, 0)
@@ -114,9 +114,9 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
                 memory = ask.memory_bytes
             shape = (ask.cpu_milli, memory, ask.gpu_milli, request.gang, request.anti_affinity, _must_be_apart(request))
             if shape not in counts and len(counts) == MAX_SHAPES:
-                why = LATER
-        if why:
-            not_counted[why] = not_counted.get(why, 0) + count
+                reason = LATER
+        if reason:
+            not_counted[reason] = not_counted.get(reason, 0) + count
             continue
         admitted = count if quotas is None else quotas.admit(request, count)
         if admitted < count:
@@ -281,7 +281,9 @@ class Bins:
 
 
 def _empty_columns(workers: list[WorkerResources]) -> NDArray[np.int64]:
-    rows = [(one.cpu_milli, one.memory_bytes, WHOLE_GPU * one.gpu_count, one.gpu_count) for one in workers]
+    rows = [
+        (worker.cpu_milli, worker.memory_bytes, WHOLE_GPU * worker.gpu_count, worker.gpu_count) for worker in workers
+    ]
     return np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
 
 

@@ -279,10 +279,10 @@ class Evaluator:
         if not displaced:
             return f"{_requests(self._unmet.requests)} for {self._fullness()}"
         first = min(self._leaving, key=lambda worker: worker.leaving_at_ms)
-        why = first.notice.why if first.notice is not None else ""
+        reason = first.notice.why if first.notice is not None else ""
         left = _seconds(max(first.leaving_at_ms - self._now, 0))
         leaves = f"{displaced} job{' has' if displaced == 1 else 's have'} to leave {first.id}"
-        text = f"{leaves}, which ends in {left}: {why}"
+        text = f"{leaves}, which ends in {left}: {reason}"
         waiting = self._unmet.requests - displaced
         return text if is_rest or not waiting else f"{text}; {_requests(waiting)} for {self._fullness()}"
 
