@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the collector need not look at it again and again, nor for every few objects."""
+    """Loaded modules stay: the garbage collector need not visit them again and again, nor for every few objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)

@@ -1,4 +1,4 @@
-"""What the README and the docs tell a person to type is typed here, in the order of the page, in a real grid.
+"""Commands of the README and the docs are run here, in the order of the page, in a real grid.
 
 How a page says what must happen:
 
@@ -97,7 +97,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, how it must end, and what is said to be shown (None where nothing is said)."""
+    """A command, its expected end, and its expected output (None where the page shows none)."""
 
     words: str
     exit_code: int

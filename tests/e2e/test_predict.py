@@ -25,7 +25,7 @@ def predictor(shared_grid: Shell) -> Iterator[ResourcePerformancePredictor]:
 
 
 def shown(grid: Shell, *command: str) -> dict[str, Any]:
-    """What the next run of a command needs."""
+    """Prediction for the next run of a command."""
     found: dict[str, Any] = json.loads(grid("predict", "show", "--json", *command, check=0).stdout)
     return found
 

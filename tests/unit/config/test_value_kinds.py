@@ -1,4 +1,4 @@
-"""Value kinds: what may be written for a key, what it becomes, and how it is shown."""
+"""Value kinds: accepted spellings of a key, their normal form, and their display."""
 
 from __future__ import annotations
 

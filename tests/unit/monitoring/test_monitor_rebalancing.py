@@ -75,7 +75,7 @@ def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]], store: InMemor
 
 
 async def held(harness: Harness) -> list[Lease]:
-    """What the grid holds for its nodes, for good."""
+    """Leases that the grid holds for its nodes without an end."""
     return await harness.grid.read(lambda ledger, now: automatic_leases(ledger))
 
 

@@ -1,4 +1,4 @@
-"""The forecaster of load: what it learns, what it survives, and that it can be saved; its regressions."""
+"""The load forecaster: learning, robustness, saving; its regressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizing of memory: what is learned from runs, from over-runs and from many of them, and what a retry gets."""
+"""Sizing of memory: learning from runs, from over-runs and from many of them, and limits of retries."""
 
 from __future__ import annotations
 

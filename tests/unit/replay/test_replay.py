@@ -1,4 +1,4 @@
-"""Replaying: what the figures say of small traces that can be worked out by hand."""
+"""Replays: figures of small traces that can be worked out by hand."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def grid() -> Iterator[Workers]:
 
 
 def stored(result) -> list:
-    """What of a step becomes durable."""
+    """Durable rows of a step."""
     return [row for row in result.changes if row.kind not in VOLATILE]
 
 

@@ -1,4 +1,4 @@
-"""What a node lends out of what was measured; the owner's part stays with the owner."""
+"""Lent part of a measured node; the owner's part stays with the owner."""
 
 from __future__ import annotations
 

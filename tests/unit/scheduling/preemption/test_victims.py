@@ -495,7 +495,7 @@ def a_shared_grid(work: list[tuple[float, int, str, int, str, bool]]) -> Scenari
 
 
 def weight(scenario: Scenario, way: PreemptionPlan, request: Request) -> int:
-    """What a way costs, victim by victim."""
+    """Weight of a set of victims."""
     costs, ledger = PreemptionCandidates(scenario.ledger, request, scenario.now, work_lost).costs, scenario.ledger
     unwished = 0 if way.node in request.prefer else NOT_PREFERRED
     return unwished + sum(
@@ -505,7 +505,7 @@ def weight(scenario: Scenario, way: PreemptionPlan, request: Request) -> int:
 
 
 def floors_and_truth(scenario: Scenario, request: Request) -> dict[str, tuple[int, int]]:
-    """Of every node where room can be made: what it costs at the least by the floors, and what it costs."""
+    """Bound and true cost of every node where room can be made."""
     ledger = scenario.ledger
     low = {
         one.node: one.weight

@@ -1,7 +1,5 @@
-"""Fair shares: who has had less goes first, what was long ago hardly counts, and the sums are exact.
-
-Quotas: what one user, or a team together, may hold at once; who is beyond is in nobody's way.
-"""
+"""Fair shares: the smaller share goes first, old usage hardly counts, and the sums are exact. Quotas: limits of one
+user, or of a team together; a request beyond them blocks no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why not: what a person is told, word for word."""
+"""Reasons as shown to a person, word for word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording of runs: every one that is over, once, also after a crash; what was cut short is a lower bound."""
+"""Recording of runs: every ended one, once, also after a crash; one cut short is a lower bound."""
 
 from __future__ import annotations
 
