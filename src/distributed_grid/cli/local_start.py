@@ -80,11 +80,7 @@ def reason_to_stay(environment: Mapping[str, str], *, reads_input: bool = True) 
 def is_advised_elsewhere(command: Sequence[str], state_dir: StateDir) -> bool:
     """Whether the control plane answers in time, and advises to start this command elsewhere."""
     try:
-        hello = f'{{"op":"hello","protocol":{PROTOCOL},"version":{_text(__version__)},"query_only":true}}'
-        origin = os.environ.get("GRID_NODE", "")
-        words = ",".join(map(_text, command))
-        question = f'{{"op":"advise_command","argv":[{words}],"origin":{_text(origin)}}}'
-        request = b"".join(len(body).to_bytes(4, "big") + b"J" + body for body in (hello.encode(), question.encode()))
+        request = request_frames(command)
         if len(request) > MAX_COMMAND_BYTES:
             return False
         return ELSEWHERE in _answers(state_dir.socket, request)
@@ -103,6 +99,15 @@ def exec_here(command: Sequence[str], environment: Mapping[str, str] | None = No
         reason = "not found" if missing else getattr(failure, "strerror", None) or str(failure)
         print(f"grid: {command[0]!a}: {reason}", file=sys.stderr, flush=True)
         os._exit(NOT_FOUND if missing else NOT_EXECUTABLE)
+
+
+def request_frames(command: Sequence[str]) -> bytes:
+    """A hello that changes nothing, and the question."""
+    hello = f'{{"op":"hello","protocol":{PROTOCOL},"version":{_text(__version__)},"query_only":true}}'
+    origin = os.environ.get("GRID_NODE", "")
+    words = ",".join(map(_text, command))
+    question = f'{{"op":"advise_command","argv":[{words}],"origin":{_text(origin)}}}'
+    return b"".join(len(body).to_bytes(4, "big") + b"J" + body for body in (hello.encode(), question.encode()))
 
 
 def _text(text: str) -> str:

@@ -4,8 +4,6 @@ Comments, the order of keys, spellings and defaults that are written out make no
 Nodes are compared by name; their order counts only where it makes another node the head.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

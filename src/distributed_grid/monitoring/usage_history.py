@@ -274,7 +274,7 @@ class NodeHistory:
         if gpus:
             busy = _clamp(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MAX_MILLI)
             used = _clamp(sum([gpu.in_use_bytes for gpu in gpus]), _MAX_BYTES)
-        numbers = (
+        numbers: _Numbers = (
             _clamp(usage.cpu_busy_milli, _MAX_MILLI),
             _clamp(usage.cpu_outside_milli, _MAX_MILLI),
             busy,
