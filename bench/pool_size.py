@@ -133,7 +133,7 @@ class ScaledCluster:
     """A ledger whose workers run the trace: as many leases of a whole worker as there were nodes in use."""
 
     def __init__(self, running: list[int | None], first: int) -> None:
-        """What was before the first step is learned; then that many workers and their headroom are there."""
+        """Learn the load before the first step; then that many workers and their headroom are there."""
         self._running = running
         self._pool = WarmPool()
         for number, load in enumerate(running[:first]):

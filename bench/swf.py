@@ -33,7 +33,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.reactor import step
-from distributed_grid.replay.trace_reader import read_trace
+from distributed_grid.replay.traces import read_trace
 
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN, EASY_LONGEST_H = 353, 93, 128

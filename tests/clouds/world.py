@@ -48,7 +48,7 @@ class Agent:
 
 @dataclass
 class ScheduleReport:
-    """What one schedule was, and which promise was broken, if one was."""
+    """One schedule and the promise it broke, if any."""
 
     provider: str
     seed: int
@@ -296,7 +296,7 @@ class CloudWorld:
         self._must(is_forced or is_over, f"{worker.id} with {', '.join(leases)} is {worker.state}: {worker.why}")
 
     def count_cost(self) -> None:
-        """What the machines that exist have really cost, by the day that the grid counts on."""
+        """Real costs of the existing machines, by the day that the grid counts on."""
         plane = self.plane
         day = current_day(plane.ledger, plane.wall_ms)
         since, now = self._priced_until, plane.now

@@ -41,7 +41,7 @@ from distributed_grid.scheduling.queue.queue import next_grant
 
 
 class ObservedStep(Struct):
-    """One event: what there was before, what was decided, what came of it."""
+    """One event with the ledger before it, its decision and its effects."""
 
     event: Cause
     rows_before: list[Row]
@@ -65,7 +65,7 @@ def by_job(effects: list[AttemptEffect]) -> list[AttemptEffect]:
 
 
 class _Seen(Struct):
-    """What is remembered of a ledger: the rows as a store would have them, and which leases began and ended."""
+    """Memory of a ledger: its rows as in a store, and the leases that began and ended."""
 
     stored: dict[tuple[str, str], bytes]
     leases: set[str]
@@ -73,7 +73,7 @@ class _Seen(Struct):
 
 
 class LedgerWatch:
-    """The live ledger, what a store would hold of it, and what has been seen so far.
+    """The live ledger, its rows as in a store, and the observations so far.
 
     Whoever steps the ledger says so before (`begin`) and after (`end`); what was seen since the last `keep` can be
     taken back with the ledger (`undo`).
@@ -138,12 +138,12 @@ class LedgerWatch:
             self.ends[row.id] += row.is_over
 
     def keep(self) -> None:
-        """What was seen until now is durable."""
+        """Make the observations up to now durable."""
         seen = self._seen
         self._kept = _Seen(dict(seen.stored), set(seen.leases), Tally(seen.ends))
 
     def undo(self) -> None:
-        """What was seen since the last `keep` has not happened."""
+        """Drop the observations since the last `keep`."""
         kept = self._kept
         self._seen = _Seen(dict(kept.stored), set(kept.leases), Tally(kept.ends))
         self._rebuilt = None
@@ -154,7 +154,7 @@ class LedgerWatch:
         self.heard_at, self.began_at = {}, self.now
 
     def rebuilt(self) -> Ledger:
-        """What a new control plane would find in the store; do not write to it."""
+        """The ledger that a new control plane would load; do not write to it."""
         if self._rebuilt is None:
             stored = self._seen.stored
             self._rebuilt = Ledger([decode_row(kind, stored[kind, key]) for kind, key in sorted(stored)])

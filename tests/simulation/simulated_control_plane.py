@@ -356,7 +356,7 @@ class SimulatedControlPlane:
         self.observer.committed(batch.changes)
 
     def _finish(self) -> None:
-        """What was decided is durable: act, then answer."""
+        """A durable decision: act, then answer."""
         assert self._batch is not None
         entries, batch, _ = self._batch
         self._batch = None
@@ -388,7 +388,7 @@ class SimulatedRegistry(NodeRegistry):
 
 
 class SimulatedGateway:
-    """The agent sessions of one life of the control plane; with a crash, what is under way in them never goes on."""
+    """The agent sessions of one life of the control plane; a crash ends everything under way in them."""
 
     def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control

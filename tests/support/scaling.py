@@ -58,7 +58,7 @@ class ScalingScenario(Scenario):
         self.handle(ScalingRulesSet(scaling or rules()))
 
     def evaluate(self, *, seconds: float = 0, warm: int = 0) -> ScalingPlan:
-        """What is done after so many seconds in which every worker that was asked for has not come yet."""
+        """The evaluation after so many seconds without a joined worker."""
         if seconds:
             self.advance(seconds)
         ids = tuple(f"w-{self.started + number}" for number in range(20))

@@ -12,7 +12,7 @@ from distributed_grid.errors import BadInput
 
 
 class Strategy(enum.StrEnum):
-    """Placement strategies; `scheduling/placement/scores.py` has the criteria of each."""
+    """Placement strategies; `score_rows` in `scheduling/placement/placement.py` has the score of each."""
 
     LOAD_BALANCED = "load_balanced"
     LOCAL_FIRST = "local_first"

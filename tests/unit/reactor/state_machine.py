@@ -274,7 +274,7 @@ class World(LedgerWatch):
         self.handle(events.AttemptsListed(name, known[:: every + 1], boot))
 
     def expire_starts(self, which: int) -> None:
-        """A node has not started anything in time that it was given; what has started is named, too."""
+        """A node has not started its jobs in time; started ones are named, too."""
         name = NAMES[which]
         self.handle(events.StartsExpired(name, tuple(lease.id for lease in self.ledger.leases_of(name))))
 

@@ -1,4 +1,4 @@
-"""Effects: what the rows of a ledger call for, no more and no less, whoever asks again."""
+"""Effects: the rows of a ledger call for them, no more and no less, whenever they are derived."""
 
 from __future__ import annotations
 

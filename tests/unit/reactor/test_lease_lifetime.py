@@ -1,6 +1,6 @@
 """Claims: leases that a new ledger learns of from elsewhere, held until their nodes confirm them.
 
-Deadlines: what could not be over in time is given up instead of started; what runs is left alone.
+Deadlines: a request that cannot end in time is given up instead of started; running jobs are left alone.
 """
 
 from __future__ import annotations

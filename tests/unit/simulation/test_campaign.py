@@ -151,7 +151,7 @@ def caught(
     orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
     control: type[SimulatedControlPlane] = SimulatedControlPlane,
 ) -> RunReport:
-    """What the invariants say to something broken; with what works they have nothing to say."""
+    """Findings of the invariants about a broken state; none about a correct one."""
     fine = World(scenario).run()
     assert not fine.violated, failure_text(fine)
     return World(scenario, machine=machine, orders=orders, control=control).run()

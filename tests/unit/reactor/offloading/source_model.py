@@ -56,7 +56,7 @@ class Guarded:
             self.reports.append("thawed")
 
     def kill(self) -> None:
-        """What was decided is done."""
+        """End a decided process."""
         if self.phase == "decided":
             self.original = "killed"
             self._enter("dead")
@@ -117,7 +117,7 @@ class Scene:
         return self.scenario.ledger
 
     def handle(self, event: Cause) -> None:
-        """One event; what it changed calls for effects, of which some are sent."""
+        """Handle one event and send some of its effects."""
         try:
             result = step(self.ledger, event, self.scenario.now)
         except GridError:
@@ -216,7 +216,7 @@ class Scene:
         self.late.append(self.over[lease_id])
 
     def hear(self, *, again: bool = False, backwards: bool = False) -> None:
-        """What was under way is heard; some of it twice, or in another order."""
+        """Deliver the messages under way; some of them twice, or in another order."""
         heard, self.late = self.late, self.late if again else []
         for event in list(reversed(heard) if backwards else heard):
             self.handle(event)

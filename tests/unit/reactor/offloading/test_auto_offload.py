@@ -1,4 +1,4 @@
-"""Automatic offloading: what it moves and how often, how it stops, and what it does for nodes short of memory."""
+"""Automatic offloading: its moves and their pace, its stop, and its help for nodes short of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Announced ends: what an agent may say about its machine, what has to leave and when, lifetimes, and lies."""
+"""Announced ends: an agent's claims about its machine, leaving work and its time, lifetimes, and lies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TakenScenario(ScalingScenario):
         self.start(uid)
 
     def announce(self, seconds: float | None, why: str = SPOT, *, withdrawn: bool = False) -> list[str]:
-        """What the audit trail says about the word of the agent."""
+        """Lines of the audit trail about the agent's announcement."""
         ends_in_ms = None if seconds is None else round(1000 * seconds)
         result = self.handle(WorkerEndAnnounced(self.id, why, ends_in_ms, withdrawn=withdrawn))
         return [f"{record.type}: {record.reason}" for record in result.records]

@@ -84,7 +84,7 @@ def grid() -> Iterator[Workers]:
 
 
 def stored(result) -> list:
-    """What of a step becomes durable."""
+    """Durable rows of a step."""
     return [row for row in result.changes if not row.is_volatile]
 
 

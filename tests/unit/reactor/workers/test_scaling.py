@@ -1,4 +1,4 @@
-"""Deciders of scaling: what an evaluation starts and drains, resuming, and the end of a drained worker."""
+"""Deciders of scaling: starts and drains of an evaluation, resuming, and the end of a drained worker."""
 
 from __future__ import annotations
 
