@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, Event, NodeDeclared
-from distributed_grid.domain.followups import PLACES, Followup
+from distributed_grid.domain.followups import Followup
 from distributed_grid.domain.states import JobState
 from distributed_grid.reactor.dispatch import DECIDERS, MAX_REASON_CHARS, REPORT_BURST, REPORT_REFILL_MS
 from tests.support.builders import Scenario, a_node, a_request, an_exit
@@ -27,10 +27,6 @@ def late(number: int, node: str = "gpu1", detail: str = "") -> AttemptEnded:
 
 def test_every_event_and_every_follow_up_has_a_decider() -> None:
     assert set(DECIDERS) == {*Event.__subclasses__(), *Followup.__subclasses__()}
-
-
-def test_only_follow_ups_have_a_place_of_their_own() -> None:
-    assert set(PLACES) <= {*Followup.__subclasses__()}
 
 
 def test_late_reports_of_one_node_are_bounded_and_the_rest_is_counted(scenario: Scenario) -> None:
