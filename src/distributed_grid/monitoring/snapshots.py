@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections import Counter
 
 from distributed_grid.api.answers.common import gigabytes, utc
-from distributed_grid.api.answers.metrics import ClusterSummary, ResourceSnapshot, ResourceSum, UnknownNode
+from distributed_grid.api.answers.metrics import (
+    ClusterSummary,
+    PressureSummary,
+    ResourceSnapshot,
+    ResourceSum,
+    UnknownNode,
+)
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage, cpu_part, gpu_part, memory_part, pressure
 from distributed_grid.domain.rebalancing import PressureReading
