@@ -26,6 +26,11 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Name = Annotated[str, Meta(max_length=128)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=20_000)]
+NodeName = Annotated[Name, Meta(description="Name of a node.")]
+LeaseName = Annotated[Name, Meta(description="Id of a lease, or any unique prefix.")]
+BoostName = Annotated[Name, Meta(description="Id of a boost, or any unique prefix.")]
+JobName = Annotated[Name, Meta(description="Id or uid of a job, or any unique prefix.")]
+MoveName = Annotated[Name, Meta(description="Id of a move, or any unique prefix.")]
 _HEX_ID = r"^[0-9a-f]{8,32}$"
 TokenId = Annotated[str, Meta(pattern=_HEX_ID)]
 _HASH, _NO_HASH = r"^[0-9a-f]{64}$", r"^([0-9a-f]{64})?$"
@@ -33,6 +38,7 @@ Hash = Annotated[str, Meta(pattern=_HASH)]
 OptionalHash = Annotated[str, Meta(pattern=_NO_HASH)]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Follow = Annotated[bool, Meta(description="Continue with new entries or output, until the end.")]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
 Umask = Annotated[int, Meta(ge=0, le=0o777)]
@@ -137,7 +143,7 @@ class ListNodes(Message, frozen=True):
 class GetNode(Message, frozen=True):
     """One node."""
 
-    node: Name
+    node: NodeName
 
 
 class ListOffers(Message, frozen=True):
@@ -151,34 +157,34 @@ class ListRecommendations(Message, frozen=True):
 class Explain(Message, frozen=True):
     """Why a job, a lease or a refused request waits, was placed there, was stopped, and when it starts."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    id: Annotated[str, Meta(min_length=1, max_length=256, description="Id of a job or a lease, or any unique prefix.")]
     kind: Literal["", "job", "lease"] = ""
 
 
 class GetLendingReport(Message, frozen=True):
     """Who lent whom how much; without `by` lender by borrower."""
 
-    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 30 * 86_400.0
-    by: Literal["", "user", "node", "day"] = ""
+    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9, description="Length of the report, until now.")] = 30 * 86_400.0
+    by: Annotated[Literal["", "user", "node", "day"], Meta(description="Sums by this alone.")] = ""
 
 
 class ListEvents(Message, frozen=True):
     """The audit trail, and with `follow` what still comes."""
 
-    after: Count | None = None
-    follow: bool = False
-    subject: Name | None = None
-    types: Names = ()
+    after: Annotated[Count, Meta(description="Only events after this `seq`.")] | None = None
+    follow: Follow = False
+    subject: Annotated[Name, Meta(description="Only events about this job, lease or node.")] | None = None
+    types: Annotated[Names, Meta(description="Only events of these types.")] = ()
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
 class GetMetrics(Message, frozen=True):
-    """What the nodes do and did; `window` is in minutes."""
+    """Measurements of the nodes, or of one."""
 
     kind: Literal["snapshots", "levels", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
-    node: Name = ""
-    resource_type: Name = ""
-    window: Annotated[int, Meta(ge=1, le=1_440)] | None = None
+    node: NodeName = ""
+    resource_type: Annotated[Name, Meta(extra_json_schema={"enum": ["cpu", "memory", "gpu"]})] = ""
+    window: Annotated[int, Meta(ge=1, le=1_440, description="How far back, in minutes.")] | None = None
 
 
 # ------------------------------------------------------------------ leases
@@ -210,13 +216,13 @@ class ListLeases(Message, frozen=True):
 class GetLease(Message, frozen=True):
     """One lease, alive or ended, by its id or any unique prefix."""
 
-    allocation_id: Name
+    allocation_id: LeaseName
 
 
 class ReleaseLease(Message, frozen=True):
     """Release a lease; an `exact` id is not a prefix."""
 
-    allocation_id: Name
+    allocation_id: LeaseName
     exact: bool = False
 
 
@@ -224,7 +230,7 @@ class ExtendLease(Message, frozen=True):
     """More time for a lease; the same request id counts once."""
 
     request_id: Id
-    allocation_id: Name
+    allocation_id: LeaseName
     seconds: Seconds
 
 
@@ -249,26 +255,26 @@ class RequestBoost(Message, frozen=True):
 class ListBoosts(Message, frozen=True):
     """The boosts that hold something, for one node or for all."""
 
-    node: Name = ""
+    node: Annotated[NodeName, Meta(description="Only boosts of this target node.")] = ""
 
 
 class GetBoost(Message, frozen=True):
     """One boost, by its id or any unique prefix."""
 
-    boost_id: Name
+    boost_id: BoostName
 
 
 class ReleaseBoost(Message, frozen=True):
     """Release a boost before its end."""
 
-    boost_id: Name
+    boost_id: BoostName
 
 
 class ExtendBoost(Message, frozen=True):
     """More time for a boost, counted from its end; the same request id counts once."""
 
     request_id: Id
-    boost_id: Name
+    boost_id: BoostName
     seconds: Seconds
 
 
@@ -361,9 +367,8 @@ class ListJobs(Message, frozen=True):
     """The living jobs, and those that ended last."""
 
     all: bool = False
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
-    """Of those that ended, the newest ones."""
-    user: Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="Number of ended jobs, the newest ones.")] = 20
+    user: Annotated[Name, Meta(description="Only jobs of this user.")] | None = None
     state: Literal["queued", "assigned", "running", "paused", "stopping", "ended"] | None = None
 
 
@@ -374,13 +379,13 @@ class ListLiveJobs(Message, frozen=True):
 class GetJob(Message, frozen=True):
     """One job."""
 
-    job_id: Name
+    job_id: JobName
 
 
 class CancelJob(Message, frozen=True):
     """Stop a job for good."""
 
-    job_id: Name
+    job_id: JobName
 
 
 class DetachJob(Message, frozen=True):
@@ -400,8 +405,8 @@ class WaitForJob(Message, frozen=True):
 class ReadLogs(Message, frozen=True):
     """The output of a job; with `follow` until it ends."""
 
-    job_id: Name
-    follow: bool = False
+    job_id: JobName
+    follow: Follow = False
     tail_bytes: Count | None = None
     stdout_seen: Count = 0
     stderr_seen: Count = 0
@@ -732,7 +737,7 @@ class RunScaling(Message, frozen=True):
 class ScanOffload(Message, frozen=True):
     """Work that could run elsewhere: on one node, or on all that are above a mark."""
 
-    node: Name = ""
+    node: Annotated[NodeName, Meta(description="This node; empty: all nodes above a mark.")] = ""
 
 
 class ExecuteOffload(Message, frozen=True):
@@ -759,19 +764,19 @@ class ExecuteOffload(Message, frozen=True):
 class ListMoves(Message, frozen=True):
     """The moves that go on, and with `all` those that have ended last."""
 
-    all: bool = False
+    all: Annotated[bool, Meta(description="Also the newest moves that have ended.")] = False
 
 
 class GetMove(Message, frozen=True):
     """One move, by its id or a unique prefix; ended ones, too."""
 
-    move_id: Name
+    move_id: MoveName
 
 
 class CancelMove(Message, frozen=True):
     """Leave the original as it was; refused once that is too late."""
 
-    move_id: Name
+    move_id: MoveName
 
 
 class ListConsents(Message, frozen=True):
@@ -989,12 +994,12 @@ def non_finite_in(body: bytes) -> str:
         return ""
 
 
-def convert(fields: dict[str, Any], kind: type[T]) -> T:
-    """The request of this type with these fields; BadInput says what does not fit."""
+def convert(fields: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
+    """The request of this type with these fields, texts unless `strict`; BadInput for an invalid one."""
     if "op" in fields:
         raise BadInput("invalid request: Object contains unknown field `op`")
     try:
-        op = msgspec.convert(fields, kind)
+        op = msgspec.convert(fields, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadInput(f"invalid request: {describe_patterns(str(error), PATTERN_WORDS)}") from None
     return _checked(op)

@@ -1,12 +1,13 @@
 """REST application and its HTTP server, inside the daemon's event loop. Agents' WebSockets are passed on.
 
-Imported when the first connection arrives, not before: FastAPI takes a second and 40 MB. OpenAPI needs a token, too.
+Imported when the first connection arrives: most control planes never get one. OpenAPI needs a token, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 import ssl
@@ -16,24 +17,25 @@ from typing import Any, cast
 
 import h11
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from distributed_grid import __version__
-from distributed_grid.errors import BadInput, GridError
+from distributed_grid.errors import GridError
 from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
-from distributed_grid.server.rest import routes
-from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
+from distributed_grid.server.rest.openapi import openapi_document
+from distributed_grid.server.rest.request_checks import HostCheck, IsKnownHost
 from distributed_grid.server.rest.responses import JsonResponse, error_response, http_error_response
+from distributed_grid.server.rest.routes import RestApi
 from distributed_grid.supervision import start_essential
 
-ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ARRIVAL_SECONDS = {"headers": 15.0, "body": 30.0}
 """How long each part of a request may take to arrive."""
 SHUTDOWN_SECONDS = 0.5
@@ -43,47 +45,37 @@ AgentEndpoint = Callable[[], asyncio.Protocol]
 
 def make_app(
     services: RestServices, admission: Admission, *, is_known_host: IsKnownHost, on_request: Callable[[], None]
-) -> FastAPI:
+) -> Starlette:
     """The application; `is_known_host` says whether a Host header may name it."""
-    app = FastAPI(
-        title="grid",
-        version=__version__,
-        description=ABOUT,
-        routes=[
-            *routes.router.routes,
-            *routes.prometheus_router.routes,
-        ],  # as they are: to include them is to make anew
-        openapi_url=None,  # served below, to those with a token
-        docs_url=None,  # the page that draws it would be fetched from the internet
-        redoc_url=None,
-        redirect_slashes=False,
+    api = RestApi(services, admission)
+    operations = api.operations()
+    make_document = functools.cache(lambda: openapi_document(operations))
+
+    async def openapi(request: Request) -> Response:
+        api.caller_of(request)
+        return JsonResponse(make_document())
+
+    routes = [
+        *(Route(operation.route.path, operation.serve, methods=[operation.route.method]) for operation in operations),
+        Route("/openapi.json", openapi),
+    ]
+    for route in routes:
+        (route.methods or set()).discard("HEAD")  # it would begin a stream that nobody reads
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)],
+        exception_handlers={GridError: _grid_error, HTTPException: _http_error, Exception: _bug},
     )
-    app.state.services, app.state.admission = services, admission
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(call: Authenticated) -> JsonResponse:
-        return JsonResponse(app.openapi())
-
-    app.add_exception_handler(GridError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _bug)
-    app.add_middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)
+    app.router.redirect_slashes = False
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _grid_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GridError)
     return error_response(error)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    slips = "; ".join(f"{'.'.join(map(str, slip['loc'][1:]))}: {slip['msg']}" for slip in error.errors()[:5])
-    return error_response(BadInput(f"invalid request: {slips}"))
-
-
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "NotFound", 405: "BadInput"}
     return http_error_response(
@@ -101,7 +93,7 @@ class UvicornServer:
     def __init__(
         self,
         listener: LimitedListener,
-        app: FastAPI,
+        app: Starlette,
         *,
         agent_endpoint: AgentEndpoint,
         tls: ssl.SSLContext | None,

@@ -37,13 +37,8 @@ from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink, JoinedAgentSocket
 from distributed_grid.server.access.tokens import TokenStore
-from distributed_grid.server.services.auto_offload import AutoOffloadService
-from distributed_grid.server.services.boosts import BoostService
+from distributed_grid.server.endpoints import EndpointTable
 from distributed_grid.server.services.jobs import JobService
-from distributed_grid.server.services.leases import LeaseService
-from distributed_grid.server.services.nodes import NodeService
-from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import ControlPlaneAddress
@@ -51,7 +46,7 @@ from distributed_grid.wire import ControlPlaneAddress
 if TYPE_CHECKING:
     import ssl
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
     from distributed_grid.server.access.certificates import Certificate
@@ -163,16 +158,11 @@ def own_addresses() -> list[str]:
 
 
 class RestServices(NamedTuple):
-    """The services that answer REST requests."""
+    """The endpoints of all services, complete at the first request, and two services whose bytes REST streams."""
 
-    nodes: NodeService
-    leases: LeaseService
-    boosts: BoostService
+    endpoints: Callable[[], EndpointTable]
     jobs: JobService
-    reports: ReportService
     packages: AgentPackages
-    offloading: OffloadingService
-    auto_offload: AutoOffloadService
 
 
 class RestListener:
@@ -467,8 +457,8 @@ class RestListener:
         write_private(self._folder / name, content, durable=False)
 
 
-def _load_server() -> tuple[Callable[..., FastAPI], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
-    """The application and its server, with everything they import: a second and 40 MB."""
+def _load_server() -> tuple[Callable[..., Starlette], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
+    """The application and its server, with everything they import."""
     from distributed_grid.server.access.certificates import server_context
     from distributed_grid.server.rest.app import UvicornServer, make_app
 
