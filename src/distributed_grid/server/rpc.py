@@ -44,7 +44,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, in the order of its requests; a client that hangs up cancels what is being answered.
+    """Answers one client, in the order of its requests; a client that hangs up cancels the request under way.
 
     A client that does not read its answers gets no more of them, and one with too many requests waiting is cut off.
     """
@@ -105,19 +105,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether a request has not been answered yet."""
+        """True while a request waits for its answer."""
         return self._busy or not self._messages.empty()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the client is gone, as far as is known: what is sent now is not delivered."""
+        """True once the client is known to be gone: a message sent now is not delivered."""
         return self._transport is None or self._transport.is_closing()
 
     async def _run(self) -> None:
         try:
             await self._answer_all()
         finally:
-            self.close()  # whoever waits for an answer that cannot be sent hears at least that
+            self.close()  # a client that waits for an answer sees the end at least
 
     async def _answer_all(self) -> None:
         while True:
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
                 self._busy = False
 
     def send_failure(self, failure: BaseException) -> None:
-        """Answer a request that failed; a bug is reported and logged, and the other clients go on."""
+        """Answer a failed request; a bug is logged, and affects no other client."""
         if isinstance(failure, GridError):
             self.send({"error": error_view(failure)})
         else:
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has received what was sent."""
+        """Wait until the client has received all messages."""
         await self._writable.wait()
 
 
@@ -185,7 +185,7 @@ def encode_answer(message: Any) -> bytes:
 
 
 class Dispatcher:
-    """Answers the requests of the socket as `owner`, who may do everything; `on_request` is called for each."""
+    """Answers the requests of the socket as `owner`, an admin; `on_request` is called for each."""
 
     def __init__(self, table: EndpointTable, *, owner: str, on_request: Callable[[], None]) -> None:
         self._endpoints = table.by_request
@@ -214,7 +214,7 @@ class Dispatcher:
                 await client.drain()
 
     async def _serve_one(self, client: Connection, op: requests.Message | GridError) -> None:
-        """Answer one request; what is wrong with it is raised."""
+        """Answer one request; an invalid one is raised."""
         self._on_request()
         if isinstance(op, GridError):
             raise op
@@ -277,7 +277,7 @@ class _SocketOutput:
 
 
 def _parse(body: bytes) -> requests.Message | GridError:
-    """The request, or what is wrong with it."""
+    """The request, or the error in it."""
     try:
         return requests.parse(body)
     except GridError as failure:
@@ -285,14 +285,14 @@ def _parse(body: bytes) -> requests.Message | GridError:
 
 
 class NodeMemoryDispatcher:
-    """Answers programs on other nodes, which ask through their agent: about the memory pool of `owner` alone."""
+    """Answers programs on other nodes, through their agents, about the memory pool of `owner` alone."""
 
     def __init__(self, memory: MemoryService, owner: str) -> None:
         self._endpoints = EndpointTable([memory]).by_request
         self._caller = Caller(owner)
 
     async def serve(self, node: str, body: bytes) -> bytes:
-        """The answer to one request from a node; what is wrong with it is in the answer."""
+        """The answer to one request from a node; a failure is in the answer."""
         try:
             op = requests.parse(body)
             if isinstance(op, requests.ClientHello):

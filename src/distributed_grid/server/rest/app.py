@@ -136,7 +136,7 @@ class UvicornServer:
         gc.freeze()
 
     async def stop(self) -> None:
-        """Let nobody new in, give answers under way a moment, cut streams and agents off."""
+        """Close the port, wait a moment for answers under way, cut off streams and agents."""
         self._server.ending.set()
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=4 * SHUTDOWN_SECONDS)
@@ -145,18 +145,17 @@ class UvicornServer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way, such as a stream somebody follows."""
+        """True while an answer is under way, such as a followed stream."""
         return bool(self._server.server_state.tasks)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signals, clock and manner of leaving."""
+    """uvicorn without its own signals, clock and shutdown."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ending = asyncio.Event()
-        self.transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        """The connections made so far, those of agents included."""
+        self.transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # those of agents included
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,7 +180,7 @@ class _Server(uvicorn.Server):
 
 
 class _HttpConnection(H11Protocol):
-    """A connection that is remembered, whose peer does not have too many, and whose requests arrive within a while."""
+    """HTTP connection with a limit per peer, and a deadline for each part of a request."""
 
     def __init__(
         self,
@@ -223,13 +222,13 @@ class _HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _awaited(self) -> str:
-        """What of a request has begun and is not there yet; between requests nothing is."""
+        """The part of a request that has begun to arrive: headers, body, or none between requests."""
         if self.conn.their_state is h11.SEND_BODY:
             return "body"
         return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else ""
 
     def _await(self, part: str) -> None:
-        """Let the other side go on with this part, for so long at most."""
+        """Set the deadline for this part; none for an empty one."""
         if part == self._awaits:
             return
         self._awaits = part
@@ -240,7 +239,7 @@ class _HttpConnection(H11Protocol):
             self._deadline = self.loop.call_later(self._arrival_seconds[part], self._give_up)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. An answer to an earlier request that is still under way can be sent no more."""
+        """Refuse a broken request, and drop an unfinished answer to an earlier one."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -256,7 +255,7 @@ class _HttpConnection(H11Protocol):
 
 
 def _too_many(peer: str, limit: int) -> bytes:
-    """The whole answer to a connection too many."""
+    """Answer to a connection beyond the limit of its peer."""
     message = f"{peer} has {limit} connections already, which is the limit (server.max_connections_per_peer)"
     body = http_error_response(429, "Refused", message).body
     head = f"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -85,7 +85,7 @@ class RestApi:
             Operation(
                 route=JOIN,
                 id="join",
-                description="Exchange a join token for the right to connect with a key, of which only the hash is sent.",
+                description="Exchange a join token for the right to connect with a key; only its hash is sent.",
                 serve=self._join,
                 request=requests.JoinRequest,
                 answer=view_types.JoinAnswer,
