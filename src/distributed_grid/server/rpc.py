@@ -115,23 +115,20 @@ class Connection(asyncio.Protocol):
 
     async def _run(self) -> None:
         try:
-            await self._answer_all()
+            while True:
+                bodies = [await self._messages.get()]
+                taken = len(bodies[0])
+                while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
+                    bodies.append(self._messages.get_nowait())
+                    taken += len(bodies[-1])
+                self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
+                self._busy = True
+                try:
+                    await self._serve(self, bodies)
+                finally:
+                    self._busy = False
         finally:
             self.close()  # a client that waits for an answer sees the end at least
-
-    async def _answer_all(self) -> None:
-        while True:
-            bodies = [await self._messages.get()]
-            taken = len(bodies[0])
-            while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
-                bodies.append(self._messages.get_nowait())
-                taken += len(bodies[-1])
-            self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
-            self._busy = True
-            try:
-                await self._serve(self, bodies)
-            finally:
-                self._busy = False
 
     def send_failure(self, failure: BaseException) -> None:
         """Answer a failed request; a bug is logged, and affects no other client."""
@@ -161,10 +158,10 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""
-        body = encode_answer(message)
+        body = _encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:
-            why = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
-            body = encode_answer({"error": error_view(Refused(why))})
+            reason = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
+            body = _encoder.encode({"error": error_view(Refused(reason))})
         self.send_frame(JSON, body)
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
@@ -177,11 +174,6 @@ class Connection(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until the client has received all messages."""
         await self._writable.wait()
-
-
-def encode_answer(message: Any) -> bytes:
-    """A message as JSON."""
-    return _encoder.encode(message)
 
 
 class Dispatcher:
@@ -225,14 +217,12 @@ class Dispatcher:
                 await client.send_answer(answer)
                 if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
                     undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
-                    start_logged(self._withdraw(undelivered), "a task that was not delivered")
+                    withdrawal = self._endpoints[requests.WithdrawAsk].call(undelivered, self._owner)
+                    start_logged(withdrawal, "a task that was not delivered")
             case Kind.PROGRESS:
                 client.send({**await bound.call(op, self._owner, client.send), "done": True})
             case Kind.STREAM:
                 await self._stream(bound, op, client)
-
-    async def _withdraw(self, op: requests.WithdrawAsk) -> None:
-        await self._endpoints[requests.WithdrawAsk].call(op, self._owner)
 
     async def _stream(self, bound: BoundEndpoint, op: requests.Message, client: Connection) -> None:
         """Send a stream by hand: events, files, or the output of a job."""
@@ -298,10 +288,10 @@ class NodeMemoryDispatcher:
             if isinstance(op, requests.ClientHello):
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
-                return encode_answer({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
+                return _encoder.encode({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
             if (bound := self._endpoints.get(type(op))) is None:
                 raise Refused("from another node only the memory pool can be asked for")
             home = (node,) if isinstance(op, requests.AllocateBlock) else ()
-            return encode_answer(await bound.call(op, self._caller, *home))
+            return _encoder.encode(await bound.call(op, self._caller, *home))
         except GridError as error:
-            return encode_answer({"error": error_view(error)})
+            return _encoder.encode({"error": error_view(error)})

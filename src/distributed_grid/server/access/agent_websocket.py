@@ -103,7 +103,11 @@ class AgentWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._socket.receive_data(data)
-        self._process_events()
+        for event in self._socket.events_received():
+            if isinstance(event, Request):
+                self._upgrade(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
         self._flush()
 
     def eof_received(self) -> None:
@@ -144,13 +148,6 @@ class AgentWebSocket(asyncio.Protocol):
                 return
         if self._socket.state is State.CLOSED:
             self._transport.close()
-
-    def _process_events(self) -> None:
-        for event in self._socket.events_received():
-            if isinstance(event, Request):
-                self._upgrade(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
 
     def _upgrade(self, request: Request) -> None:
         try:

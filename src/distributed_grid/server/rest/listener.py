@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -192,7 +192,10 @@ class RestListener:
         self._agent_socket = JoinedAgentSocket(folder / AGENT_SOCKET, self._accept_agent)
         self._moved = ""
         self.admission = Admission(
-            TokenStore(folder), configured=configured, advertise=self.advertise, disconnect=self._disconnect
+            TokenStore(folder),
+            configured=configured,
+            advertise=self.advertise,
+            disconnect=lambda node: self._agent_connections.close(node, "revoked"),
         )
 
     async def start(self, owner: str) -> None:
@@ -244,7 +247,7 @@ class RestListener:
             if self._certificate is None:
                 self._certificate = await self._certificate_for(self._address)
                 if self._listener is not None:
-                    self._write("rest.json", msgspec.json.encode(self._description()))
+                    self._write_description()
             return self._certificate
 
     async def advertise(self) -> AdvertisedAddress:
@@ -253,7 +256,9 @@ class RestListener:
         return AdvertisedAddress(self._addresses(), certificate.fingerprint, str(self._agent_socket.path))
 
     async def _open(self, address: Address) -> None:
-        if self._listener is not None and self._serves(address):
+        before = self._address
+        has_port = address.port in (0, before.port) or not (address.has_named_port or before.has_named_port)
+        if self._listener is not None and address.host == before.host and has_port:
             self._address = address
             return
         if self._settings.certificate and self._settings.key:
@@ -269,14 +274,8 @@ class RestListener:
         self._bound_to = (address.host, listener.getsockname()[1])
         self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
         self._remember_port(remembered)
-        self._write("rest.json", msgspec.json.encode(self._description()))
+        self._write_description()
         asyncio.get_running_loop().add_reader(listener.fileno(), self._on_first_connection, listener)
-
-    def _serves(self, address: Address) -> bool:
-        """True if this address is in use already; without a named port any port will do."""
-        had = self._address
-        is_same = address.port == had.port or address.port == 0 or not (address.has_named_port or had.has_named_port)
-        return address.host == had.host and is_same
 
     def _bind(self, address: Address, remembered_port: int) -> LimitedListener:
         return LimitedListener.of(address.bind(remembered_port), self._settings.max_connections_per_peer)
@@ -391,9 +390,6 @@ class RestListener:
             addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path)
         )
 
-    def _disconnect(self, node: str) -> None:
-        self._agent_connections.close(node, "revoked")
-
     def _configured_address(self) -> Address:
         settings = self._settings
         host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
@@ -438,16 +434,16 @@ class RestListener:
         hosts = [*self._settings.names, *(own_addresses() if address.is_wildcard else [address.host])]
         return tuple(host_port(host, port or self._bound_to[1]) for host in dict.fromkeys(hosts))
 
-    def _description(self) -> dict[str, Any]:
-        fingerprint = self._certificate.fingerprint if self._certificate else None
-        return {
+    def _write_description(self) -> None:
+        description = {
             "url": self.url,
             "host": self._bound_to[0],
             "port": self._bound_to[1],
-            "fingerprint": fingerprint,
+            "fingerprint": self._certificate.fingerprint if self._certificate else None,
             "certificate": str(self._certificate.certificate) if self._certificate else None,
             "agent_socket": str(self._agent_socket.path),
         }
+        self._write("rest.json", msgspec.json.encode(description))
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
