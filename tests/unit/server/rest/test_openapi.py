@@ -66,9 +66,7 @@ def test_a_parameter_of_the_path_is_required_and_not_empty() -> None:
 
 
 def test_a_body_has_neither_the_path_nor_hidden_fields_and_its_id_is_optional() -> None:
-    extend = operation_of(
-        post("/leases/{name}/extend", "leases", name="allocation_id"), requests.ExtendLease
-    )
+    extend = operation_of(post("/leases/{name}/extend", "leases", name="allocation_id"), requests.ExtendLease)
     body = extend["requestBody"]["content"]["application/json"]["schema"]
     assert (sorted(body["properties"]), body["required"]) == (["request_id", "seconds"], ["seconds"])
     assert body["additionalProperties"] is False
