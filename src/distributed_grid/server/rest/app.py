@@ -30,7 +30,7 @@ from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest.listener import RestServices
-from distributed_grid.server.rest.openapi import openapi_document
+from distributed_grid.server.rest.openapi import Handler, openapi_document
 from distributed_grid.server.rest.request_checks import HostCheck, IsKnownHost
 from distributed_grid.server.rest.responses import JsonResponse, error_response, http_error_response
 from distributed_grid.server.rest.routes import RestApi
@@ -55,12 +55,12 @@ def make_app(
         api.caller_of(request)
         return JsonResponse(make_document())
 
-    routes = [
-        *(Route(operation.route.path, operation.serve, methods=[operation.route.method]) for operation in operations),
-        Route("/openapi.json", openapi),
-    ]
+    handlers: dict[str, dict[str, Handler]] = {"/openapi.json": {"GET": openapi}}
+    for operation in operations:
+        handlers.setdefault(operation.route.path, {})[operation.route.method] = operation.serve
+    routes = [Route(path, _dispatcher(by_method), methods=[*by_method]) for path, by_method in handlers.items()]
     for route in routes:
-        (route.methods or set()).discard("HEAD")  # it would begin a stream that nobody reads
+        (route.methods or set()).discard("HEAD")  # Starlette adds it to GET: it would begin streams
     app = Starlette(
         routes=routes,
         middleware=[Middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)],
@@ -68,6 +68,15 @@ def make_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _dispatcher(by_method: Mapping[str, Handler]) -> Handler:
+    """The handler of a path, so that a wrong method is refused with all those of the path."""
+
+    async def serve(request: Request) -> Response:
+        return await by_method[request.method](request)
+
+    return serve
 
 
 async def _grid_error(request: Request, error: Exception) -> Response:

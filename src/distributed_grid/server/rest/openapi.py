@@ -30,6 +30,7 @@ IDEMPOTENCY_KEY = {
 }
 REFERENCE = "#/components/schemas/{name}"
 Schema = dict[str, Any]
+Handler = Callable[[Request], Awaitable[Response]]
 UNTYPED_ANSWERS: dict[str, Any] = {
     "list_nodes": view_types.NodeList,
     "get_node": view_types.NodeDetail,
@@ -68,7 +69,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     route: Route
     id: str
     description: str
-    serve: Callable[[Request], Awaitable[Response]]
+    serve: Handler
     request: type[Struct] | None = None  # its fields are the parameters and the body
     answer: Any = None  # type of the answer in JSON
     content: Mapping[str, Schema] = {}  # schemas of another answer, by media type
