@@ -33,7 +33,11 @@ def read(
         "headers": [(b"idempotency-key", key.encode())] if key is not None else [],
         "path_params": path,
     }
-    return asyncio.run(request_reader(route, kind)(Request(scope, receive)))
+
+    async def reading() -> Any:
+        return await request_reader(route, kind)(Request(scope, receive))
+
+    return asyncio.run(reading())
 
 
 def test_parameters_of_the_path_and_the_query_are_converted_to_the_types_of_their_fields() -> None:
