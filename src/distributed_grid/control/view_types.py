@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from typing_extensions import TypedDict
+from typing import Any, TypedDict
 
 from distributed_grid.api.answers.metrics import ClusterSummary, SchedulingFigures
 from distributed_grid.domain.rebalancing import SharingPolicy

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from msgspec import to_builtins
 
 from distributed_grid.api.answers.common import HIDDEN, Answer, Viewer, gigabytes
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
-from distributed_grid.domain.processes import ProcessInfo
 from distributed_grid.domain.states import MoveState
 from distributed_grid.masking.command_line import shown_command
 from distributed_grid.reactor.pressure import is_enabled
@@ -41,7 +43,7 @@ class ProposalRow(Answer, frozen=True, kw_only=True):
     obstacles: list[str]
     needs_consent: bool
     shape: str | None
-    process: ProcessInfo | None
+    process: dict[str, Any] | None  # `domain/processes.py`
 
     @classmethod
     def of(cls, viewer: Viewer, proposal: Proposal) -> ProposalRow:
@@ -70,7 +72,7 @@ class ProposalRow(Answer, frozen=True, kw_only=True):
             obstacles=[obstacle.text for obstacle in proposal.obstacles] if is_shown else [],
             needs_consent=proposal.needs_consent,
             shape=proposal.shape or None if is_shown else None,
-            process=process if is_shown else None,
+            process=to_builtins(process) if process is not None and is_shown else None,
         )
 
 

@@ -30,8 +30,16 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
-from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun, limits_of
-from distributed_grid.prediction.task_shape import TaskShape, number_of, pulled_shape, task_shape, typed_task_shape
+from distributed_grid.prediction.task_runs import (
+    MemoryPrediction,
+    TaskRun,
+    TaskShape,
+    limits_of,
+    number_of,
+    pulled_shape,
+    task_shape,
+    typed_task_shape,
+)
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.records import ended_job
 

@@ -33,7 +33,7 @@ from distributed_grid.api.answers.daemon import (
 )
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.differences import meaning_digest, with_live_keys
+from distributed_grid.config.cluster_config import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.clock_jumps import jump_text
 from distributed_grid.domain.events import ClocksConfirmed
@@ -227,15 +227,13 @@ class DaemonService:
                     notes += [note for note in (difference_note(compared, self._selected),) if note]
                 else:
                     handing_over = await self._require(compared, notes)
-        if handing_over:
-            self._idle_timer.stop()
-        elif op.protocol != PROTOCOL:
+        if not handing_over and op.protocol != PROTOCOL:
             raise ProtocolError(
                 f"this control plane is grid {__version__} and speaks protocol {PROTOCOL}, not {op.protocol} like grid "
                 f"{op.version}: upgrade the older one"
             )
         hosts = await self._grid.read(lambda ledger, now: {node.name: node.host for node in ledger.nodes.values()})
-        return Greeting(
+        greeting = Greeting(
             protocol=PROTOCOL,
             version=__version__,
             pid=os.getpid(),
@@ -247,6 +245,9 @@ class DaemonService:
             nodes=list(hosts),
             far_nodes=[name for name, host in hosts.items() if host not in ("local", PULL_HOST)],
         )
+        if handing_over:
+            self._idle_timer.stop()  # last: the answer is sent before anything else runs
+        return greeting
 
     async def _compare(self, op: requests.ClientHello | requests.ReloadConfig) -> ConfigComparison:
         assert op.config_path is not None

@@ -31,9 +31,9 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRulesSet,
-    WorkersChecked,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
@@ -245,7 +245,7 @@ class WorkerReconciler:
         """Check the deadlines and budgets of workers, perform their effects, and compare with due lists."""
         if self._grid.ledger.workers or self._grid.ledger.offer_closures:
             before = await self._grid.read(budget_alarms)
-            await self._grid.handle_with_retry(WorkersChecked(wall_ms()))
+            await self._grid.handle_with_retry(WallTimePassed(wall_ms()))
             after = await self._grid.read(budget_alarms)
             for subject in after.keys() - before.keys():
                 self._on_alarm(subject, after[subject])
