@@ -203,9 +203,9 @@ def test_a_budget_neither_refuses_for_good_nor_pays_twice(machine: Machine, by_m
 
 def test_a_token_that_is_valid_works_when_the_clock_is_right(machine: Machine, by_ms: int, tmp_path: Path) -> None:
     tokens = TokenStore(tmp_path, lambda: machine.wall)
-    tokens.add(UserToken("0123456789ab", hash_of("secret"), "ana", expires_ms=machine.wall + 5 * DAY_MS))
+    tokens.add(UserToken(id="0123456789ab", hash=hash_of("secret"), user="ana", expires_ms=machine.wall + 5 * DAY_MS))
     for number, situation in enumerate(machine.wrong_clocks(by_ms)):
-        tokens.add(UserToken(f"00000000000{number}", hash_of("other"), "bo"))  # each write sweeps
+        tokens.add(UserToken(id=f"00000000000{number}", hash=hash_of("other"), user="bo"))  # each write sweeps
         if "wrong" not in situation:
             assert tokens.user_of(bearer_text("0123456789ab", "secret")) is not None, situation
 

@@ -178,7 +178,12 @@ class RestApi:
         caller = self.caller_of(request)
         query = await self._read_output_query(request)
         await self._jobs.find_own(query.job_id, caller)  # an error comes before anything is streamed
-        op = requests.ReadLogs(query.job_id, query.follow, query.tail_bytes, **{f"{query.stream}_seen": query.seen})
+        op = requests.ReadLogs(
+            job_id=query.job_id,
+            follow=query.follow,
+            tail_bytes=query.tail_bytes,
+            **{f"{query.stream}_seen": query.seen},
+        )
 
         async def produce(write: Write) -> None:
             stream = STDOUT if query.stream == "stdout" else STDERR

@@ -279,7 +279,7 @@ def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: An
 
 def test_a_dry_run_says_who_would_lend_and_lends_nothing(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
-        op = requests.RequestBoost("b1", "master", "gpu", 1, dry_run=True)
+        op = requests.RequestBoost(request_id="b1", target="master", resource_type="gpu", amount=1, dry_run=True)
         answer = await cluster.boosts.request_and_wait(op, ANN)
         assert (answer.boost, answer.decision.node_id) == (None, "ash")
         assert await cluster.names() == []
@@ -290,7 +290,7 @@ def test_a_dry_run_says_who_would_lend_and_lends_nothing(run_scenario: Any) -> N
 def test_rest_does_not_wait(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         await cluster.boost("b1", resource_type="gpu")
-        op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
+        op = requests.RequestBoost(request_id="b2", target="master", resource_type="gpu", amount=1, wait_seconds=60)
         answer = await cluster.boosts.request(op, ANN)
         assert (answer.boost.state, answer.boost.is_active) == (str(LeaseState.ASKED), False)
 
