@@ -54,7 +54,11 @@ class AgeClock:
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._saved: ClockState | None = None
-        found = _load(path)
+        try:
+            content = unsealed(path.read_bytes())
+            found = msgspec.json.decode(content, type=ClockState) if content is not None else None
+        except (OSError, msgspec.DecodeError):
+            found = None
         if found is None and path.exists():
             log.warning("%s cannot be used: ages begin anew, and nothing is deleted by age before its time", path)
         self._state = found or ClockState(self._reading())
@@ -98,7 +102,12 @@ class AgeClock:
     def _enter(self, state: ClockState, *, confirmed: bool = False) -> None:
         before, self._state = self._state, state
         if _size_of(state.jump) != _size_of(before.jump):
-            _log_change(state, confirmed=confirmed)
+            if state.jump is not None:
+                log.warning("%s", jump_text("this machine", state.jump.by_ms, state.waits_ms))
+            elif confirmed:
+                log.info("the wall clock was confirmed: deletions by age go on")
+            else:
+                log.info("the wall clock is steady: deletions by age go on")
         if self._saved is None or state.jump != self._saved.jump or state.points != self._saved.points:
             self._save()
 
@@ -113,20 +122,3 @@ class AgeClock:
 
 def _size_of(jump: ClockJump | None) -> int:
     return jump.by_ms if jump is not None else 0
-
-
-def _log_change(state: ClockState, *, confirmed: bool) -> None:
-    if state.jump is not None:
-        log.warning("%s", jump_text("this machine", state.jump.by_ms, state.waits_ms))
-    elif confirmed:
-        log.info("the wall clock was confirmed: deletions by age go on")
-    else:
-        log.info("the wall clock is steady: deletions by age go on")
-
-
-def _load(path: Path) -> ClockState | None:
-    try:
-        content = unsealed(path.read_bytes())
-        return msgspec.json.decode(content, type=ClockState) if content is not None else None
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -260,7 +260,11 @@ class ChildProcess(Generic[T]):
             log.error("the %s process broke off: %s", self._label, failure)
         finally:
             self._writer, self._is_ready = None, False
-            self._fail_requests()
+            for request in self._requests.values():
+                if not request.resend and not request.answer.done():
+                    request.answer.set_exception(
+                        Unreachable(f"the {self._label} process ended while it worked; try again")
+                    )
             self._on_exit("")
 
     def _receive(self, report: T) -> None:
@@ -274,12 +278,6 @@ class ChildProcess(Generic[T]):
             request.on_step(report.step)
         elif not request.answer.done():
             request.answer.set_result(report)
-
-    def _fail_requests(self) -> None:
-        """The child is gone, and nobody knows how far it came."""
-        for request in self._requests.values():
-            if not request.resend and not request.answer.done():
-                request.answer.set_exception(Unreachable(f"the {self._label} process ended while it worked; try again"))
 
 
 @asynccontextmanager
@@ -315,16 +313,12 @@ async def _started(module: str) -> AsyncIterator[Streams]:
     finally:
         writer.close()
         with contextlib.suppress(ProcessLookupError):
-            await _reap(process)
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(EXIT_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+            try:
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 # ---------------------------------------------------------------- the child's side

@@ -346,7 +346,13 @@ class Agent:
                 except Exception as failure:  # the outermost loop: the next order may well succeed
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
             elif isinstance(order, ListProcesses | CheckFiles):
-                self._process_queries().received(order)
+                if self._processes is None:
+                    from distributed_grid.agent.offloading.process_queries import (
+                        ProcessQueries,
+                    )  # only offloading needs it
+
+                    self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
+                self._processes.received(order)
             elif isinstance(order, MoveOrder):
                 self._source_moves().carry_out(order)
 
@@ -363,13 +369,6 @@ class Agent:
 
     def _moved_from(self, move_id: str) -> HeldDirectory | None:
         return self._moves.directory(move_id) if self._moves is not None else None
-
-    def _process_queries(self) -> ProcessQueries:
-        if self._processes is None:
-            from distributed_grid.agent.offloading.process_queries import ProcessQueries  # only offloading needs it
-
-            self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
-        return self._processes
 
     def _surroundings(self) -> Surroundings:
         from distributed_grid.agent.offloading.process_inventory import Surroundings
@@ -435,7 +434,11 @@ class Agent:
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
-            capacity = self._reassessed(node)
+            if node not in self._to_reassess or self._capacity is None:
+                capacity = None
+            else:
+                self._to_reassess.discard(node)
+                capacity = ReportedCapacity.of(self._capacity())
             said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
             starting = self._orders.starting(node, beat)
             held = tuple(one for one in outgrown if running[one.lease_id].node == node)[:MAX_OUTGROWN]
@@ -447,13 +450,6 @@ class Agent:
         if state.jump is None:
             return None
         return PendingClockJump(max(-MAX_JUMP_MS, min(state.jump.by_ms, MAX_JUMP_MS)), state.waits_ms)
-
-    def _reassessed(self, node: str) -> ReportedCapacity | None:
-        """What the machine has, detected anew, where the control plane asked for it."""
-        if node not in self._to_reassess or self._capacity is None:
-            return None
-        self._to_reassess.discard(node)
-        return ReportedCapacity.of(self._capacity())
 
 
 class BlockingObserver:
@@ -521,38 +517,37 @@ class HostedAttempts:
         return order.command.workdir if self.is_remote or not order.command.cwd else ""
 
     async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
-        await self._host.launch(self._spec(order, start_by_boot_ms))
+        command, claim = order.command, order.claim
+        is_remote = self.is_remote
+        env = dict(command.env)
+        await self._host.launch(
+            AttemptSpec(
+                attempt_id=order.lease_id,
+                job_id=order.job_id,
+                node=order.node,
+                fence=order.fence,
+                argv=command.argv,
+                env=self._own_environment(env, command.given) if is_remote else env,
+                cwd=None if is_remote else command.cwd or None,
+                cpu_milli=claim.cpu_milli,
+                memory_bytes=claim.memory_bytes,
+                most_memory_bytes=order.most_memory_bytes,
+                gpu_indexes=tuple(share.index for share in claim.gpus),
+                timeout_ms=command.timeout_ms,
+                grace_ms=command.grace_ms,
+                hold_ms=order.hold_ms,
+                max_output_bytes=self.max_output_bytes,
+                max_files_bytes=self.max_files_bytes,
+                start_by_boot_ms=start_by_boot_ms,
+                may_run_again=order.may_run_again,
+            )
+        )
 
     async def stop(self, order: StopAttemptOrder) -> None:
         await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
     def resize(self, order: ResizeAttemptOrder) -> None:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
-
-    def _spec(self, order: StartAttemptOrder, start_by_boot_ms: int) -> AttemptSpec:
-        command, claim = order.command, order.claim
-        is_remote = self.is_remote
-        env = dict(command.env)
-        return AttemptSpec(
-            attempt_id=order.lease_id,
-            job_id=order.job_id,
-            node=order.node,
-            fence=order.fence,
-            argv=command.argv,
-            env=self._own_environment(env, command.given) if is_remote else env,
-            cwd=None if is_remote else command.cwd or None,
-            cpu_milli=claim.cpu_milli,
-            memory_bytes=claim.memory_bytes,
-            most_memory_bytes=order.most_memory_bytes,
-            gpu_indexes=tuple(share.index for share in claim.gpus),
-            timeout_ms=command.timeout_ms,
-            grace_ms=command.grace_ms,
-            hold_ms=order.hold_ms,
-            max_output_bytes=self.max_output_bytes,
-            max_files_bytes=self.max_files_bytes,
-            start_by_boot_ms=start_by_boot_ms,
-            may_run_again=order.may_run_again,
-        )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
         """The environment of a job, with a Python that has the memory pool and the socket for its queries."""

@@ -148,7 +148,8 @@ def serve(options: argparse.Namespace) -> int:
         raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
     end_process_on_failure(agent_dir.path / "failure.txt")
-    _raise_file_limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     grace_ms = asyncio.run(_serve(agent_dir, options.declare_gpus, exit_seconds))
     return asyncio.run(_stop_jobs(agent_dir, grace_ms)) if grace_ms is not None else 0
 
@@ -164,12 +165,6 @@ def _seconds_of(variable: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise BadInput(f"${variable} is {text!r}: expected a number of seconds")
     return seconds
-
-
-def _allocated() -> Capacity:
-    """The part of this machine that a batch system has allocated to this agent, where its environment says so."""
-    cpus, memory = (os.environ.get(name, "") for name in (CPU_VARIABLE, MEMORY_VARIABLE))
-    return Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0)
 
 
 async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: float) -> None:
@@ -196,7 +191,13 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
     if node is None:
         return None
     probe, gpus = MachineProbe(), GpuProbe()
-    detector = HardwareDetector(probe, gpus, declare_gpus, allocated=_allocated())
+    cpus, memory = (os.environ.get(name, "") for name in (CPU_VARIABLE, MEMORY_VARIABLE))
+    detector = HardwareDetector(
+        probe,
+        gpus,
+        declare_gpus,
+        allocated=Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0),
+    )
     uplink = Uplink(node, _dial(agent_dir))
     epoch = agent_dir.read("epoch.json").get("epoch", 0)
     meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / "ray" / "started.json")
@@ -414,8 +415,3 @@ def _configure_logging(path: Path, *, to_terminal: bool) -> None:
     configure_logging(*handlers)
     logging.getLogger("websockets").setLevel(logging.WARNING)
     log.info("agent on %s", socket.gethostname())
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

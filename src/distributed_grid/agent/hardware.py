@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.gpu_probe import Gpu, GpuProbe, GpuSample
-from distributed_grid.adapters.probes.machine_probe import MachineProbe, MachineSample
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.errors import BadInput
 
@@ -107,10 +107,16 @@ class HardwareDetector:
         """How busy the machine is, and its resources; `own_pids` are the grid's own, which leave a GPU available."""
         sample, gpus = self._probe.totals(), self._samples(own_pids)
         machine = self._probe.capacity()
-        load = _load(sample, machine.cpu_milli / 1000, whole_machine=self._probe.sees_whole_machine)
+        # Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured.
+        load = sample.load1 if self._probe.sees_whole_machine else sample.cpu_ratio_total * (machine.cpu_milli / 1000)
+        # A device is available when others leave it nearly idle and a gigabyte of its memory free.
+        devices = self._devices()
+        seen = {sample.index: sample for sample in gpus}
+        used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
+        # How busy the processor is; in the first moment, before anything could be measured, by its load.
         return {
-            "timestamp": _now(),
-            "cpu_percent": round(100 * _busy(sample, load), 1),
+            "timestamp": datetime.now(UTC).isoformat(),
+            "cpu_percent": round(100 * (sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)), 1),
             "memory_percent": round(100 * sample.memory_used_bytes / max(1, machine.memory_bytes), 1),
             "gpu_utilization": round(sum(one.busy_milli for one in gpus) / 10 / len(gpus), 1) if gpus else 0,
             "resources": {
@@ -123,7 +129,12 @@ class HardwareDetector:
                     "total_mb": machine.memory_bytes // MIB,
                     "available_mb": (machine.memory_bytes - sample.memory_used_bytes) // MIB,
                 },
-                "gpu": _gpu_resources(self._devices(), gpus),
+                "gpu": {
+                    "devices": len(devices),
+                    "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
+                    "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
+                    "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
+                },
             },
         }
 
@@ -147,34 +158,12 @@ class HardwareDetector:
         return tuple(sample for sample in self._gpus.sample(own_pids) if sample.measured)
 
 
-def _gpu_resources(devices: tuple[Gpu, ...], samples: tuple[GpuSample, ...]) -> dict[str, int]:
-    """A device is available when others leave it nearly idle and a gigabyte of its memory free."""
-    seen = {sample.index: sample for sample in samples}
-    used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
-    return {
-        "devices": len(devices),
-        "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
-        "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
-        "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
-    }
-
-
 def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
     if sample is None or gpu.prohibited:
         return False
     needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
     free = gpu.memory_bytes - sample.outside_memory_bytes
     return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed
-
-
-def _load(sample: MachineSample, cores: float, *, whole_machine: bool) -> float:
-    """Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured."""
-    return sample.load1 if whole_machine else sample.cpu_ratio_total * cores
-
-
-def _busy(sample: MachineSample, load: float) -> float:
-    """How busy the processor is; in the first moment, before anything could be measured, by its load."""
-    return sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)
 
 
 def _described(gpu: Gpu) -> dict[str, Any]:
@@ -187,7 +176,3 @@ def _described(gpu: Gpu) -> dict[str, Any]:
         "mig": gpu.mig,
         "prohibited": gpu.prohibited,
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

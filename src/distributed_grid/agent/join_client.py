@@ -244,16 +244,23 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
     addresses: Sequence[str] = [address] if address else token.addresses
     if not addresses:
         raise BadInput("the token names no address; give one with --address HOST:PORT")
-    _make_directory(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise GridError(f"cannot use {directory}: {failure.strerror}") from failure
     attempt = _read(directory / "joining.json") or {}
     if attempt.get("id") != token.id:
         attempt = {"id": token.id, "key": secrets.token_urlsafe(32)}
         _write(directory / "joining.json", attempt)
+    name = socket.gethostname().partition(".")[0]
     asked = {
         "token": text.strip(),
         "node": node or "",
-        "hostname": _default_node_name(),
-        "key_hash": _hash(attempt["key"]),
+        "hostname": (
+            "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:63]
+            or "node"
+        ),
+        "key_hash": hashlib.sha256(attempt["key"].encode()).hexdigest(),
     }
     losses: list[GridError] = []
     for at in addresses:
@@ -298,7 +305,11 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     if answer.status >= 500:
         raise Unreachable(f"{address} answered {answer.status}")
     if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("node"), str):
-        raise Refused(_message(found) or f"{address} answered {answer.status}")
+        error = found.get("error") if isinstance(found, dict) else None
+        raise Refused(
+            (str(error.get("message", ""))[:500] if isinstance(error, dict) else "")
+            or f"{address} answered {answer.status}"
+        )
     return found, certificate
 
 
@@ -335,35 +346,11 @@ def _pinned_context(joined: JoinedKey) -> ssl.SSLContext:
     return context
 
 
-def _message(found: Any) -> str:
-    error = found.get("error") if isinstance(found, dict) else None
-    return str(error.get("message", ""))[:500] if isinstance(error, dict) else ""
-
-
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _default_node_name() -> str:
-    """This machine's host name, reduced to what a node name may hold."""
-    name = socket.gethostname().partition(".")[0]
-    return (
-        "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:63] or "node"
-    )
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as failure:
-        raise GridError(f"cannot use {directory}: {failure.strerror}") from failure
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -153,25 +153,22 @@ class LentMemory:
         while True:
             order = await self._orders.get()
             try:
-                await self._carry_out(order)
+                if isinstance(order, ServeMemoryOrder):
+                    host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
+                    served = self._supervisor.served(order.node)
+                    if served is not None and _is_as_ordered(served.endpoint, host, order):
+                        self._report(served)
+                    else:
+                        await self._supervisor.serve(replace(order, host=host))
+                elif isinstance(order, MakeCopyOrder):
+                    self._supervisor.make_copy(order)
+                elif isinstance(order, FreeCopiesOrder):
+                    self._supervisor.free_copies(order.copies)
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 is_expected = isinstance(failure, GridError | OSError)
                 log.warning("a memory order failed: %s", failure, exc_info=None if is_expected else failure)
                 if isinstance(order, ServeMemoryOrder):
                     self._send(MemoryFailedReport(order.node, clipped(str(failure) or type(failure).__name__)))
-
-    async def _carry_out(self, order: MemoryOrder) -> None:
-        if isinstance(order, ServeMemoryOrder):
-            host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
-            served = self._supervisor.served(order.node)
-            if served is not None and _is_as_ordered(served.endpoint, host, order):
-                self._report(served)
-            else:
-                await self._supervisor.serve(replace(order, host=host))
-        elif isinstance(order, MakeCopyOrder):
-            self._supervisor.make_copy(order)
-        elif isinstance(order, FreeCopiesOrder):
-            self._supervisor.free_copies(order.copies)
 
     # ------------------------------------------------------------------ the owner
 
@@ -180,17 +177,17 @@ class LentMemory:
         polls = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            needed = self._needed_bytes()
+            if self._rules is None or not self.resident_bytes:
+                needed = 0
+            else:
+                total, used, outside = self._meter.memory(self._host.usage())
+                needed = min(
+                    bytes_to_reclaim(self._rules, total=total, used=used, outside=outside), self.resident_bytes
+                )
             polls = polls + 1 if needed else 0
             if polls % REPORT_EVERY == 2:
                 log.info("the owner needs %d bytes of what blocks hold", needed)
                 self._send(MemoryReclaimReport(self._node, needed))
-
-    def _needed_bytes(self) -> int:
-        if self._rules is None or not self.resident_bytes:
-            return 0
-        total, used, outside = self._meter.memory(self._host.usage())
-        return min(bytes_to_reclaim(self._rules, total=total, used=used, outside=outside), self.resident_bytes)
 
 
 class LocalMemory:

@@ -47,7 +47,19 @@ class ContentStore:
         with translate_os_errors(self.root, "open the store"):
             os.makedirs(f"{self.root}/{INCOMING_DIR}", mode=0o700, exist_ok=True)
             os.chmod(self.root, 0o700)
-            self._remove_abandoned()
+            for name in os.listdir(f"{self.root}/{INCOMING_DIR}"):
+                path = f"{self.root}/{INCOMING_DIR}/{name}"
+                try:
+                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                try:
+                    if try_lock(fd):
+                        os.unlink(path)
+                except FileNotFoundError:
+                    pass  # another process has finished it
+                finally:
+                    os.close(fd)
 
     def has(self, digest: str, size: int) -> bool:
         """Whether this content is stored. Asking counts as a use."""
@@ -139,21 +151,6 @@ class ContentStore:
                     except FileNotFoundError:
                         continue
                     yield found.st_mtime_ns, found.st_size, entry.name, entry.path
-
-    def _remove_abandoned(self) -> None:
-        for name in os.listdir(f"{self.root}/{INCOMING_DIR}"):
-            path = f"{self.root}/{INCOMING_DIR}/{name}"
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                if try_lock(fd):
-                    os.unlink(path)
-            except FileNotFoundError:
-                pass  # another process has finished it
-            finally:
-                os.close(fd)
 
 
 class ContentStores:
@@ -255,10 +252,8 @@ class ContentWriter:
         """Drop what was written. After `finish`, or a second time, this does nothing."""
         if self._fd < 0:
             return
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(self._temporary)
-        except FileNotFoundError:
-            pass
         os.close(self._fd)
         self._fd = -1
 
@@ -333,11 +328,8 @@ class HashCache:
             with open(fd, "wb") as file:
                 file.write(msgspec.msgpack.encode(self._kept))
             os.rename(temporary, self._path)
-            self._remove_oldest()
-
-    def _remove_oldest(self) -> None:
-        with os.scandir(self._folder) as entries:
-            by_age = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
-        for changed, path in by_age[:-MAX_TREES]:
-            if time.time() - changed > 60:
-                os.unlink(path)
+            with os.scandir(self._folder) as entries:
+                by_age = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
+            for changed, path in by_age[:-MAX_TREES]:
+                if time.time() - changed > 60:
+                    os.unlink(path)

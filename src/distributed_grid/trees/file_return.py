@@ -14,6 +14,7 @@ again with the same files it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -261,7 +262,14 @@ class ReturnDirectory:
         for _ in range(2):  # somebody may write to it meanwhile
             found = _stat(name, folder)
             if found is None:
-                if file.link(name, folder, self._new_mode(file, folder), durable=self._policy.durable):
+                whole = 0o777 if file.executable else 0o666
+                umask = self._policy.umask
+                if file.link(
+                    name,
+                    folder,
+                    whole & (stat.S_IMODE(os.fstat(folder).st_mode) if umask is None else ~umask),
+                    durable=self._policy.durable,
+                ):
                     self._count(file, shown, is_new_bit=file.executable)
                     return True
                 continue
@@ -287,11 +295,6 @@ class ReturnDirectory:
         self.report.bytes += file.size
         if is_new_bit:
             self.report.executable.append(shown)
-
-    def _new_mode(self, file: _IncomingFile, folder: int) -> int:
-        whole = 0o777 if file.executable else 0o666
-        umask = self._policy.umask
-        return whole & (stat.S_IMODE(os.fstat(folder).st_mode) if umask is None else ~umask)
 
 
 class _IncomingFile:
@@ -346,10 +349,8 @@ class _IncomingFile:
 
     def close(self) -> None:
         if self._part is not None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._part, dir_fd=self._near)
-            except FileNotFoundError:
-                pass
         os.close(self._fd)
         os.close(self._near)
 

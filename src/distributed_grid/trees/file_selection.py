@@ -52,7 +52,7 @@ class FilePatterns:
         normalized = [_normalized_pattern(pattern) for pattern in self.patterns]
         self._regexes = [re.compile(pattern_regex(pattern) + b"(?:/.*)?", re.DOTALL) for pattern in normalized]
         self._prefixes = [_literal_prefix(pattern) for pattern in normalized]
-        self._depths = [_max_depth(pattern) for pattern in normalized]
+        self._depths = [(MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1) for pattern in normalized]
 
     def matches(self, path: str | bytes) -> list[int]:
         """Which patterns (by index) match this file or directory, itself or by one of its parents."""
@@ -198,11 +198,6 @@ def _normalized_pattern(pattern: str) -> bytes:
             f"'{display_path(raw)}' leads outside the job's directory; give a path inside it, such as 'out/**'"
         )
     return b"/".join(names) or b"**"
-
-
-def _max_depth(pattern: bytes) -> int:
-    """The most names a matching path can have."""
-    return MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1
 
 
 def _literal_prefix(pattern: bytes) -> list[bytes]:

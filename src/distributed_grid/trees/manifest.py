@@ -92,7 +92,7 @@ def manifest_of(entries: Iterable[ManifestEntry]) -> Manifest:
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as bytes, the same for the same tree."""
-    return _encode(manifest.entries)
+    return msgspec.msgpack.encode([_row(entry) for entry in manifest.entries])
 
 
 def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LIMIT_FILES) -> Manifest:
@@ -151,7 +151,16 @@ def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: in
         if seen.get(names[:-1]) != "dir":
             raise ProtocolError(f"'{display_path(path)}' is not in a directory of the list")
         seen[names], last = entry.kind, names
-        _check_kind(entry)
+        if entry.kind == "file":
+            sound = bool(_DIGEST.fullmatch(entry.digest)) and entry.size >= 0 and not entry.target
+        elif entry.kind == "dir":
+            sound = (entry.size, entry.mode, entry.digest, entry.target) == (0, EXECUTABLE, "", "")
+        else:
+            target = to_bytes(entry.target)
+            sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
+            sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
+        if not sound or entry.mode not in (PLAIN, EXECUTABLE):
+            raise ProtocolError(f"'{display_path(entry.path)}' is not a valid {entry.kind} entry")
         if entry.kind == "link":
             links[path] = to_bytes(entry.target)
     for path in links:
@@ -164,26 +173,9 @@ def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: in
         raise BadInput(f"the directory holds {manifest.total_bytes} bytes, {limit_bytes} are allowed")
 
 
-def _check_kind(entry: ManifestEntry) -> None:
-    if entry.kind == "file":
-        sound = bool(_DIGEST.fullmatch(entry.digest)) and entry.size >= 0 and not entry.target
-    elif entry.kind == "dir":
-        sound = (entry.size, entry.mode, entry.digest, entry.target) == (0, EXECUTABLE, "", "")
-    else:
-        target = to_bytes(entry.target)
-        sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
-        sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
-    if not sound or entry.mode not in (PLAIN, EXECUTABLE):
-        raise ProtocolError(f"'{display_path(entry.path)}' is not a valid {entry.kind} entry")
-
-
 def _check_count(found: int, limit: int, noun: str) -> None:
     if found > limit:
         raise BadInput(f"the list holds {found:,} {noun}, {limit:,} are allowed")
-
-
-def _encode(entries: Iterable[ManifestEntry]) -> bytes:
-    return msgspec.msgpack.encode([_row(entry) for entry in entries])
 
 
 def _row(entry: ManifestEntry) -> _Row:

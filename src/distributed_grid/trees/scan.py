@@ -144,7 +144,12 @@ class Survey:
                 if self._deadline is not None and self._seen % 64 == 0 and time.monotonic() > self._deadline:
                     self._refuse(so_far=" so far")
                 below = lead + os.fsencode(entry.name)
-                inside = self._zone(below, zone, rules, is_directory=entry.is_dir(follow_symlinks=False))
+                is_directory = entry.is_dir(follow_symlinks=False)
+                is_ignored = rules.ignores(below, is_directory=is_directory)
+                if self._secrets is None:
+                    inside = None if is_ignored else zone
+                else:
+                    inside = self._secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=is_ignored)
                 if inside is None:
                     continue
                 try:
@@ -155,13 +160,6 @@ class Survey:
                     directories.append((below, inside))
         return directories
 
-    def _zone(self, path: bytes, above: SecretZone, rules: IgnoreMatcher, *, is_directory: bool) -> SecretZone | None:
-        """The zone of secrets of an entry; None where it is left out."""
-        is_ignored = rules.ignores(path, is_directory=is_directory)
-        if self._secrets is None:
-            return None if is_ignored else above
-        return self._secrets.zone(path, above, rules, is_directory=is_directory, is_ignored=is_ignored)
-
     def _add_entry(self, folder: int, entry: os.DirEntry[str], path: bytes) -> Kind | None:
         seen = entry.stat(follow_symlinks=False)
         kind = _KINDS.get(stat.S_IFMT(seen.st_mode))
@@ -171,16 +169,6 @@ class Survey:
             )
             return None
         size = seen.st_size if kind == "file" else 0
-        self._count_usage(path, kind, size)
-        if self._deadline is None:
-            if len(path) > MAX_PATH_BYTES or path.count(b"/") >= MAX_DEPTH:
-                raise BadInput(f"the directory {self._name} is too deep to ship: '{display_path(path[:200])}…'")
-            mode = EXECUTABLE if kind == "dir" or (kind == "file" and seen.st_mode & stat.S_IXUSR) else PLAIN
-            target = os.readlink(os.fsencode(entry.name), dir_fd=folder) if kind == "link" else b""
-            self.found.append(SurveyedFile(path, kind, size, mode, target))
-        return kind
-
-    def _count_usage(self, path: bytes, kind: Kind, size: int) -> None:
         top, _, rest = path.partition(b"/")
         share = self._shares.setdefault(top, _TopLevelUsage(is_directory=bool(rest) or kind == "dir"))
         self._bytes += size
@@ -191,6 +179,13 @@ class Survey:
         over = self._bytes > self._limit_bytes or max(self._files, self._directories) > self._limit_files
         if over and self._deadline is None:
             self._deadline = time.monotonic() + self._oversize_seconds
+        if self._deadline is None:
+            if len(path) > MAX_PATH_BYTES or path.count(b"/") >= MAX_DEPTH:
+                raise BadInput(f"the directory {self._name} is too deep to ship: '{display_path(path[:200])}…'")
+            mode = EXECUTABLE if kind == "dir" or (kind == "file" and seen.st_mode & stat.S_IXUSR) else PLAIN
+            target = os.readlink(os.fsencode(entry.name), dir_fd=folder) if kind == "link" else b""
+            self.found.append(SurveyedFile(path, kind, size, mode, target))
+        return kind
 
     def _refuse(self, *, so_far: str) -> NoReturn:
         shares = sorted(self._shares.items())
@@ -276,7 +271,14 @@ def scan_directory(
             secrets = SecretFilter(tree, allowed)
             survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files, secrets=secrets)
             survey.walk(rules_for(tree, own_dirs=ignored))
-            _refuse_links_outside(name, survey.found)
+            links = {one.path: one.target for one in survey.found if one.kind == "link"}
+            for path in sorted(links):
+                if leads_outside(path, links):
+                    link = f"{display_path(path)} -> {display_path(links[path])}"
+                    raise BadInput(
+                        f"the directory {name} cannot be shipped: the link {link} leads outside it; "
+                        "add it to .gridignore, or use --workdir DIR or --workdir none"
+                    )
             scanner = _Scanner(name, store, HashCache(store.root, tree), limit_bytes)
             manifest = manifest_of(scanner.read_entries(fd, survey.found))
         finally:
@@ -287,16 +289,6 @@ def scan_directory(
     return ScanResult(
         manifest, skipped, scanner.read_files, scanner.read_bytes, withheld=survey.withheld, unused=allowed.unused
     )
-
-
-def _refuse_links_outside(name: str, found: list[SurveyedFile]) -> None:
-    links = {one.path: one.target for one in found if one.kind == "link"}
-    for path in sorted(links):
-        if leads_outside(path, links):
-            raise BadInput(
-                f"the directory {name} cannot be shipped: the link {display_path(path)} -> {display_path(links[path])}"
-                " leads outside it; add it to .gridignore, or use --workdir DIR or --workdir none"
-            )
 
 
 def open_surveyed(walker: DirectoryWalker, one: SurveyedFile, skipped: list[SkippedFile]) -> int | None:

@@ -73,29 +73,26 @@ class _Lister:
                     raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
                 if stat.S_ISDIR(seen.st_mode):
                     below.append(name)
-                self._add(path, seen, folder, name)
+                shown = to_text(path)
+                if stat.S_ISDIR(seen.st_mode):
+                    self._directories += 1
+                    self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
+                elif stat.S_ISREG(seen.st_mode):
+                    self._files += 1
+                    self._bytes += seen.st_size
+                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
+                    self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
+                elif stat.S_ISLNK(seen.st_mode):
+                    self._files += 1
+                    target = self._relative(path, os.readlink(name, dir_fd=folder))
+                    self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
+                else:
+                    self._skip(path, "is no file")
+                if max(self._files, self._directories) > self._limit_files:
+                    raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
+                if self._bytes > self._limit_bytes:
+                    raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
         return below
-
-    def _add(self, path: bytes, seen: os.stat_result, folder: int, name: bytes) -> None:
-        shown = to_text(path)
-        if stat.S_ISDIR(seen.st_mode):
-            self._directories += 1
-            self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
-        elif stat.S_ISREG(seen.st_mode):
-            self._files += 1
-            self._bytes += seen.st_size
-            mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-            self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
-        elif stat.S_ISLNK(seen.st_mode):
-            self._files += 1
-            target = self._relative(path, os.readlink(name, dir_fd=folder))
-            self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
-        else:
-            self._skip(path, "is no file")
-        if max(self._files, self._directories) > self._limit_files:
-            raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
-        if self._bytes > self._limit_bytes:
-            raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
 
     def _relative(self, path: bytes, target: bytes) -> bytes:
         """The target of the link at `path`, from where the link is, if it is inside by its full path."""

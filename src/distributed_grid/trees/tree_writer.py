@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 import stat
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from msgspec import Struct
 
@@ -321,10 +321,8 @@ class _IncomingFile:
 
     def drop(self) -> None:
         if self._temporary is not None:
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self._temporary, dir_fd=self._folder)
-            except FileNotFoundError:
-                pass
         os.close(self._fd)
         os.close(self._folder)
 

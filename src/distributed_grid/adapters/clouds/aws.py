@@ -66,7 +66,26 @@ class AwsOfferCatalog:
 
     def offers(self) -> Sequence[WorkerOffer]:
         """For each kind of worker its types, in order; of each spot first where that is enabled; of each its zones."""
-        self._read_types()
+        wanted = {name for kind in self._settings.instance_types for name in self._settings.types_of(kind)}
+        if not wanted:
+            raise BadInput("providers.aws.instance_types names no type, such as {cpu: c5.xlarge}")
+        if missing := sorted(wanted - self._resources.keys()):
+            types = self._client.call("describe_instance_types", InstanceTypes=missing)["InstanceTypes"]
+            offered = self._client.pages(
+                "describe_instance_type_offerings",
+                "InstanceTypeOfferings",
+                LocationType="availability-zone",
+                Filters=[{"Name": "instance-type", "Values": missing}],
+            )
+            pairs = sorted((offering["InstanceType"], offering["Location"]) for offering in offered)
+            for name in missing:
+                self._type_zones[name] = tuple(zone for its_type, zone in pairs if its_type == name)
+            for row in types:
+                gpus = sum(int(gpu.get("Count", 0)) for gpu in row.get("GpuInfo", {}).get("Gpus", ()))
+                vcpus, mib = int(row["VCpuInfo"]["DefaultVCpus"]), int(row["MemoryInfo"]["SizeInMiB"])
+                self._resources[row["InstanceType"]] = WorkerResources(1000 * vcpus, mib * MIB, gpus)
+            if unknown := wanted - self._resources.keys():
+                raise Refused(f"{self._settings.region} has no instance type {', '.join(sorted(unknown))}")
         spot_prices = self._spot_prices() if self._settings.spot_instance_enabled else {}
         offers: dict[str, WorkerOffer] = {}
         for kind in self._settings.instance_types:
@@ -136,29 +155,6 @@ class AwsOfferCatalog:
                 zones = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
             self._subnets = {subnet: zones[subnet] for subnet in named if subnet in zones}
         return self._subnets
-
-    def _read_types(self) -> None:
-        wanted = {name for kind in self._settings.instance_types for name in self._settings.types_of(kind)}
-        if not wanted:
-            raise BadInput("providers.aws.instance_types names no type, such as {cpu: c5.xlarge}")
-        if not (missing := sorted(wanted - self._resources.keys())):
-            return
-        types = self._client.call("describe_instance_types", InstanceTypes=missing)["InstanceTypes"]
-        offered = self._client.pages(
-            "describe_instance_type_offerings",
-            "InstanceTypeOfferings",
-            LocationType="availability-zone",
-            Filters=[{"Name": "instance-type", "Values": missing}],
-        )
-        pairs = sorted((offering["InstanceType"], offering["Location"]) for offering in offered)
-        for name in missing:
-            self._type_zones[name] = tuple(zone for its_type, zone in pairs if its_type == name)
-        for row in types:
-            gpus = sum(int(gpu.get("Count", 0)) for gpu in row.get("GpuInfo", {}).get("Gpus", ()))
-            vcpus, mib = int(row["VCpuInfo"]["DefaultVCpus"]), int(row["MemoryInfo"]["SizeInMiB"])
-            self._resources[row["InstanceType"]] = WorkerResources(1000 * vcpus, mib * MIB, gpus)
-        if unknown := wanted - self._resources.keys():
-            raise Refused(f"{self._settings.region} has no instance type {', '.join(sorted(unknown))}")
 
     def _spot_prices(self) -> dict[tuple[str, str], float]:
         """The current spot price by type and zone, as far as it is known."""

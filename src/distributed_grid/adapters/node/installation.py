@@ -141,7 +141,7 @@ async def install_ray(session: ScriptSession, sources: InstallSources, say: Say)
     seen = await inspect(session)
     say("packing Ray")
     files = await sources.ray_wheels(seen)
-    version = _ray_version_name(files, seen)
+    version = f"ray-{own_ray_version()}-{wheels.environment_digest((file.sha256 for file in files), seen)}"
     if version in seen.versions and (await session.ask("ray-installed"))["version"] == version:
         return f"{version} was there already"
     missing = [file for file in files if file.sha256 not in seen.wheels]
@@ -161,11 +161,6 @@ def own_ray_version() -> str:
         return metadata.version("ray")
     except metadata.PackageNotFoundError:
         raise NodeOperationFailed(RAY_MISSING) from None
-
-
-def _ray_version_name(files: list[WheelFile], facts: NodeFacts) -> str:
-    """The name of Ray's environment on a node: another content, Python or machine is another one."""
-    return f"ray-{own_ray_version()}-{wheels.environment_digest((file.sha256 for file in files), facts)}"
 
 
 def gather_ray_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[WheelFile]:

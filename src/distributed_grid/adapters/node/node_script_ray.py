@@ -9,6 +9,7 @@ command line.
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
 import base64
+import contextlib
 import glob
 import hashlib
 import json
@@ -534,10 +535,8 @@ def wait_for_exit(pids: Set[int], seconds: float) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def resolve_address(request: Map, source: BinaryIO) -> Map:

@@ -35,7 +35,18 @@ class Cgroups:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._groups = _groups_of(root)
+        # For each controller ("" is v2) the process's group and its visible ancestors.
+        mounts = list(_mounts(root))
+        groups: dict[str, list[Path]] = {}
+        for line in _text(root / "proc/self/cgroup").splitlines():
+            _, controllers, name = line.split(":", 2)
+            path = PurePosixPath(name)
+            for controller in controllers.split(","):
+                mounted = [mount for mount in mounts if mount.controller == controller]
+                fitting = [mount for mount in mounted if path.is_relative_to(mount.top)]
+                if mounted:
+                    groups[controller] = list(_upwards((fitting or mounted)[-1], path))
+        self._groups = groups
 
     def cpu(self) -> CgroupLimit | None:
         """The tightest CPU quota, in thousandths of a core."""
@@ -88,21 +99,6 @@ class Cgroups:
             read, groups = read_v2, self._groups.get("", [])
         limits = [CgroupLimit(value, group) for group in groups if (value := read(group)) is not None]
         return min(limits, key=lambda limit: limit.value, default=None)
-
-
-def _groups_of(root: Path) -> dict[str, list[Path]]:
-    """For each controller ("" is v2) the process's group and its visible ancestors."""
-    mounts = list(_mounts(root))
-    groups: dict[str, list[Path]] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        path = PurePosixPath(name)
-        for controller in controllers.split(","):
-            mounted = [mount for mount in mounts if mount.controller == controller]
-            fitting = [mount for mount in mounted if path.is_relative_to(mount.top)]
-            if mounted:
-                groups[controller] = list(_upwards((fitting or mounted)[-1], path))
-    return groups
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:

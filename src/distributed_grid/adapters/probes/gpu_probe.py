@@ -183,7 +183,25 @@ class GpuProbe:
         held: dict[int, int] = {}
 
         def measure(uuid: str, handle: Any) -> None:
-            seen = self._observe(uuid, handle)
+            nvml = self._nvml
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
+            # Each process's average over the last second of driver samples.
+            since = max(0, self._newest_us.get(uuid, 0) - UTILISATION_WINDOW_US)
+            samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, handle, since, otherwise=[])
+            newest = max((sample.timeStamp for sample in samples), default=0)
+            self._newest_us[uuid] = newest
+            by_pid: dict[int, list[int]] = {}
+            for sample in samples:
+                # Some drivers return slots that were never filled: impossible percentages.
+                if sample.timeStamp > newest - UTILISATION_WINDOW_US and sample.smUtil <= 100:
+                    by_pid.setdefault(sample.pid, []).append(sample.smUtil)
+            seen = GpuObservation(
+                memory_bytes=memory.used,
+                busy_milli=None if rates is None else min(FULL_MILLI, 10 * rates.gpu),
+                processes=self._processes(handle),
+                busy_by_pid={pid: 10 * sum(percents) // len(percents) for pid, percents in by_pid.items()},
+            )
             for pid, size in (seen.processes or {}).items():
                 held[pid] = held.get(pid, 0) + (size or 0)
             found[uuid] = split_usage(self._known[uuid].index, seen, own)
@@ -223,17 +241,6 @@ class GpuProbe:
             prohibited=mode == nvml.NVML_COMPUTEMODE_PROHIBITED,
         )
 
-    def _observe(self, uuid: str, handle: Any) -> GpuObservation:
-        nvml = self._nvml
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
-        return GpuObservation(
-            memory_bytes=memory.used,
-            busy_milli=None if rates is None else min(FULL_MILLI, 10 * rates.gpu),
-            processes=self._processes(handle),
-            busy_by_pid=self._busy_by_pid(uuid, handle),
-        )
-
     def _processes(self, handle: Any) -> dict[int, int | None] | None:
         """Bytes held by pid, of compute and graphics processes; None when the driver does not report them."""
         compute, graphics = self._running("Compute", handle), self._running("Graphics", handle)
@@ -254,19 +261,6 @@ class GpuProbe:
             newest, handle, otherwise=lambda: self._query(older, handle, otherwise=None)
         )
         return found
-
-    def _busy_by_pid(self, uuid: str, handle: Any) -> dict[int, int]:
-        """Each process's average over the last second of driver samples."""
-        since = max(0, self._newest_us.get(uuid, 0) - UTILISATION_WINDOW_US)
-        samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, handle, since, otherwise=[])
-        newest = max((sample.timeStamp for sample in samples), default=0)
-        self._newest_us[uuid] = newest
-        by_pid: dict[int, list[int]] = {}
-        for sample in samples:
-            # Some drivers return slots that were never filled: impossible percentages.
-            if sample.timeStamp > newest - UTILISATION_WINDOW_US and sample.smUtil <= 100:
-                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-        return {pid: 10 * sum(percents) // len(percents) for pid, percents in by_pid.items()}
 
     def _query(self, query: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
         """The result of a query; `otherwise` (called if callable) where this driver or device does not support it."""

@@ -66,7 +66,13 @@ class CpuTimeWindows:
     def windows(self, *, at_ms: int, busy_ms: int, own_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         """Record the counters, which only grow; the long and the short window that end now, if any."""
         readings = self._readings
-        now = self._reading(at_ms, busy_ms, own_ms)
+        if not self._readings:
+            now = _CpuReading(at_ms, busy_ms, own_ms, 0)
+        else:
+            last = self._readings[-1]
+            max_step_ms = (at_ms - last.at_ms) * self._milli // 1000 + NOISE_MS
+            step_ms = min(max(0, own_ms - last.reported_ms), max_step_ms)
+            now = _CpuReading(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
         while len(readings) > 1 and at_ms - readings[0].at_ms > LONG_WINDOW_MS:
             readings.popleft()
         long = readings[0] if readings and at_ms - readings[0].at_ms >= SHORT_WINDOW_MS else None
@@ -74,15 +80,6 @@ class CpuTimeWindows:
         if not readings or at_ms - readings[-1].at_ms >= STEP_MS:
             readings.append(now)
         return _between(long, now), _between(short, now)
-
-    def _reading(self, at_ms: int, busy_ms: int, own_ms: int) -> _CpuReading:
-        """The counters, with the part of the own time that is plausible."""
-        if not self._readings:
-            return _CpuReading(at_ms, busy_ms, own_ms, 0)
-        last = self._readings[-1]
-        max_step_ms = (at_ms - last.at_ms) * self._milli // 1000 + NOISE_MS
-        step_ms = min(max(0, own_ms - last.reported_ms), max_step_ms)
-        return _CpuReading(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
 
 
 def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:

@@ -48,7 +48,12 @@ class NodeActor:
         if self._grid not in ("", grid) and time.monotonic() - self._heard < QUIET_SECONDS:
             return {"build": self._build, "grid": self._grid}
         if holder != self._holder:
-            self._close_all()
+            self._stop_listening()
+            for _, target, process in self._streams.values():
+                target.close()
+                if process is not None and process.returncode is None:
+                    process.kill()
+            self._streams = {}
         self._grid, self._holder, self._heard = grid, holder, time.monotonic()
         return {"build": self._build, "grid": grid, "hostname": socket.gethostname(), "pid": str(os.getpid())}
 
@@ -153,11 +158,3 @@ class NodeActor:
             self._listener.close()
             self._listener = None
         self._arrived = asyncio.Queue()
-
-    def _close_all(self) -> None:
-        self._stop_listening()
-        for _, target, process in self._streams.values():
-            target.close()
-            if process is not None and process.returncode is None:
-                process.kill()
-        self._streams = {}

@@ -216,7 +216,15 @@ async def _acquire(target: AttachedNode) -> RayTransport:
     """The actor of a node, made where there is none, with this process as its only user."""
     holder = secrets.token_hex(8)
     for _ in range(MAX_TRIES):
-        actor = await _find_or_make(target)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                actor = await asyncio.to_thread(make_actor, target)
+        except TimeoutError:
+            raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
+        except Exception as failure:  # Ray raises what it likes: the next try comes soon
+            raise NodeOperationFailed(
+                f"its actor in Ray cannot be made: {_first_line(failure)}", final=False
+            ) from failure
         known = await call_actor(actor, "acquire", target.grid, holder)
         if known["grid"] != target.grid:
             raise NodeOperationFailed("another grid is attached to this Ray cluster; detach that one first", final=True)
@@ -224,16 +232,6 @@ async def _acquire(target: AttachedNode) -> RayTransport:
             return RayTransport(actor, holder, target)
         await asyncio.to_thread(remove_actor, target)
     raise NodeOperationFailed("its actor in Ray is of another version and cannot be replaced", final=False)
-
-
-async def _find_or_make(target: AttachedNode) -> Any:
-    try:
-        async with asyncio.timeout(CALL_SECONDS):
-            return await asyncio.to_thread(make_actor, target)
-    except TimeoutError:
-        raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
-    except Exception as failure:  # Ray raises what it likes: the next try comes soon
-        raise NodeOperationFailed(f"its actor in Ray cannot be made: {_first_line(failure)}", final=False) from failure
 
 
 def make_actor(target: AttachedNode) -> Any:

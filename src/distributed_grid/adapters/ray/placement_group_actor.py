@@ -53,7 +53,11 @@ class PlacementGroupActor:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS)
         self._over = threading.Event()
-        self._adopt_groups()
+        for row in self._ray.util.placement_group_table().values():
+            if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
+                node = next(iter(row["bundles_to_node_id"].values()), "")
+                group = self._ray.util.get_placement_group(row["name"])
+                self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def identity(self) -> tuple[str, str]:
@@ -102,7 +106,14 @@ class PlacementGroupActor:
                     return ""
                 self._remove(group)
                 if time.monotonic() >= deadline:
-                    return self._why_not(node, wanted, seconds)
+                    free = self._free_per_node().get(node, {})
+                    lacks = [
+                        f"{_plain_number(free.get(k, 0))} of {_plain_number(v)} {k}"
+                        for k, v in wanted.items()
+                        if free.get(k, 0) < v
+                    ]
+                    had = f"and had no more within {_plain_number(seconds)} s"
+                    return f"Ray has {' and '.join(lacks) or 'no room'} free there, {had}"
                 self._wait_for_room(node, wanted, deadline)
         except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
             with contextlib.suppress(Exception):  # there may be none; what is left is found by the next sweep
@@ -121,7 +132,13 @@ class PlacementGroupActor:
 
     def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
-        has = self._totals(node)
+        # What a node has in all; asked for seldom, because Ray counts every group among it.
+        at, totals = self._nodes
+        if node not in totals or time.monotonic() - at > TOTALS_SECONDS:
+            alive = (one for one in self._ray.nodes() if one["Alive"])
+            plain = {one["NodeID"]: {k: v for k, v in one["Resources"].items() if "_group_" not in k} for one in alive}
+            self._nodes = (time.monotonic(), plain)
+        has = self._nodes[1].get(node)
         if has is None:
             return "Ray has no such node any more"
         known = {kind: amount for kind, amount in resources.items() if kind in has or kind in ("CPU", "GPU", "memory")}
@@ -129,15 +146,6 @@ class PlacementGroupActor:
             f"{_plain_number(has.get(kind, 0))} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)
         ]
         return f"Ray has only {', '.join(over)} there" if over else known
-
-    def _totals(self, node: str) -> Resources | None:
-        """What a node has in all; asked for seldom, because Ray counts every group among it."""
-        at, totals = self._nodes
-        if node not in totals or time.monotonic() - at > TOTALS_SECONDS:
-            alive = (one for one in self._ray.nodes() if one["Alive"])
-            plain = {one["NodeID"]: {k: v for k, v in one["Resources"].items() if "_group_" not in k} for one in alive}
-            self._nodes = (time.monotonic(), plain)
-        return self._nodes[1].get(node)
 
     def _expects_room(self, node: str, resources: Resources) -> bool:
         """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than polling."""
@@ -175,17 +183,6 @@ class PlacementGroupActor:
             if all(free.get(kind, 0) + 1e-9 >= amount for kind, amount in resources.items()):
                 return
             time.sleep(ROOM_POLL_SECONDS)
-
-    def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
-        free = self._free_per_node().get(node, {})
-        lacks = [
-            f"{_plain_number(free.get(k, 0))} of {_plain_number(v)} {k}"
-            for k, v in resources.items()
-            if free.get(k, 0) < v
-        ]
-        return (
-            f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {_plain_number(seconds)} s"
-        )
 
     def free(self, names: list[str]) -> None:
         """Have none of these groups any more; those that are gone already are no problem."""
@@ -230,7 +227,15 @@ class PlacementGroupActor:
 
     def observe(self, full: bool) -> dict[str, Any]:
         """The nodes, what they have and what is left of it besides ours; with `full` every group of ours, too."""
-        free, ours = self._free_per_node(), self._ours_per_node()
+        # What we have of each node, what was freed a moment ago included: Ray does not call that free at once.
+        sums: dict[str, Resources] = {}
+        lately = time.monotonic() - RETURN_SECONDS
+        self._returning = [one for one in self._returning if one[0] > lately]
+        for _, node, resources in [*self._made.values(), *self._returning]:
+            there = sums.setdefault(node, {})
+            for kind, amount in resources.items():
+                there[kind] = there.get(kind, 0.0) + amount
+        free, ours = self._free_per_node(), sums
         nodes = [
             {
                 "id": node["NodeID"],
@@ -245,41 +250,28 @@ class PlacementGroupActor:
             if node["Alive"]
         ]
         groups = self._list_groups() if full else None
-        return {"session": self._session_name(), "nodes": nodes, "groups": groups, "in_use": self._in_use(free)}
+        marked, self._marked = self._marked, set()
+        made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
+        return {
+            "session": self._session_name(),
+            "nodes": nodes,
+            "groups": groups,
+            "in_use": [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))],
+        }
 
     def mark_used(self, name: str) -> None:
         """A program is about to run something in a group; what is over before anybody observes it counts, too."""
         if name in self._made:
             self._marked.add(name)
 
-    def _in_use(self, free: dict[str, Resources]) -> list[str]:
-        """The groups of automatic leases that tasks or actors use, or that were marked since the last time."""
-        marked, self._marked = self._marked, set()
-        made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
-        return [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))]
-
     def _session_name(self) -> str:
-        return str(self._ray.get_runtime_context().gcs_address) + "/" + self._cluster()
-
-    def _cluster(self) -> str:
         client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
-        return str(client.cluster_id.hex())
+        return str(self._ray.get_runtime_context().gcs_address) + "/" + str(client.cluster_id.hex())
 
     def _free_per_node(self) -> dict[str, Resources]:
         state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
         found: dict[str, Resources] = state.available_resources_per_node()
         return found
-
-    def _ours_per_node(self) -> dict[str, Resources]:
-        """What we have of each node, what was freed a moment ago included: Ray does not call that free at once."""
-        sums: dict[str, Resources] = {}
-        lately = time.monotonic() - RETURN_SECONDS
-        self._returning = [one for one in self._returning if one[0] > lately]
-        for _, node, resources in [*self._made.values(), *self._returning]:
-            there = sums.setdefault(node, {})
-            for kind, amount in resources.items():
-                there[kind] = there.get(kind, 0.0) + amount
-        return sums
 
     def _list_groups(self) -> list[tuple[str, str]]:
         """The names of all groups that are named as ours and were not removed, each with the node it is on."""
@@ -299,14 +291,6 @@ class PlacementGroupActor:
         except ValueError:
             return False
         return True
-
-    def _adopt_groups(self) -> None:
-        """After a restart: what an earlier actor has made."""
-        for row in self._ray.util.placement_group_table().values():
-            if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
-                node = next(iter(row["bundles_to_node_id"].values()), "")
-                group = self._ray.util.get_placement_group(row["name"])
-                self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
 
     # ------------------------------------------------------------------ removing what nobody holds
 

@@ -12,16 +12,13 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
 from distributed_grid.adapters.ssh.process import Hop, SshTarget, parse_jump
-
-if TYPE_CHECKING:
-    from asyncssh.known_hosts import SSHKnownHosts
 
 KEEPALIVE_SECONDS, MAX_KEEPALIVES = 5, 3
 MAX_HOPS = 5
@@ -168,7 +165,14 @@ class _KeyRing:
             return {"client_keys": [asyncssh.read_private_key(self._path)], "agent_path": None}
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as failure:
             if self._is_locked():
-                return self._from_agent()
+                # A key with a passphrase must already be in the agent: nobody is there to type it.
+                if not self._agent:
+                    raise NodeOperationFailed(
+                        f"the key {self._path} has a passphrase: load it with ssh-add, then type the command again"
+                    ) from None
+                public = [self._path + ".pub"] if os.path.exists(self._path + ".pub") else None
+                keys = {"client_keys": [self._path], "ignore_encrypted": True}
+                return {**keys, "agent_path": self._agent, "agent_identities": public}
             raise NodeOperationFailed(f"the key {self._path} cannot be used: {failure}") from failure
         except OSError as failure:
             raise NodeOperationFailed(f"the key {self._path} cannot be read: {failure.strerror}") from failure
@@ -182,16 +186,6 @@ class _KeyRing:
         except asyncssh.KeyImportError:
             return False
         return False
-
-    def _from_agent(self) -> dict[str, Any]:
-        """A key with a passphrase has to be in the agent already: nobody is there to type it."""
-        if not self._agent:
-            raise NodeOperationFailed(
-                f"the key {self._path} has a passphrase: load it with ssh-add, then type the command again"
-            )
-        public = [self._path + ".pub"] if os.path.exists(self._path + ".pub") else None
-        keys = {"client_keys": [self._path], "ignore_encrypted": True}
-        return {**keys, "agent_path": self._agent, "agent_identities": public}
 
     def advice(self) -> str:
         """What to check when no key was accepted."""
@@ -244,7 +238,12 @@ class KnownHosts:
         self.hop = hop
         self.entry = name if port == SSH_PORT else f"[{name}]:{port}"
         self.files = [str(Path(file).expanduser()) for file in files]
-        known = _read_known_hosts(self.files)
+        known = asyncssh.import_known_hosts("")
+        for file in (*self.files, SYSTEM_KNOWN_HOSTS):
+            try:
+                known.load(Path(file).read_text())
+            except (OSError, UnicodeDecodeError):
+                continue  # a file that is not there knows nobody
         self.trusted = known.match(self.entry, "", None)
         self.seen = list(self.trusted[0])
         if not (self.trusted[0] or self.trusted[1]) and port != SSH_PORT:  # as ssh does: known without its port
@@ -272,7 +271,12 @@ class HostKeyCheck(asyncssh.SSHClient):
         known, hop = self._known, self._known.hop
         fingerprint = f"{_kind(key)} {key.get_fingerprint()}"
         if known.seen:
-            self.refusal = _changed_key_message(known, fingerprint)
+            before = ", ".join(f"{_kind(key)} {key.get_fingerprint()}" for key in known.seen)
+            self.refusal = (
+                f"the host key of {hop.host} has changed: {known.files[0]} knows {before}, now it shows {fingerprint}. "
+                "Somebody may be in between, or the host was set up anew; when you are sure it was, remove the old key "
+                f"with: ssh-keygen -R '{known.entry}'" + (f" -f {known.files[0]}" if hop.known_hosts else "")
+            )
             return False
         if not hop.accept_new:
             self.refusal = (
@@ -281,43 +285,25 @@ class HostKeyCheck(asyncssh.SSHClient):
             )
             return False
         try:
-            _append_key(known.files[0], known.entry, key)
+            path = known.files[0]
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = b""
+                if size:
+                    file.seek(size - 1)
+                    start = b"" if file.read(1) == b"\n" else b"\n"
+                file.write(
+                    start
+                    + known.entry.encode()
+                    + b" "
+                    + key.export_public_key("openssh").split(b" #")[0].strip()
+                    + b"\n"
+                )
         except OSError as failure:
             self.refusal = f"the new host key of {hop.host} cannot be written to {known.files[0]}: {failure.strerror}"
             return False
         return True
-
-
-def _changed_key_message(known: KnownHosts, now: str) -> str:
-    """What to tell about a key that is not the known one."""
-    before = ", ".join(f"{_kind(key)} {key.get_fingerprint()}" for key in known.seen)
-    return (
-        f"the host key of {known.hop.host} has changed: {known.files[0]} knows {before}, now it shows {now}. "
-        "Somebody may be in between, or the host was set up anew; when you are sure it was, remove the old key with: "
-        f"ssh-keygen -R '{known.entry}'" + (f" -f {known.files[0]}" if known.hop.known_hosts else "")
-    )
-
-
-def _append_key(path: str, entry: str, key: asyncssh.SSHKey) -> None:
-    """Add a key to the file, so that from now on only this one is accepted."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = b""
-        if size:
-            file.seek(size - 1)
-            start = b"" if file.read(1) == b"\n" else b"\n"
-        file.write(start + entry.encode() + b" " + key.export_public_key("openssh").split(b" #")[0].strip() + b"\n")
-
-
-def _read_known_hosts(files: Iterable[str]) -> SSHKnownHosts:
-    known = asyncssh.import_known_hosts("")
-    for file in (*files, SYSTEM_KNOWN_HOSTS):
-        try:
-            known.load(Path(file).read_text())
-        except (OSError, UnicodeDecodeError):
-            continue  # a file that is not there knows nobody
-    return known
 
 
 def _kind(key: asyncssh.SSHKey) -> str:

@@ -65,7 +65,11 @@ class SshWorker:
         """Begin what a command asks for."""
         match command:
             case Settings():
-                self._apply(command)
+                self._sources.environ = command.environ or self._sources.environ
+                self._sources.cache = Path(command.wheels)
+                if command.auth_sock and command.auth_sock != self._auth_sock:
+                    self._auth_sock = command.auth_sock
+                    self._nodes.retry_links()
             case KeepAgentLink():
                 self._nodes.keep_link(command.target)
             case DropAgentLink():
@@ -77,13 +81,6 @@ class SshWorker:
             case RunOnNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
-
-    def _apply(self, settings: Settings) -> None:
-        self._sources.environ = settings.environ or self._sources.environ
-        self._sources.cache = Path(settings.wheels)
-        if settings.auth_sock and settings.auth_sock != self._auth_sock:
-            self._auth_sock = settings.auth_sock
-            self._nodes.retry_links()
 
     def _run_driver(self, command: RunRayDriver) -> None:
         if self._driver is not None:

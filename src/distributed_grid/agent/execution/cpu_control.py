@@ -57,7 +57,13 @@ class CoreAffinity:
             if cores != attempt.cores:
                 attempt.cores = cores
                 if attempt.recorded:  # else they go into the record with the rest
-                    self._record_cores(attempt)
+                    try:
+                        with JobDir(self._root, attempt.id) as job:
+                            job.write(job_dir.CORES, attempt.cores)
+                    except (
+                        OSError
+                    ) as error:  # a full disk: it is moved all the same, and only the next agent will wonder
+                        log.warning("the cores of %s could not be recorded: %s", attempt.id, error.strerror)
                 if attempt.shim is not None:
                     self.pin(attempt, attempt.shim.pid)
 
@@ -83,13 +89,6 @@ class CoreAffinity:
             process_tree.pin_tree(shim_pid, cores, attempt.exempt)
         except OSError as error:  # a core that was taken from this machine: it stays where it is
             log.warning("%s could not be moved to cores %s: %s", attempt.id, cores, error.strerror)
-
-    def _record_cores(self, attempt: RunningAttempt) -> None:
-        try:
-            with JobDir(self._root, attempt.id) as job:
-                job.write(job_dir.CORES, attempt.cores)
-        except OSError as error:  # a full disk: it is moved all the same, and only the next agent will wonder
-            log.warning("the cores of %s could not be recorded: %s", attempt.id, error.strerror)
 
 
 class RunningTree(NamedTuple):
@@ -128,8 +127,10 @@ class Throttler:
         self._running_milli = running_milli
         if running_milli < FULL_SPEED_MILLI and self._cycling is None:
             self._cycling = start_restarted(self._cycle, "throttling for the owner")
-        elif running_milli >= FULL_SPEED_MILLI:
-            self._stop_cycling()
+        elif running_milli >= FULL_SPEED_MILLI and self._cycling is not None:
+            self._cycling.cancel()
+            self._cycling = None
+            _signal(self._running(), signal.SIGCONT)
 
     def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
         """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
@@ -159,12 +160,6 @@ class Throttler:
             await asyncio.sleep(on_ms / 1000)
             _signal(self._running(), signal.SIGSTOP)
             await asyncio.sleep((PERIOD_MS - on_ms) / 1000)
-
-    def _stop_cycling(self) -> None:
-        if self._cycling is not None:
-            self._cycling.cancel()
-            self._cycling = None
-            _signal(self._running(), signal.SIGCONT)
 
     def _running(self) -> list[RunningTree]:
         """The trees that are neither being stopped nor paused."""

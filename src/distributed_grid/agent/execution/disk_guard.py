@@ -124,11 +124,24 @@ class DiskGuard:
 
     async def check(self) -> int:
         """Count a few files, and do what follows from the sizes; milliseconds until the next check."""
-        self._find_attempts()
+        trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
+        self._forget(trees.keys())
+        for attempt_id, tree in trees.items():
+            if attempt_id in self._watched:
+                self._watched[attempt_id].tree = tree
+            else:
+                self._watched[attempt_id] = _Watched(self._host.root, tree, is_adopted=self._is_new)
+        self._is_new = False
         if not self._watched:
             self._full_since = 0
             return CHECK_MS
-        self._observe_disk()
+        disk = os.statvfs(self._host.root)
+        self._free_bytes, self._disk_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        usage = Usage(disk_free_bytes=self._free_bytes, disk_bytes=self._disk_bytes)
+        if not is_disk_full(usage, was_full=bool(self._full_since)):
+            self._full_since = 0
+        elif not self._full_since:
+            self._full_since = boot_ms()
         taken_ms = await self._count_slice()
         for watched in list(self._watched.values()):
             if not watched.tree.stopping:
@@ -138,30 +151,11 @@ class DiskGuard:
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
         return FULL_CHECK_MS if self._full_since else CHECK_MS
 
-    def _find_attempts(self) -> None:
-        trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
-        self._forget(trees.keys())
-        for attempt_id, tree in trees.items():
-            if attempt_id in self._watched:
-                self._watched[attempt_id].tree = tree
-            else:
-                self._watched[attempt_id] = _Watched(self._host.root, tree, is_adopted=self._is_new)
-        self._is_new = False
-
     def _forget(self, running: Iterable[str]) -> None:
         for attempt_id in self._watched.keys() - set(running):
             watched = self._watched.pop(attempt_id)
             if not watched.is_counting:
                 watched.size.close()
-
-    def _observe_disk(self) -> None:
-        disk = os.statvfs(self._host.root)
-        self._free_bytes, self._disk_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-        usage = Usage(disk_free_bytes=self._free_bytes, disk_bytes=self._disk_bytes)
-        if not is_disk_full(usage, was_full=bool(self._full_since)):
-            self._full_since = 0
-        elif not self._full_since:
-            self._full_since = boot_ms()
 
     async def _count_slice(self) -> int:
         """Count files of those whose turn it is; the milliseconds that took."""

@@ -121,7 +121,12 @@ class AttemptHost:
         for attempt in attempts:
             self._adopt(attempt)
         for attempt_id in damaged:
-            await self._give_up(attempt_id)
+            # Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost.
+            log.warning("the record of %s is damaged: what is left of it is killed", attempt_id)
+            with JobDir(self._root, attempt_id) as job:
+                await kill_damaged(job, self._root, self._grid)
+            self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
+            self.forget(attempt_id)
         cpu_control.clear_throttled(self._root)
 
     async def stop(self) -> None:
@@ -298,14 +303,6 @@ class AttemptHost:
         if not self._watch_shim(attempt):
             self._start_watch(partial(self._wait_for_shim, attempt))
 
-    async def _give_up(self, attempt_id: str) -> None:
-        """Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost."""
-        log.warning("the record of %s is damaged: what is left of it is killed", attempt_id)
-        with JobDir(self._root, attempt_id) as job:
-            await kill_damaged(job, self._root, self._grid)
-        self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
-        self.forget(attempt_id)
-
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
         with JobDir(self._root, attempt.id) as job:
@@ -405,7 +402,11 @@ class AttemptHost:
             self._count_cpu_time(ended.node, ended.cpu_ms)
             if attempt.cores:
                 self._affinity.rearrange()
-            self._sync_later(attempt.id)
+            # Have the record of an end on the disk in a moment, unless the control plane has it in its store by then.
+            self._unsynced.add(attempt.id)
+            if not self._syncs_ends:
+                self._syncs_ends = True
+                self._start_watch(self._sync_ends)
         except Exception:  # the outermost place of an end: nobody else would report it
             log.exception("%s has ended, but not all of its traces could be removed", attempt.id)
         try:
@@ -419,13 +420,6 @@ class AttemptHost:
         await asyncio.sleep(REPEAT_S)
         if ended := self._ended.get(attempt_id):
             self._report(ended)
-
-    def _sync_later(self, attempt_id: str) -> None:
-        """Have the record of an end on the disk in a moment, unless the control plane has it in its store by then."""
-        self._unsynced.add(attempt_id)
-        if not self._syncs_ends:
-            self._syncs_ends = True
-            self._start_watch(self._sync_ends)
 
     async def _sync_ends(self) -> None:
         self._syncs_ends = True
@@ -456,7 +450,9 @@ class AttemptHost:
         repeated until nothing of the tree is left. What has ended is reported again, and what was never seen here as
         never started.
         """
-        ending = _checked_stop_kind(kind)
+        if kind not in STOP_KINDS:
+            raise BadInput(f"an attempt cannot be stopped as {kind!r}")
+        ending = cast("ExitKind", kind)
         attempt = self._running.get(attempt_id)
         if attempt is None:
             unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
@@ -615,12 +611,6 @@ class AttemptHost:
 def _check_name(attempt_id: str) -> None:
     if not job_dir.is_safe_name(attempt_id):
         raise BadInput(f"not a safe attempt id: {attempt_id!r}")
-
-
-def _checked_stop_kind(kind: str) -> ExitKind:
-    if kind not in STOP_KINDS:
-        raise BadInput(f"an attempt cannot be stopped as {kind!r}")
-    return cast("ExitKind", kind)
 
 
 def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:

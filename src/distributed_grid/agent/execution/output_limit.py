@@ -64,7 +64,9 @@ class OutputLimit:
                 except InterruptedError:
                     pause = 0
                 except OSError as error:
-                    overrun = self._overrun(name, held, error)
+                    limit = f"limit {self.limit_bytes / 2**30:.3g} GB"
+                    amount = f"its {name} has {held / 2**30:.3g} GB ({limit})"
+                    overrun = f"{amount}, whose beginning cannot be dropped: {error.strerror}"
             if grown and elapsed:
                 room = max(self.limit_bytes - held, 0)
                 pause = min(pause, room * elapsed // (MAX_GROWTH * grown))
@@ -104,7 +106,3 @@ class OutputLimit:
             self._is_recorded = False
         else:
             self._is_recorded = True
-
-    def _overrun(self, name: str, held: int, error: OSError) -> str:
-        limit = f"limit {self.limit_bytes / 2**30:.3g} GB"
-        return f"its {name} has {held / 2**30:.3g} GB ({limit}), whose beginning cannot be dropped: {error.strerror}"

@@ -125,7 +125,17 @@ class Shim:
         try:
             self._make_groups(len(cores))
             self.began = self.ended = boot_ms()
-            self._start(cores)
+            output = open_output(self.job)
+            limit = self.spec.get("max_output_bytes", 0)
+            try:
+                self.main = start_command(self.spec, self.job, output.values(), cores, self.groups)
+                if limit > 0:
+                    self.output, output = OutputLimit(limit, self.job, output), {}
+            finally:
+                for fd in output.values():
+                    os.close(fd)
+            if isinstance(self.memory, CgroupMemoryLimit):
+                self.memory.enforce()
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
             removed = self.job.is_removed
@@ -137,7 +147,18 @@ class Shim:
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
             os.setpriority(os.PRIO_PROCESS, self.main, max(niceness(self.spec["cpu_milli"]), own))
-        self._report_started(cores)
+        command = process_tree.read_process(self.main)
+        started = {
+            "pid": self.main,
+            "start": command.start if command else 0,
+            "at_boot_ms": self.began,
+            "cores": cores,
+            "shim": self.identity,
+        }
+        line = job_dir.journal_entry("started", started, self.nonce)
+        with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
+            job_dir.append_entry(self.lock, line)
+        self._report(line)
         self.next_reading_ms = self.began + FIRST_MS
         while self.main_status is None:
             self._check_limits()
@@ -152,19 +173,6 @@ class Shim:
         self._conclude(*self._exit_reason())
 
     # ------------------------------------------------------------------ starting
-
-    def _start(self, cores: list[int]) -> None:
-        output = open_output(self.job)
-        limit = self.spec.get("max_output_bytes", 0)
-        try:
-            self.main = start_command(self.spec, self.job, output.values(), cores, self.groups)
-            if limit > 0:
-                self.output, output = OutputLimit(limit, self.job, output), {}
-        finally:
-            for fd in output.values():
-                os.close(fd)
-        if isinstance(self.memory, CgroupMemoryLimit):
-            self.memory.enforce()
 
     def _make_groups(self, cores: int) -> None:
         self.most_memory_bytes = self._read_most_memory()
@@ -189,20 +197,6 @@ class Shim:
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
 
-    def _report_started(self, cores: list[int]) -> None:
-        command = process_tree.read_process(self.main)
-        started = {
-            "pid": self.main,
-            "start": command.start if command else 0,
-            "at_boot_ms": self.began,
-            "cores": cores,
-            "shim": self.identity,
-        }
-        line = job_dir.journal_entry("started", started, self.nonce)
-        with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
-            job_dir.append_entry(self.lock, line)
-        self._report(line)
-
     # ------------------------------------------------------------------ limits and requests
 
     def _check_limits(self) -> None:
@@ -214,7 +208,11 @@ class Shim:
         elif self.job.is_removed and self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now + REMOVED_GRACE_MS)
         if self.memory:
-            self._raise_limit()
+            # Raise the limit to what the agent has recorded since; it never gets smaller.
+            most = self._read_most_memory() if self.most_memory_bytes else 0
+            if self.memory and most > self.most_memory_bytes:
+                self.most_memory_bytes = most
+                self.memory.raise_limit(most)
             overrun = self.memory.overrun(os.getpid(), self._is_exempt)
             if overrun is not None and self.stop is not None:
                 self.stop.kill_at = now
@@ -238,13 +236,6 @@ class Shim:
                 self._begin_stop("hold_expired", HOLD_EXPIRED, kill_at)
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
-
-    def _raise_limit(self) -> None:
-        """Raise the limit to what the agent has recorded since; it never gets smaller."""
-        most = self._read_most_memory() if self.most_memory_bytes else 0
-        if self.memory and most > self.most_memory_bytes:
-            self.most_memory_bytes = most
-            self.memory.raise_limit(most)
 
     def _read_most_memory(self) -> int:
         """The most that an attempt may hold whose lease may grow; 0 where its lease is its limit."""
@@ -285,7 +276,7 @@ class Shim:
                 self.stop = TreeStop(self.stop.kind, request["detail"], kill_at)
             else:
                 self.stop.kill_at = min(self.stop.kill_at, kill_at)
-        kind = self._signalled_kind()
+        kind = next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
         if self.stop is None and kind is not None:
             self._begin_stop(kind, "", boot_ms() + self.spec["grace_ms"], signalled=True)
         if self.stop is not None and KILL_SIGNAL in self.timer.received:
@@ -295,9 +286,6 @@ class Shim:
         """The request to stop that was written, if it is one."""
         request = self.job.read(job_dir.STOP)
         return request if isinstance(request, dict) and has_fields(request, STOP_FIELDS) else None
-
-    def _signalled_kind(self) -> str | None:
-        return next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
 
     def _hold_deadlines(self) -> tuple[int, int]:
         """When to terminate and when to kill: the tree is gone by the end of the hold. (0, 0) is never."""
@@ -444,16 +432,14 @@ class Shim:
                 return "over_limit", overrun
         if self.stop is not None:
             return self.stop.kind, self.stop.detail
-        if self._was_ended_with_machine(signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM):
-            return "reclaimed", MACHINE_ENDS
-        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
-
-    def _was_ended_with_machine(self, is_terminated: bool) -> bool:
-        """Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
-        machine, to the command sometimes a moment before it sends it to this one."""
+        # Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
+        # machine, to the command sometimes a moment before it sends it to this one.
+        is_terminated = signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM
         if self.ends_with_machine and is_terminated and signal.SIGTERM not in self.timer.received:
             self.timer.wait(boot_ms() + SETTLE_MS)
-        return self.ends_with_machine and signal.SIGTERM in self.timer.received
+        if self.ends_with_machine and signal.SIGTERM in self.timer.received:
+            return "reclaimed", MACHINE_ENDS
+        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
 
     def _conclude(self, kind: str, detail: str) -> None:
         status = self.main_status
@@ -472,10 +458,7 @@ class Shim:
             "max_memory_bytes": peak,
             "wall_ms": self.ended - self.began,
         }
-        self._record_end(record)
-
-    def _record_end(self, record: dict[str, Any]) -> None:
-        """Write the end, then report it; on a full disk report first and retry: it must not be lost."""
+        # Write the end, then report it; on a full disk report first and retry: it must not be lost.
         line = job_dir.journal_entry("ended", record)
         for attempt in range(MAX_RECORD_TRIES):
             try:

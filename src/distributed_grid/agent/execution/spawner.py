@@ -65,7 +65,9 @@ class PreforkedShim:
         for left in reversed(range(MAX_ATTEMPTS)):
             attempt_id, descriptors = self._receive()
             if not attempt_id:
-                self._sync_end(last)
+                # Put an end on the disk: the agent may have died before it could see to that.
+                with contextlib.suppress(OSError, ValueError), JobDir(self.root, last) as job:
+                    job.sync_end()
                 break
             if not self._run_to_completion(attempt_id, *descriptors) or not left:
                 break
@@ -73,11 +75,6 @@ class PreforkedShim:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` will notice
                 self.sock.send(READY)
         os._exit(0)
-
-    def _sync_end(self, attempt_id: str) -> None:
-        """Put an end on the disk: the agent may have died before it could see to that."""
-        with contextlib.suppress(OSError, ValueError), JobDir(self.root, attempt_id) as job:
-            job.sync_end()
 
     def _receive(self) -> tuple[str, list[int]]:
         """The next attempt, its lock and its channel; nothing when the spawner ended or has enough spares."""
@@ -94,7 +91,10 @@ class PreforkedShim:
         shim = Shim(self.root, attempt_id, lock, channel, self.grid)
         if not shim.run(self.identity, self.timer, self.controllers):
             return False
-        _wait_until_unread(channel)
+        # Wait until the channel has no reader: the agent has read the end, or is gone.
+        poll = select.poll()
+        poll.register(channel, 0)  # an error is reported unasked
+        poll.poll()
         os.close(channel)
         os.close(lock)
         self.identity = self._identity()
@@ -105,13 +105,6 @@ class PreforkedShim:
         me = process_tree.read_process(os.getpid())
         assert me is not None
         return {"boot": BOOT_ID, "pid": me.pid, "start": me.start, "waited_ticks": me.waited_ticks}
-
-
-def _wait_until_unread(channel: int) -> None:
-    """Wait until the channel has no reader: the agent has read the end, or is gone."""
-    poll = select.poll()
-    poll.register(channel, 0)  # an error is reported unasked
-    poll.poll()
 
 
 class Spawner:

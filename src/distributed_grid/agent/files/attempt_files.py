@@ -112,44 +112,44 @@ class AttemptFileReader:
                 self._streams[order.stream].credit += order.credit
                 self._continue(order.stream)
         elif isinstance(order, ListFiles):
-            self._list(order)
+            if len(self._listings) >= MAX_LISTINGS:
+                self._send(FileListing(order.stream, problem="too many directories are being listed at once"))
+                return
+            self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
         else:
-            self._begin(order)
+            try:
+                directory = self._moved_from(order.lease_id)
+                if directory is None:
+                    fd = open_file(self._root, order.lease_id, order.name)
+                else:
+                    first, _, rest = order.name.partition(b"/")
+                    if first != WORK.encode() or not rest:
+                        raise ValueError("not a file of a working directory")
+                    if is_secret(rest, is_directory=False) and is_withheld(f"/proc/self/fd/{directory.fd}", rest):
+                        raise ValueError("looks like a secret")
+                    fd = open_inside(directory.fd, rest)
+            except FileNotFoundError:
+                problem = "" if order.name in OUTPUT else clipped(f"there is no {display_path(order.name)}")
+                self._send(FileChunk(order.stream, b"", problem))
+                return
+            except (OSError, ValueError) as failure:
+                self._send(
+                    FileChunk(order.stream, b"", clipped(f"{display_path(order.name)} cannot be read: {failure}"))
+                )
+                return
+            if len(self._streams) >= MAX_STREAMS:
+                os.close(fd)
+                self._send(FileChunk(order.stream, b"", "too many files are being read at once"))
+                return
+            self._end(order.stream)
+            start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
+            self._streams[order.stream] = _Stream(order, fd, start, order.credit)
+            self._continue(order.stream)
 
     def close(self) -> None:
         """The link these streams went over is gone."""
         for stream in [*self._streams, *self._listings]:
             self._end(stream)
-
-    def _begin(self, order: ReadFile) -> None:
-        try:
-            fd = self._open(order)
-        except FileNotFoundError:
-            problem = "" if order.name in OUTPUT else clipped(f"there is no {display_path(order.name)}")
-            self._send(FileChunk(order.stream, b"", problem))
-            return
-        except (OSError, ValueError) as failure:
-            self._send(FileChunk(order.stream, b"", clipped(f"{display_path(order.name)} cannot be read: {failure}")))
-            return
-        if len(self._streams) >= MAX_STREAMS:
-            os.close(fd)
-            self._send(FileChunk(order.stream, b"", "too many files are being read at once"))
-            return
-        self._end(order.stream)
-        start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
-        self._streams[order.stream] = _Stream(order, fd, start, order.credit)
-        self._continue(order.stream)
-
-    def _open(self, order: ReadFile) -> int:
-        directory = self._moved_from(order.lease_id)
-        if directory is None:
-            return open_file(self._root, order.lease_id, order.name)
-        first, _, rest = order.name.partition(b"/")
-        if first != WORK.encode() or not rest:
-            raise ValueError("not a file of a working directory")
-        if is_secret(rest, is_directory=False) and is_withheld(f"/proc/self/fd/{directory.fd}", rest):
-            raise ValueError("looks like a secret")
-        return open_inside(directory.fd, rest)
 
     def _continue(self, number: int) -> None:
         stream = self._streams[number]
@@ -186,12 +186,6 @@ class AttemptFileReader:
         listing = self._listings.pop(number, None)
         if listing is not None:
             listing.cancel()
-
-    def _list(self, order: ListFiles) -> None:
-        if len(self._listings) >= MAX_LISTINGS:
-            self._send(FileListing(order.stream, problem="too many directories are being listed at once"))
-            return
-        self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
 
     async def _send_listing(self, order: ListFiles) -> None:
         shipped = await self._shipped_tree(order.shipped)

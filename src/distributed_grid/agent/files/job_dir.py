@@ -115,7 +115,13 @@ class JobDir:
         """Open it, made if need be, and list it as live. A second call changes nothing."""
         if not is_safe_name(attempt_id):
             raise ValueError(f"not a safe attempt id: {attempt_id!r}")
-        _list_as_live(root, attempt_id)
+        live = f"{root}/{LIVE}/{attempt_id}"
+        try:
+            os.link(f"{root}/{HOST_LOCK}", live, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here, or too many of them
+            os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         own = f"{root}/{attempt_id}"
         for path in (f"{root}/{CONTROL}/{attempt_id}", own, f"{own}/{WORK}", f"{own}/{CHECKPOINT_DIR}"):
             _make_directory(path)
@@ -244,10 +250,8 @@ class JobDir:
 
     def remove(self, name: str) -> None:
         """Have the file no more. Removing what is not there is not an error."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
-        except FileNotFoundError:
-            pass
 
     def take_lock(self) -> int | None:
         """The shim's lock as a descriptor that holds it for as long as anybody has it open, and that appends.
@@ -427,21 +431,9 @@ def _hold_record(until_boot_ms: int, key: str) -> bytes:
     return f"{until_boot_ms:020} {key or '-':<40.40} {until_boot_ms:020}\n".encode()
 
 
-def _list_as_live(root: str, attempt_id: str) -> None:
-    live = f"{root}/{LIVE}/{attempt_id}"
-    try:
-        os.link(f"{root}/{HOST_LOCK}", live, follow_symlinks=False)
-    except FileExistsError:
-        pass
-    except OSError:  # no hard links here, or too many of them
-        os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-
-
 def _make_directory(path: str) -> None:
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
 
 
 def make_root(root: str) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import NamedTuple
@@ -69,17 +70,11 @@ def _usable(name: str, groups: dict[str, Controller]) -> Controller | None:
         # A version 2 group with processes in it cannot delegate controllers, so its parent is next in line.
         own = groups[""]
         candidates = [own, Controller(2, own.base.rpartition("/")[0])]
-        _delegate(own, name)
+        with contextlib.suppress(OSError):
+            _write(f"{own.base}/cgroup.subtree_control", f"+{name}")
     else:
         return None
     return next((controller for controller in candidates if _works(controller, name)), None)
-
-
-def _delegate(controller: Controller, name: str) -> None:
-    try:
-        _write(f"{controller.base}/cgroup.subtree_control", f"+{name}")
-    except OSError:
-        pass
 
 
 _LIMIT_FILE = {
@@ -120,10 +115,8 @@ class Cgroup:
 
     def make(self) -> None:
         """Make it. Making what is there already is not an error."""
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(self.path)
-        except FileExistsError:
-            pass
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Let its processes together never hold more than that; the kernel kills one that asks for more."""
@@ -177,10 +170,8 @@ class Cgroup:
 
     def release(self, pid: int) -> None:
         """Put a process back into the group this one was made in."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             _write(f"{self.path.rpartition('/')[0]}/cgroup.procs", str(pid))
-        except ProcessLookupError:
-            pass
 
     def kills(self) -> int:
         """How many of its processes the kernel killed because the limit was reached."""

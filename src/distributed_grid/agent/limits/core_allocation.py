@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 CORE = 1000
 
@@ -83,17 +83,13 @@ def _assign_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict
     for name, claim in sorted(moving, key=lambda item: -item[1].rest):
         room = [core for core in cores if load[core] + claim.rest <= CORE]
         if not room:
-            return _repack_rests(claims, cores)
+            names = [name for name, claim in claims.items() if claim.rest]
+            bins = _pack([claims[name].rest for name in names])
+            return {names[index]: cores[number] for number, members in enumerate(bins) for index in members}
         core = max(room, key=lambda core: load[core])
         load[core] += claim.rest
         found[name] = core
     return found
-
-
-def _repack_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict[str, int]:
-    names = [name for name, claim in claims.items() if claim.rest]
-    bins = _pack([claims[name].rest for name in names])
-    return {names[index]: cores[number] for number, members in enumerate(bins) for index in members}
 
 
 def _pack(rests: Sequence[int]) -> list[list[int]]:
@@ -121,19 +117,16 @@ def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> 
         chosen: list[int] = []
         for index, part in enumerate(parts[: len(real_cores)]):
             present = claim.cores[index] if index < len(claim.cores) else None
-            core = _least_loaded(load, chosen, present)
+            open_cores = {core: amount for core, amount in load.items() if core not in chosen}
+            least = min(open_cores.values())
+            if present in open_cores and open_cores[present] == least:
+                core = present
+            else:
+                core = next(core for core, amount in open_cores.items() if amount == least)
             load[core] += part
             chosen.append(core)
         found[name] = tuple(chosen)
     return found
-
-
-def _least_loaded(load: Mapping[int, int], chosen: Iterable[int], present: int | None) -> int:
-    open_cores = {core: amount for core, amount in load.items() if core not in chosen}
-    least = min(open_cores.values())
-    if present in open_cores and open_cores[present] == least:
-        return present
-    return next(core for core, amount in open_cores.items() if amount == least)
 
 
 def allowed_cores(cores: Sequence[int], allowed: Sequence[int] | None) -> tuple[int, ...]:

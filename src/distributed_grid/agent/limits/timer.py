@@ -5,6 +5,7 @@ The boot clock goes on while the machine sleeps; waiting on it costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -73,29 +74,22 @@ class DeadlineTimer:
     def wait(self, until_boot_ms: int, at_most_ms: int | None = None) -> None:
         """Until then (0: for ever) or until something happens; and no longer than `at_most_ms` of being awake."""
         if until_boot_ms or self._timer >= 0:
-            self._set_timer(until_boot_ms)
+            if self._timer < 0:
+                self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+                self._poll.register(self._timer, select.POLLIN)
+            seconds, rest = divmod(until_boot_ms, 1000)
+            _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)
         for fd, _ in self._poll.poll(at_most_ms):
             if fd == self._woken:
                 self.received.update(os.read(fd, 512))
             else:
-                try:
+                with contextlib.suppress(BlockingIOError):
                     os.read(fd, 8)
-                except BlockingIOError:
-                    pass
 
     def has_received(self, signum: int) -> bool:
         """Whether that signal has come since the beginning; forgets every signal that has."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self.received.update(os.read(self._woken, 512))
-        except BlockingIOError:
-            pass
         came = signum in self.received
         self.received.clear()
         return came
-
-    def _set_timer(self, until_boot_ms: int) -> None:
-        if self._timer < 0:
-            self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-            self._poll.register(self._timer, select.POLLIN)
-        seconds, rest = divmod(until_boot_ms, 1000)
-        _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)

@@ -136,7 +136,15 @@ def reclaim(
     """The evictions that are planned now, what GPUs have shown, and what has to be done; `starved` end for the CPU."""
     here = {one.attempt_id for one in sample.attempts}
     evictions = tuple(one for one in evictions if one.attempt_id in here)
-    hints = _gpu_hints(gpu_hints, sample, rules)
+    if sample.gpus is None:
+        pass
+    else:
+        before = dict(gpu_hints)
+        hints = tuple(
+            (gpu.index, before.get(gpu.index, 0) + 1)
+            for gpu in sample.gpus
+            if gpu.busy_milli > rules.gpu_busy_max_milli or gpu.free_bytes < rules.gpu_memory_min_bytes
+        )
     if not rules.evict:
         return evictions, hints, ()
     wanted = {**starved, **_for_gpus(hints, sample), **_for_memory(evictions, sample, rules)}
@@ -206,17 +214,6 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
 
 
 # ------------------------------------------------------------------ GPUs
-
-
-def _gpu_hints(hints: Hints, sample: UsageSample, rules: OwnerRules) -> Hints:
-    if sample.gpus is None:
-        return hints
-    before = dict(hints)
-    return tuple(
-        (gpu.index, before.get(gpu.index, 0) + 1)
-        for gpu in sample.gpus
-        if gpu.busy_milli > rules.gpu_busy_max_milli or gpu.free_bytes < rules.gpu_memory_min_bytes
-    )
 
 
 def _for_gpus(hints: Hints, sample: UsageSample) -> dict[str, EvictionReason]:

@@ -124,10 +124,18 @@ class OwnerGuard:
             self._pending[_subject(action)] = action
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
-            self._pause_running()
+            # Pause what runs, what has started since included; who was warned may use the little that is left.
+            warned = {one.attempt_id for one in self.state.evictions}
+            for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
+                if attempt_id not in self._paused:
+                    self._paused[attempt_id] = fence
+                    self._report_pause(attempt_id, fence, True, self._why)
         if self.yields != yielded:
             self._on_change()
-        wait_ms = self._sampling.after(_activity(sample, rules))
+        cpu = 1000 * sample.outside_milli // max(1, sample.machine_milli)
+        memory = 1000 - 1000 * sample.memory_available_bytes // max(1, sample.memory_bytes)
+        most = 1000 - 1000 * rules.memory_min_bytes // max(1, sample.memory_bytes)
+        wait_ms = self._sampling.after(ActivitySample(True, ((cpu, rules.cpu_busy_max_milli), (memory, most))))
         return FAST_MS if self.yields else wait_ms
 
     def release(self) -> None:
@@ -234,14 +242,6 @@ class OwnerGuard:
                 self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
                 self._warned.discard(attempt_id)
 
-    def _pause_running(self) -> None:
-        """Pause what runs, what has started since included; who was warned may use the little that is left."""
-        warned = {one.attempt_id for one in self.state.evictions}
-        for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
-            if attempt_id not in self._paused:
-                self._paused[attempt_id] = fence
-                self._report_pause(attempt_id, fence, True, self._why)
-
     def _report_resumed(self) -> None:
         running = self._work.running()
         for attempt_id, fence in self._paused.items():
@@ -288,28 +288,18 @@ class SamplingRate:
     def after(self, sample: ActivitySample) -> int:
         """Milliseconds from this sample to the next."""
         used = tuple(amount for amount, _ in sample.outside)
-        changed = self._has_changed(used)
+        # Whether use went away from where it last stood still, so that a slow climb is a change, too.
+        anchor = self._anchor
+        if anchor is not None and _is_close(used, anchor):
+            changed = False
+        else:
+            self._anchor = used
+            changed = anchor is not None
         if sample.borrowed and (changed or _is_near(sample)):
             self._wait_ms = FAST_MS
         else:
             self._wait_ms = min(2 * self._wait_ms, WATCHFUL_MS if sample.borrowed else REST_MS)
         return self._wait_ms
-
-    def _has_changed(self, used: tuple[int, ...]) -> bool:
-        """Whether use went away from where it last stood still, so that a slow climb is a change, too."""
-        anchor = self._anchor
-        if anchor is not None and _is_close(used, anchor):
-            return False
-        self._anchor = used
-        return anchor is not None
-
-
-def _activity(sample: UsageSample, rules: OwnerRules) -> ActivitySample:
-    """The same in thousandths of the machine."""
-    cpu = 1000 * sample.outside_milli // max(1, sample.machine_milli)
-    memory = 1000 - 1000 * sample.memory_available_bytes // max(1, sample.memory_bytes)
-    most = 1000 - 1000 * rules.memory_min_bytes // max(1, sample.memory_bytes)
-    return ActivitySample(True, ((cpu, rules.cpu_busy_max_milli), (memory, most)))
 
 
 def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:

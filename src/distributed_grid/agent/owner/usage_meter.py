@@ -197,12 +197,8 @@ class UsageMeter:
     def usages(self, nodes: Iterable[str], own: Mapping[str, AttemptUsage]) -> dict[str, Usage]:
         """What is in use on each of these nodes, averaged over about ten seconds where it is a rate; of the GPUs, as
         last sampled."""
-        machine = self._machine_usage(own)
-        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
-
-    def _machine_usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
         sample = self.probe.sample(*self._own(own.values()))
-        return Usage(
+        machine = Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
             cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
             memory_bytes=sample.memory_used_bytes,
@@ -214,6 +210,7 @@ class UsageMeter:
             cpu_measured=sample.warm,
             gpus_measured=self._gpus_measured,
         )
+        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
 
     def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
         running = (one for one in own.values() if one.node == node)

@@ -109,15 +109,12 @@ def decide(
     state: OwnerState, sample: UsageSample, rules: OwnerRules, now_ms: int
 ) -> tuple[OwnerState, tuple[Action, ...]]:
     """The next state, and what has to be done to get there; nothing when nothing changes."""
-    if not sample.attempts:
-        after = OwnerState()
-    else:
-        after = _cpu(state, sample, rules, now_ms)
+    after = OwnerState() if not sample.attempts else _cpu(state, sample, rules, now_ms)
     actions: list[Action] = []
     if throttle_of(after) != throttle_of(state):
         actions.append(throttle_of(after))
     if after.step is YieldStep.PAUSED and state.step is not YieldStep.PAUSED:
-        actions.append(Pause(_why(sample)))
+        actions.append(Pause(f"its owner uses {_used(sample)}"))
     elif state.step is YieldStep.PAUSED and after.step is not YieldStep.PAUSED:
         actions.append(Continue())
     evictions, hints, reclaims = reclaim(
@@ -143,20 +140,16 @@ def throttle_of(state: OwnerState) -> Throttle:
 def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     state = replace(state, hints=state.hints + 1 if sample.outside_milli >= WEAK.of(sample) else 0)
     if state.step is YieldStep.FREE:
-        return _free(state, sample, rules, now)
+        # Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner.
+        is_there = sample.outside_milli >= STRONG.of(sample) or state.hints >= WEAK_SAMPLES
+        if is_there and _room(sample) < max(sample.own_milli, sum(one.cpu_milli for one in sample.attempts)):
+            return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
+        lapsed = now - state.conflict_seen_ms > LAPSE_MS
+        return replace(state, starved_since_ms=None) if lapsed else state
     if state.step is YieldStep.PAUSED:
         most = COMEBACK_MILLI if rules.throttle else sample.leased_milli
         return _come_back(state, sample, rules, now) if _room(sample) >= most else replace(state, calm_since_ms=None)
     return _throttled(state, sample, rules, now)
-
-
-def _free(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
-    """Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner."""
-    is_there = sample.outside_milli >= STRONG.of(sample) or state.hints >= WEAK_SAMPLES
-    if is_there and _room(sample) < max(sample.own_milli, sum(one.cpu_milli for one in sample.attempts)):
-        return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
-    lapsed = now - state.conflict_seen_ms > LAPSE_MS
-    return replace(state, starved_since_ms=None) if lapsed else state
 
 
 def _throttled(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
@@ -242,10 +235,6 @@ def _starved(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int
     else:
         gone = sample.attempts[-1:] if now - since >= CONFLICT_MS else ()
     return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(sample)}") for one in gone}
-
-
-def _why(sample: UsageSample) -> str:
-    return f"its owner uses {_used(sample)}"
 
 
 def _used(sample: UsageSample) -> str:

@@ -78,7 +78,18 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
                 f"a remote array is indexed by whole numbers, slices and ..., not by {type(entry).__name__}; "
                 "take a slice first and index that: array[10:20][mask]"
             )
-    found = _expand(entries, len(shape))
+    # One entry for every axis: `...` and what is missing stand for whole axes.
+    axes = len(shape)
+    dots = sum(entry is Ellipsis for entry in entries)
+    missing = axes - (len(entries) - dots)
+    if dots > 1 or missing < 0:
+        raise IndexError(f"an index of {len(entries)} parts does not fit an array of {axes} dimensions")
+    whole = [slice(None)] * missing
+    if not dots:
+        found = [*entries, *whole]
+    else:
+        at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
+        found = [*entries[:at], *whole, *entries[at + 1 :]]
     parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(found, shape, strict=True))]
     dropped = tuple(not isinstance(entry, slice) for entry in found)
     return Selection(tuple(axis for axis, _ in parts), tuple(turned for _, turned in parts), dropped)
@@ -89,19 +100,6 @@ def _is_number(entry: object) -> bool:
     if isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__:
         return False
     return hasattr(entry, "__index__")
-
-
-def _expand(entries: tuple[Any, ...], axes: int) -> list[Any]:
-    """One entry for every axis: `...` and what is missing stand for whole axes."""
-    dots = sum(entry is Ellipsis for entry in entries)
-    missing = axes - (len(entries) - dots)
-    if dots > 1 or missing < 0:
-        raise IndexError(f"an index of {len(entries)} parts does not fit an array of {axes} dimensions")
-    whole = [slice(None)] * missing
-    if not dots:
-        return [*entries, *whole]
-    at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
-    return [*entries[:at], *whole, *entries[at + 1 :]]
 
 
 def _axis(entry: Any, size: int, axis: int) -> tuple[Axis, bool]:
@@ -194,16 +192,14 @@ class BlockReaderWriter(Protocol):
 
 def array_meta(array: NDArray[Any]) -> str:
     """Shape and type of an array as the meta of its block; BadInput for a type that cannot be stored."""
-    return json.dumps({"array": {"shape": list(array.shape), "dtype": _descr_of(array.dtype)}})
-
-
-def _descr_of(dtype: np.dtype[Any]) -> Any:
-    if dtype.hasobject:
-        raise BadInput(f"an array of type {dtype} holds Python objects, which cannot be stored; give it a plain type")
-    descr = np.lib.format.dtype_to_descr(dtype)
-    if _type_of(descr) != dtype:
-        raise BadInput(f"an array of type {dtype} cannot be stored; store its plain bytes: array.view('u1')")
-    return descr
+    if array.dtype.hasobject:
+        raise BadInput(
+            f"an array of type {array.dtype} holds Python objects, which cannot be stored; give it a plain type"
+        )
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    if _type_of(descr) != array.dtype:
+        raise BadInput(f"an array of type {array.dtype} cannot be stored; store its plain bytes: array.view('u1')")
+    return json.dumps({"array": {"shape": list(array.shape), "dtype": descr}})
 
 
 def _type_of(descr: Any) -> np.dtype[Any]:

@@ -120,7 +120,16 @@ class AdaptiveCompression:
         wire = (connection.wire_received if is_read else connection.wire_sent) - before
         if not compress:
             link.record(wire, time.perf_counter() - began)
-        self._count(size, wire, compress=compress, is_read=is_read)
+        with self._lock:
+            if is_read:
+                self._received += size
+                self._wire_received += wire
+            else:
+                self._sent += size
+                self._wire_sent += wire
+            if compress:
+                self._compressed += size
+                self._compressed_wire += wire
 
     def _round_size(self, link: LinkStats, connection: ServerConnection) -> int:
         """How many ranges to decide about at once: between rounds a link stands still for a moment, so a fast one gets
@@ -144,18 +153,6 @@ class AdaptiveCompression:
         """Count a read that bypassed the queue."""
         self._received += size
         self._wire_received += size
-
-    def _count(self, size: int, wire: int, *, compress: bool, is_read: bool) -> None:
-        with self._lock:
-            if is_read:
-                self._received += size
-                self._wire_received += wire
-            else:
-                self._sent += size
-                self._wire_sent += wire
-            if compress:
-                self._compressed += size
-                self._compressed_wire += wire
 
     def stats(self) -> dict[str, int | float]:
         """Bytes plain and on the wire; `compression_ratio` is of those that were compressed."""

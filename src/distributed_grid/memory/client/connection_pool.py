@@ -108,10 +108,25 @@ class ConnectionPool:
     def acquire(self, location: CopyLocation) -> ServerConnection:
         """A connection, this thread's until it releases or discards it."""
         if self._pid != os.getpid():
-            self._reset_after_fork()
+            # A child must not send on its parent's connections; it starts with none.
+            self._pid = os.getpid()
+            self._lock, self._severing = threading.Lock(), threading.Lock()
+            idle, self._idle, self._broken = self._idle, {}, {}
+            _close_all(idle)
         connection = self._pop_idle(location.server_key) or self._connect(location)
         if location.server_key in self._broken:
-            self._sever_broken(location.server_key, connection)
+            with self._severing:  # who comes meanwhile waits until it is done
+                for nonce in list(self._broken.get(location.server_key, ())):
+                    try:
+                        connection.sever(nonce)
+                    except BaseException:
+                        connection.close()
+                        raise
+                    with self._lock:
+                        self._broken[location.server_key].remove(nonce)
+                with self._lock:
+                    if not self._broken.get(location.server_key, True):
+                        del self._broken[location.server_key]
         return connection
 
     def release(self, location: CopyLocation, connection: ServerConnection) -> None:
@@ -153,13 +168,6 @@ class ConnectionPool:
             idle, self._idle = self._idle, {}
         _close_all(idle)
 
-    def _reset_after_fork(self) -> None:
-        """A child must not send on its parent's connections; it starts with none."""
-        self._pid = os.getpid()
-        self._lock, self._severing = threading.Lock(), threading.Lock()
-        idle, self._idle, self._broken = self._idle, {}, {}
-        _close_all(idle)
-
     def _pop_idle(self, server_key: str) -> ServerConnection | None:
         now = time.monotonic()
         while True:
@@ -171,20 +179,6 @@ class ConnectionPool:
             if len(connection.opened) < MAX_HANDLES - 1 and not (must_check and not connection.is_usable):
                 return connection
             connection.close()
-
-    def _sever_broken(self, server_key: str, connection: ServerConnection) -> None:
-        with self._severing:  # who comes meanwhile waits until it is done
-            for nonce in list(self._broken.get(server_key, ())):
-                try:
-                    connection.sever(nonce)
-                except BaseException:
-                    connection.close()
-                    raise
-                with self._lock:
-                    self._broken[server_key].remove(nonce)
-            with self._lock:
-                if not self._broken.get(server_key, True):
-                    del self._broken[server_key]
 
     def _connect(self, location: CopyLocation) -> ServerConnection:
         endpoint = location.endpoint

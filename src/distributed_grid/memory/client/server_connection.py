@@ -252,26 +252,23 @@ class ServerConnection:
         if flags & COMPRESSED:
             if length >= size:
                 raise self._broken(ValueError("an answer is too long"))
-            return self._receive_compressed(view, length, digest)
+            if len(self._compressed) < length:
+                self._compressed = memoryview(bytearray(CHUNK_BYTES))
+            self._receive_exactly(self._compressed[:length])
+            self.wire_received += length
+            try:
+                plain = lz4.block.decompress(self._compressed[:length], uncompressed_size=len(view))
+            except (lz4.block.LZ4BlockError, ValueError):
+                return FrameStatus.CORRUPT
+            if len(plain) != len(view) or digest_of(plain) != digest:
+                return FrameStatus.CORRUPT
+            view[:] = plain
+            return 0
         if length != size:
             raise self._broken(ValueError("an answer has the wrong length"))
         self._receive_exactly(view)
         self.wire_received += length
         return 0 if digest_of(view) == digest else FrameStatus.CORRUPT
-
-    def _receive_compressed(self, view: memoryview, length: int, digest: int) -> int:
-        if len(self._compressed) < length:
-            self._compressed = memoryview(bytearray(CHUNK_BYTES))
-        self._receive_exactly(self._compressed[:length])
-        self.wire_received += length
-        try:
-            plain = lz4.block.decompress(self._compressed[:length], uncompressed_size=len(view))
-        except (lz4.block.LZ4BlockError, ValueError):
-            return FrameStatus.CORRUPT
-        if len(plain) != len(view) or digest_of(plain) != digest:
-            return FrameStatus.CORRUPT
-        view[:] = plain
-        return 0
 
     def read_small(self, handle: int, offset: int, size: int) -> bytes | None:
         """A few bytes within one chunk, with as little overhead as possible; None where they do not match their

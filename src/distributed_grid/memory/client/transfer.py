@@ -101,10 +101,7 @@ class WriteProgress:
         names = [location.copy for location in block.copies]
         if block.generation == self._generation and set(names) == self.left.keys():
             return
-        if self._copies == 1:
-            rest = next(iter(self.left.values()))
-        else:
-            rest = TransferQueue.of_range(self._view, self._offset)
+        rest = next(iter(self.left.values())) if self._copies == 1 else TransferQueue.of_range(self._view, self._offset)
         self.left = {name: rest.copy() for name in names}
         self._generation, self._copies = block.generation, len(names)
 

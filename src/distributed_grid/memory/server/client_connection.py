@@ -109,7 +109,11 @@ class Handles:
         secret = derive_secret(self._store.key, packed)
         if not hmac.compare_digest(proof, client_proof(secret, *self._nonces, packed)):
             # A ticket of another incarnation has another key; which one it names is no secret, and helps a client.
-            return self._denial_of(packed), b""
+            try:
+                is_other = read_claims(packed).incarnation != self._store.incarnation
+            except ProtocolError:
+                is_other = False
+            return (FrameStatus.WRONG_INCARNATION if is_other else FrameStatus.DENIED), b""
         try:
             claims = read_claims(packed)
         except ProtocolError:
@@ -128,13 +132,6 @@ class Handles:
         self._opened[number] = Handle(backing, claims, backing.generation)
         body = OPENED.pack(number, backing.generation, backing.size, backing.complete)
         return status, body + server_proof(secret, *self._nonces, packed)
-
-    def _denial_of(self, packed: bytes) -> FrameStatus:
-        try:
-            is_other = read_claims(packed).incarnation != self._store.incarnation
-        except ProtocolError:
-            is_other = False
-        return FrameStatus.WRONG_INCARNATION if is_other else FrameStatus.DENIED
 
     def find(self, number: int, right: int) -> tuple[FrameStatus, Handle | None]:
         """The handle with this number, if it may be used with this right now; or why not."""

@@ -116,17 +116,14 @@ class CopyFile:
         found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
         table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
         found.digests = array("Q", table)
-        found._punch_unwritten()
-        return found
-
-    def _punch_unwritten(self) -> None:
         first = None
-        for index, digest in enumerate((*self.digests, 1)):
+        for index, digest in enumerate((*found.digests, 1)):
             if digest == 0 and first is None:
                 first = index
             elif digest != 0 and first is not None:
-                self.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, self.size) - first * CHUNK_BYTES)
+                found.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, found.size) - first * CHUNK_BYTES)
                 first = None
+        return found
 
     def punch_hole(self, offset: int, length: int) -> None:
         """Make this range zeros that take no room, where the file system can do that."""

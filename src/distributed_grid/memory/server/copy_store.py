@@ -167,7 +167,12 @@ class CopyStore:
         self._touched.add(backing.copy)
         try:
             if whole and backing.digests[index] == 0:
-                self._first_write(backing, offset, slot.view[:length])
+                data = slot.view[:length]
+                try:
+                    backing.write(data, offset)
+                except OSError:
+                    backing.punch_hole(offset, len(data))
+                    raise
                 backing.set_digest(index, digest)
             else:
                 if not whole:
@@ -184,13 +189,6 @@ class CopyStore:
         self.counters.writes += 1
         self.counters.bytes_in += length
         return FrameStatus.OK
-
-    def _first_write(self, backing: CopyFile, offset: int, data: memoryview) -> None:
-        try:
-            backing.write(data, offset)
-        except OSError:
-            backing.punch_hole(offset, len(data))
-            raise
 
     def _write_journalled(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> None:
         journal = self._on_disk_journal() if backing.on_disk else self._journal

@@ -44,7 +44,16 @@ class ReplicationTask:
     def run(self) -> str:
         """Make it; the problem, or nothing."""
         try:
-            self._copy()
+            if read_claims(self.order.ticket.claims).size != self.size:
+                raise GridError("the ticket is for a block of another size")
+            connection = ServerConnection.connect(self.order.target, seconds=CONNECT_SECONDS)
+            try:
+                opened = connection.open(self.order.ticket)
+                if not opened.complete:
+                    connection.write_chunks(opened, self._chunks())
+                    connection.end_fill(opened)
+            finally:
+                connection.close()
         except (GridError, OSError) as error:
             return str(error) or type(error).__name__
         except Exception as error:  # the outermost frame of a thread: the problem must be reported
@@ -53,18 +62,6 @@ class ReplicationTask:
         finally:
             os.close(self.fd)
         return ""
-
-    def _copy(self) -> None:
-        if read_claims(self.order.ticket.claims).size != self.size:
-            raise GridError("the ticket is for a block of another size")
-        connection = ServerConnection.connect(self.order.target, seconds=CONNECT_SECONDS)
-        try:
-            opened = connection.open(self.order.ticket)
-            if not opened.complete:
-                connection.write_chunks(opened, self._chunks())
-                connection.end_fill(opened)
-        finally:
-            connection.close()
 
     def _chunks(self) -> Iterator[tuple[int, memoryview, int]]:
         buffer = memoryview(bytearray(CHUNK_BYTES))

@@ -217,23 +217,22 @@ class MemoryServer:
                     self._store.free(copy, boot_ms())
                 self._send(CopyFreed(message.copies))
             case MakeReplica():
-                self._replicate(message)
+                backing = self._store.held.get(message.source) or self._store.create_untouched(message, boot_ms())
+                if backing is None or not backing.complete:
+                    self._report_replica(message.source, message.generation, f"{message.source} is not here")
+                elif (
+                    backing.generation >= message.generation
+                ):  # sent twice, and answered since: it must not be frozen again
+                    problem = f"{message.source} has got past generation {message.generation}"
+                    self._report_replica(message.source, message.generation, problem)
+                else:
+                    self._store.freeze(backing)
+                    self._replicator.start(message, backing)
             case SupervisorLeaving():
                 if not self._store.held:
                     self._loop.stop()
             case _:
                 raise ProtocolError(f"unexpected control message {type(message).__name__}")
-
-    def _replicate(self, order: MakeReplica) -> None:
-        backing = self._store.held.get(order.source) or self._store.create_untouched(order, boot_ms())
-        if backing is None or not backing.complete:
-            self._report_replica(order.source, order.generation, f"{order.source} is not here")
-        elif backing.generation >= order.generation:  # sent twice, and answered since: it must not be frozen again
-            problem = f"{order.source} has got past generation {order.generation}"
-            self._report_replica(order.source, order.generation, problem)
-        else:
-            self._store.freeze(backing)
-            self._replicator.start(order, backing)
 
     def _report_replica(self, source: str, generation: int, problem: str) -> None:
         if problem:
@@ -250,33 +249,20 @@ class MemoryServer:
             return
         self._store.expire(now)
         if 0 < self._hold_until_boot_ms <= now:
-            self._expire_hold(now)
-        if self._control is None:
-            self._check_unsupervised(now)
-        stats = self._stats()
-        if stats != self._last_stats:
-            self._last_stats = stats
-            self._send(stats)
-
-    def _expire_hold(self, now: int) -> None:
-        log.warning("hold expired: freeing all in-memory copies")
-        self._hold_until_boot_ms = 0
-        self._store.start_incarnation(now)
-        self._send(NewIncarnation(self._store.incarnation, self._store.key))
-
-    def _check_unsupervised(self, now: int) -> None:
-        if time.monotonic() - self._unsupervised_since < self._configuration.unsupervised_ms / 1000:
-            return
-        for backing in self._store.in_memory:
-            if 0 < backing.ends_boot_ms <= now:
-                self._store.free(backing.copy, now)
-        if not self._store.in_memory:
-            log.info("no copies and no supervisor: ending")
-            self._loop.stop()
-
-    def _stats(self) -> ServerStats:
+            log.warning("hold expired: freeing all in-memory copies")
+            self._hold_until_boot_ms = 0
+            self._store.start_incarnation(now)
+            self._send(NewIncarnation(self._store.incarnation, self._store.key))
+        unsupervised_seconds = self._configuration.unsupervised_ms / 1000
+        if self._control is None and time.monotonic() - self._unsupervised_since >= unsupervised_seconds:
+            for backing in self._store.in_memory:
+                if 0 < backing.ends_boot_ms <= now:
+                    self._store.free(backing.copy, now)
+            if not self._store.in_memory:
+                log.info("no copies and no supervisor: ending")
+                self._loop.stop()
         counters = self._store.counters
-        return ServerStats(
+        stats = ServerStats(
             resident_bytes=self._store.resident_bytes(),
             copies=len(self._store.held),
             reads=counters.reads,
@@ -287,6 +273,9 @@ class MemoryServer:
             wire_out=counters.wire_out,
             connections=len(self._loop.connections),
         )
+        if stats != self._last_stats:
+            self._last_stats = stats
+            self._send(stats)
 
 
 def start_server(sock: socket.socket) -> MemoryServer | None:

@@ -37,14 +37,6 @@ class Tombstones:
         length = self.end_of(start, capacity)
         if os.fstat(fd).st_size < length:  # new, or of a server that had no tombstones in its journal
             os.ftruncate(fd, length)
-        self._load()
-
-    @staticmethod
-    def end_of(start: int, capacity: int = MAX_TOMBSTONES) -> int:
-        """The length of a journal whose tombstones begin at `start`."""
-        return start + _HEADER_BYTES + capacity * _RECORD.size
-
-    def _load(self) -> None:
         self._written, self._floor_boot_ms = _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._start))
         count = min(self._written, self._capacity)
         packed = b""
@@ -58,6 +50,11 @@ class Tombstones:
         for until, digest in (*records[oldest:], *records[:oldest]):
             self._until.pop(digest, None)
             self._until[digest] = until
+
+    @staticmethod
+    def end_of(start: int, capacity: int = MAX_TOMBSTONES) -> int:
+        """The length of a journal whose tombstones begin at `start`."""
+        return start + _HEADER_BYTES + capacity * _RECORD.size
 
     def __contains__(self, copy: str) -> bool:
         """Whether this copy was freed, as far as a ticket for it may still be valid."""

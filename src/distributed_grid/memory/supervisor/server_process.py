@@ -64,7 +64,11 @@ def _wait_for(pid: int) -> None:
 def start_server(folder: Path, lock_fd: int) -> ServerProcess:
     """Start a server that has this lock for as long as it runs: own session, two descriptors, a clean environment."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    log = _open_log(folder / LOG_FILE)
+    path = folder / LOG_FILE
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            path.unlink()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (log, theirs.fileno(), lock_fd)]
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     environment |= {"GRID_ROLE": "memory", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -92,13 +96,6 @@ def start_server(folder: Path, lock_fd: int) -> ServerProcess:
         for fd in (*high, log):
             os.close(fd)
     return ServerProcess(pid, ours)
-
-
-def _open_log(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > MAX_LOG_BYTES:
-            path.unlink()
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def connect_control(folder: Path) -> socket.socket | None:

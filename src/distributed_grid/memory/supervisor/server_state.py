@@ -275,22 +275,18 @@ class PendingOrders:
                 self._link.send(FreeCopy(names))
                 self._to_free.update(dict.fromkeys(names, True))
         elif not self._is_needed():
-            self._free_without_server()
+            for copy in list(self._to_free):
+                try:
+                    if is_copy_id(copy):
+                        (self._spill / f"{copy}{COPY_SUFFIX}").unlink(missing_ok=True)
+                except OSError as error:  # a disk that cannot be written to: the order comes again
+                    log.warning("%s could not be deleted yet: %s", copy, error.strerror)
+                    continue
+                del self._to_free[copy]
+                self._freed.append(copy)
         if self._freed:
             freed, self._freed = tuple(self._freed), []
             self._report(CopiesFreedReport(freed))
-
-    def _free_without_server(self) -> None:
-        """Nothing is in memory; what is on disk is deleted here."""
-        for copy in list(self._to_free):
-            try:
-                if is_copy_id(copy):
-                    (self._spill / f"{copy}{COPY_SUFFIX}").unlink(missing_ok=True)
-            except OSError as error:  # a disk that cannot be written to: the order comes again
-                log.warning("%s could not be deleted yet: %s", copy, error.strerror)
-                continue
-            del self._to_free[copy]
-            self._freed.append(copy)
 
 
 def raise_descriptor_limit() -> None:

@@ -35,7 +35,6 @@ from distributed_grid.memory.protocol.control_messages import (
 from distributed_grid.memory.server.server import SPILL_DIR
 from distributed_grid.memory.supervisor.server_process import (
     ServerLink,
-    ServerProcess,
     connect_control,
     start_server,
     try_lock_file,
@@ -263,7 +262,14 @@ class ServerSupervisor:
                 return f"the memory server cannot be started: {error.strerror}"
             finally:
                 os.close(lock_fd)
-            self._configure(process)
+            raise_descriptor_limit()
+            configuration = self._identity.configuration()
+            self._link.connect(process.sock, process)
+            self._begin_listing()
+            self._link.send(configuration)
+            for names in batches(self._held.descriptors):
+                self._link.send(HeldCopy(names), [self._held.descriptors[name] for name in names])
+            self._link.send(StartServing())
             await self._link.wait_until_ready(deadline - loop.time())
             if self.ready is None:
                 self._disconnect()
@@ -271,17 +277,6 @@ class ServerSupervisor:
                 return self._problem
             return ""
         return self._problem
-
-    def _configure(self, process: ServerProcess) -> None:
-        """Send a new server who it is and what it holds."""
-        raise_descriptor_limit()
-        configuration = self._identity.configuration()
-        self._link.connect(process.sock, process)
-        self._begin_listing()
-        self._link.send(configuration)
-        for names in batches(self._held.descriptors):
-            self._link.send(HeldCopy(names), [self._held.descriptors[name] for name in names])
-        self._link.send(StartServing())
 
     def _begin_listing(self) -> None:
         self._held.start_listing()
@@ -328,11 +323,20 @@ class ServerSupervisor:
             case CopyOnDisk():
                 self._held.on_disk.update(message.copies)
             case ServerReady():
-                self._on_ready(message)
+                self._held.finish_listing()
+                self._link.set_ready(message)
+                if self._identity.adopt(message):
+                    self._link.send(SetHold(self._identity.hold_until_boot_ms))
+                self._orders.resend()
             case CommandFailed():
                 self._problem = message.problem
             case NewIncarnation():
-                self._on_new_incarnation(message)
+                self._held.free_copies_in_memory()
+                self._identity.change_incarnation(message)
+                if self.ready is not None:
+                    endpoint = replace(self.ready.endpoint, incarnation=message.incarnation)
+                    self._link.set_ready(replace(self.ready, endpoint=endpoint, key=message.key))
+                    self._report_served()
             case CopyFreed():
                 self._held.free(message.copies)
                 self._orders.copies_freed(message.copies)
@@ -343,22 +347,6 @@ class ServerSupervisor:
             case _:
                 pass
         close_all(fds)
-
-    def _on_ready(self, ready: ServerReady) -> None:
-        """All it holds has been listed."""
-        self._held.finish_listing()
-        self._link.set_ready(ready)
-        if self._identity.adopt(ready):
-            self._link.send(SetHold(self._identity.hold_until_boot_ms))
-        self._orders.resend()
-
-    def _on_new_incarnation(self, new: NewIncarnation) -> None:
-        self._held.free_copies_in_memory()
-        self._identity.change_incarnation(new)
-        if self.ready is not None:
-            endpoint = replace(self.ready.endpoint, incarnation=new.incarnation)
-            self._link.set_ready(replace(self.ready, endpoint=endpoint, key=new.key))
-            self._report_served()
 
     def _report_served(self) -> None:
         for node in self._nodes:
