@@ -27,7 +27,7 @@ from msgspec.structs import force_setattr
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.posix.environment import child_environment
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_restarted
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024

@@ -23,8 +23,9 @@ import os
 import sys
 from typing import NoReturn
 
-from distributed_grid.agent.leftovers import has_leftovers
+from distributed_grid.agent.files.job_dir import HOST_LOCK, LIVE
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.posix.private_files import try_lock
 
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 MAX_TOKEN_BYTES = 65536
@@ -91,6 +92,28 @@ def _read_token(options: argparse.Namespace) -> str:
     if not token:
         raise BadInput(f"there is no join token in {source}")
     return token
+
+
+def has_leftovers(directory: str) -> bool:
+    """Whether an attempt, a memory server or an agent may be left in a directory; also where that cannot be told."""
+    folder = os.path.abspath(os.path.expanduser(directory))
+    try:
+        if os.stat(folder).st_uid != os.geteuid() or os.listdir(f"{folder}/jobs/{LIVE}"):
+            return True
+        if os.path.lexists(f"{folder}/memory/server.lock"):
+            return True
+        return any(map(_is_locked, (f"{folder}/agent.lock", f"{folder}/jobs/{HOST_LOCK}")))
+    except OSError:
+        return True
+
+
+def _is_locked(path: str) -> bool:
+    """Whether some process has a file locked."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":

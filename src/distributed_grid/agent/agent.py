@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distributed_grid import __version__
-from distributed_grid.adapters.age_clock import FILE as AGE_FILE
-from distributed_grid.adapters.age_clock import AgeClock
+from distributed_grid.adapters.clock import FILE as AGE_FILE
+from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.disk_guard import DiskGuard
 from distributed_grid.agent.execution.host import AttemptHost
@@ -28,15 +28,19 @@ from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, STDOUT, has_checkpoint
 from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory
-from distributed_grid.agent.machine_end import CONTROL_PLANE, METADATA, MachineEnd
+from distributed_grid.agent.machine_end import (
+    CONTROL_PLANE,
+    METADATA,
+    POLL_SECONDS,
+    MachineEnd,
+    MetadataFailed,
+    NoticeSource,
+)
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner.borrowed_work import HostedWork
+from distributed_grid.agent.owner.borrowed_work import WATCH_MS, HostedWork, OutgrownLeases
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.outgrown_leases import WATCH_MS, OutgrownLeases
-from distributed_grid.agent.owner.ray_usage import RayLoan
-from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.termination_notice import POLL_SECONDS, MetadataFailed, NoticeSource
+from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms

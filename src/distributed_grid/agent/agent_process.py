@@ -30,13 +30,12 @@ from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
-from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
+from distributed_grid.agent.files.attempt_files import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL
+from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL, notice_source
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.termination_notice import notice_source
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
@@ -45,7 +44,7 @@ from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id, boot_ms, boot_ns
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
 from distributed_grid.wire import MAX_MESSAGE_BYTES, AnnouncedEnd, ControlPlaneAddress
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.posix.unix_sockets import peer_uid, short_path
+from distributed_grid.posix.sockets import peer_uid, short_path
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import MAX_MESSAGE_BYTES, ControlPlaneAddress
 

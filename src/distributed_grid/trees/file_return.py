@@ -6,7 +6,7 @@ One rule for every way back (downloads, deliveries, returns of moves):
 - A local file is replaced only if it is as it was shipped, or as the grid itself wrote it last time; `overwrite`
   insists. Any other local file stays, and the job's version is put beside it as `NAME.from-ORIGIN`.
 - Where a link or a file is in place of a directory, the returned files go below `NAME.from-ORIGIN`.
-- Protected paths (`protected_paths`) are never written. A new executable bit is reported.
+- Protected paths (`secret_files`) are never written. A new executable bit is reported.
 
 Nothing is written through a link or outside the directory, nothing is removed, and no file is ever there in part. Done
 again with the same files it changes nothing.
@@ -17,29 +17,80 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import secrets
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct, field
 
 from distributed_grid.errors import ProtocolError
+from distributed_grid.posix.private_files import read_regular, write_private
 from distributed_grid.trees.content_store import READ_BYTES, HashingWriter, file_digest
-from distributed_grid.trees.directory_walker import DirectoryWalker, open_regular
 from distributed_grid.trees.manifest import EXECUTABLE, Manifest, ManifestEntry
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
+    DirectoryWalker,
     display_path,
+    open_regular,
     split_path,
     to_bytes,
     to_text,
     translate_os_errors,
 )
-from distributed_grid.trees.protected_paths import is_protected, is_unremarkable
+from distributed_grid.trees.secret_files import is_protected, is_unremarkable
 from distributed_grid.trees.tree_writer import open_unnamed
+
+MAX_BYTES = 64 << 20
+
+
+class FetchedDigests:
+    """Digests by path relative to one directory. Several processes may record at the same time."""
+
+    def __init__(self, folder: Path, directory: str | os.PathLike[str]) -> None:
+        self._directory = os.path.realpath(directory)
+        name = hashlib.sha256(os.fsencode(self._directory)).hexdigest()[:32]
+        self._path = folder / f"{name}.json"
+
+    def read(self) -> dict[str, str]:
+        """The digests; none where the file is missing or damaged."""
+        try:
+            stored = json.loads(read_regular(str(self._path), None, MAX_BYTES) or b"{}")
+            files = stored["files"] if stored.get("directory") == _text(self._directory) else {}
+            return {str(path): str(digest) for path, digest in files.items()}
+        except (OSError, ValueError, KeyError, AttributeError):
+            return {}
+
+    def record(self, written: Mapping[str, str]) -> None:
+        """Add the digests of files that were just written, and drop those of files that are gone. `OSError` leaves the
+        old ones."""
+        added = {path: digest for path, digest in written.items() if digest}
+        if not added:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = {path: digest for path, digest in self.read().items() if self._exists(path)}
+            content = json.dumps({"directory": _text(self._directory), "files": known | added}).encode()
+            if len(content) <= MAX_BYTES:
+                write_private(self._path, content, durable=False)
+        finally:
+            os.close(lock)
+
+    def _exists(self, path: str) -> bool:
+        return os.path.lexists(os.path.join(os.fsencode(self._directory), path.encode("utf-8", "surrogateescape")))
+
+
+def _text(directory: str) -> str:
+    return os.fsencode(directory).decode("utf-8", "surrogateescape")
+
 
 MAX_BESIDE_NAMES = 99
 PART_PREFIX = b".grid-"

@@ -15,11 +15,13 @@ from msgspec import Struct
 
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.content_store import file_digest
-from distributed_grid.trees.directory_walker import DirectoryWalker, open_inside, open_root
 from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, SkippedFile
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
+    DirectoryWalker,
     display_path,
+    open_inside,
+    open_root,
     pattern_regex,
     to_bytes,
     to_text,

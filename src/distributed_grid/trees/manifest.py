@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from distributed_grid.errors import BadInput, ProtocolError
-from distributed_grid.trees.directory_walker import leads_outside
-from distributed_grid.trees.paths import MAX_PATH_BYTES, display_path, split_path, to_bytes, to_text
+from distributed_grid.trees.paths import MAX_PATH_BYTES, display_path, leads_outside, split_path, to_bytes, to_text
 
 LIMIT_BYTES = 100 << 20
 LIMIT_FILES = 10_000

@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.content_store import ContentStore, HashCache, fingerprint
-from distributed_grid.trees.directory_walker import DirectoryWalker, leads_outside, open_regular, open_root
 from distributed_grid.trees.ignore_rules import IgnoreMatcher, rules_for
 from distributed_grid.trees.manifest import (
     EXECUTABLE,
@@ -38,7 +37,11 @@ from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_PATH_BYTES,
     TRANSIENT_ERRNOS,
+    DirectoryWalker,
     display_path,
+    leads_outside,
+    open_regular,
+    open_root,
     to_text,
     translate_os_errors,
 )

@@ -1,4 +1,4 @@
-"""Files that look like secrets: the one list of their names, and what a user allows of them.
+"""Secret and protected files: the one list of the names of secrets, their allowances, and paths that are never written.
 
 - A name decides, never the content: nothing of such a file is read before it is known to be shipped.
 - A secret directory stands for everything below it. Upper and lower case are the same.
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from distributed_grid.errors import BadInput
-from distributed_grid.posix.home_directory import holds_home
+from distributed_grid.posix.environment import holds_home
 from distributed_grid.trees.file_selection import FilePatterns
 from distributed_grid.trees.ignore_rules import GridIgnoreMatcher, IgnoreMatcher, IgnoreRules
 from distributed_grid.trees.paths import display_path, is_malformed, pattern_regex
@@ -277,3 +277,54 @@ def unused_note(patterns: Sequence[str]) -> str:
         return ""
     shown = ", ".join(f"'{display_path(pattern)}'" for pattern in patterns)
     return f"--ship {shown}: no file that looks like a secret matches, outside of ignored directories"
+
+
+REPOSITORIES = frozenset({b".git", b".hg", b".svn", b".bzr", b"_darcs", b".fossil", b".jj"})
+NEVER_SHIPPED = frozenset({b"__pycache__", b".venv", b"node_modules", b".distributed_grid"})
+"""Directories that a scan leaves out, besides those of repositories (`ignore_rules.ALWAYS_IGNORED`)."""
+STARTUP_FILES = frozenset(
+    {
+        # shells and logins
+        *(b".profile", b".bashrc", b".bash_profile", b".bash_login", b".bash_logout", b".bash_aliases", b".inputrc"),
+        *(b".zshrc", b".zshenv", b".zprofile", b".zlogin", b".zlogout", b".kshrc", b".mkshrc", b".cshrc", b".tcshrc"),
+        *(b".login", b".logout", b".pam_environment", b".xinitrc", b".xsession", b".xprofile", b".xsessionrc"),
+        *(b".rhosts", b".shosts", b".forward", b".procmailrc", b".envrc", b".tmux.conf", b".screenrc", b".autoenv"),
+        # editors, pagers, debuggers
+        *(b".vimrc", b".gvimrc", b".nvimrc", b".exrc", b".nvim.lua", b".emacs", b".dir-locals.el", b".dir-locals-2.el"),
+        *(b".nanorc", b".gdbinit", b".lldbinit", b".pdbrc", b".pdbrc.py", b".lessfilter", b".lesskey", b".mailcap"),
+        # interpreters and their tools
+        *(b"sitecustomize.py", b"usercustomize.py", b".pythonrc", b".pythonrc.py", b".pythonstartup"),
+        *(b".rprofile", b".renviron", b".irbrc", b".pryrc", b".octaverc", b".psqlrc", b".sqliterc", b".duckdbrc"),
+        *(b".npmrc", b".yarnrc", b".yarnrc.yml", b".pnpmfile.cjs", b".bazelrc", b".condarc", b".mambarc"),
+        *(b".mise.toml", b".mise.local.toml", b".gemrc", b".curlrc", b".wgetrc", b".netrc"),
+        # git and what runs at a commit; an own HEAD makes a directory a repository
+        *(b".gitconfig", b".gitmodules", b".pre-commit-config.yaml", b".lefthook.yml", b"head"),
+        # rules of the grid: they say what is shipped next time
+        b".gridignore",
+    }
+)
+STARTUP_DIRECTORIES = frozenset(
+    {
+        *(b".ssh", b".gnupg", b".githooks", b".husky", b".vscode", b".idea", b".devcontainer", b".direnv"),
+        *(b".config", b".emacs.d", b".vim", b".nvim", b".ipython", b".jupyter", b".cargo", b".bundle", b".gdbinit.d"),
+        *(b".yarn", b".julia", b".zsh", b".oh-my-zsh", b".mise", b".autostart"),
+    }
+)
+_PROTECTED = REPOSITORIES | NEVER_SHIPPED | STARTUP_FILES | STARTUP_DIRECTORIES
+_SILENT = frozenset({b"__pycache__", b"node_modules", b".venv"})
+"""Names that ordinary programs make by themselves: they are left out without a word."""
+
+
+def is_protected(names: tuple[bytes, ...]) -> bool:
+    """True if nothing may be written to this path, which is given name by name."""
+    return any(_folded(name) in _PROTECTED for name in names) or is_secret(b"/".join(names), is_directory=False)
+
+
+def is_unremarkable(names: tuple[bytes, ...]) -> bool:
+    """True if a protected path is one of the caches that programs make by themselves."""
+    return any(_folded(name) in _SILENT for name in names)
+
+
+def _folded(name: bytes) -> bytes:
+    """The name as a forgiving file system compares it: without case, and without trailing dots and spaces."""
+    return name.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape").rstrip(b". ")

@@ -18,14 +18,17 @@ from msgspec import Struct
 
 from distributed_grid.errors import ProtocolError, Refused
 from distributed_grid.trees.content_store import ContentMissing, ContentStore, HashingWriter, write_all
-from distributed_grid.trees.directory_walker import (
+from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
+from distributed_grid.trees.paths import (
     DirectoryWalker,
     describe_file_type,
+    display_path,
     open_regular,
     open_root,
+    split_path,
+    to_bytes,
+    translate_os_errors,
 )
-from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
-from distributed_grid.trees.paths import display_path, split_path, to_bytes, translate_os_errors
 
 FICLONE = 0x40049409
 SMALL_COPY_BYTES = 128 << 10

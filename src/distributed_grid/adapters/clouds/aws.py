@@ -27,8 +27,8 @@ from distributed_grid.adapters.clouds.aws_client import (
     AwsClient,
     AwsCodeError,
 )
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS as TAGS
 from distributed_grid.adapters.clouds.boot_script import boot_script
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS as TAGS
 from distributed_grid.config.providers import AwsSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS as LABELS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS as LABELS
 from distributed_grid.config.providers import DockerLocalSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, NoCapacity, Refused, Unreachable

@@ -2,6 +2,10 @@
 
 The agent's environment is built from wheels in memory. Ray's is too big for that: its wheels are files, packed once
 (quickly rather than small) and kept.
+
+Wheels: this package and its few libraries are packed again from the installation here where they fit the node, which
+needs no network. A wheel that does not fit (another Python, another machine) is downloaded here, never on the node, and
+cached. The same files make the same bytes, so that a digest names a version.
 """
 
 from __future__ import annotations
@@ -10,26 +14,242 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import io
 import mmap
 import os
+import platform
 import re
 import secrets
+import subprocess
+import sys
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from packaging import tags
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from distributed_grid import __version__
 from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node import wheels
 from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 from distributed_grid.adapters.node.script_session import ScriptSession
-from distributed_grid.adapters.node.wheels import Wheel, python_minor
+from distributed_grid.posix.environment import child_environment
+
+AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "xxhash", "lz4")
+DOWNLOAD_SECONDS = 300.0
+PACKAGE = Path(__file__).parents[2]
+_SKIPPED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json")
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+_LEGACY_PLATFORMS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
+
+
+class Wheel(Struct, frozen=True):
+    """A wheel and what names its content."""
+
+    name: str
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def fits(tag: str, facts: NodeFacts) -> bool:
+    """Whether a wheel with this tag (`cp311-cp311-manylinux_2_17_x86_64`) works on a node."""
+    return not tags.parse_tag(tag).isdisjoint(_supported_tags(facts))
+
+
+@functools.lru_cache(maxsize=32)
+def _supported_tags(facts: NodeFacts) -> frozenset[tags.Tag]:
+    python = python_minor(facts)
+    interpreter = "cp{}{}".format(*python)
+    platforms = platforms_of(facts) if facts.libc else []
+    if facts.libc == "glibc":
+        platforms.append(f"linux_{facts.machine}")
+    compiled = tags.cpython_tags(python, abis=[interpreter], platforms=platforms)
+    return frozenset((*compiled, *tags.compatible_tags(python, interpreter=interpreter, platforms=platforms)))
+
+
+def platforms_of(facts: NodeFacts) -> list[str]:
+    """The platforms a node takes wheels for, newest first, as package indexes name them."""
+    if facts.libc != "glibc":
+        newest = libc_version(facts)[1] if facts.libc_version else 2
+        return [f"musllinux_1_{minor}_{facts.machine}" for minor in range(newest, -1, -1)]
+    newest = libc_version(facts)[1]
+    names = [f"manylinux_2_{minor}_{facts.machine}" for minor in range(newest, 4, -1)]
+    return names + [f"{name}_{facts.machine}" for name, minor in _LEGACY_PLATFORMS.items() if minor <= newest]
+
+
+def python_minor(facts: NodeFacts) -> tuple[int, int]:
+    major, minor = facts.python.split(".")[:2]
+    return int(major), int(minor)
+
+
+def libc_version(facts: NodeFacts) -> tuple[int, int]:
+    """The version of the node's C library; (0, 0) where it is not known."""
+    found = re.match(r"(\d+)\.(\d+)", facts.libc_version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def gather_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
+    """Every wheel that an agent on such a node needs; may download, and then keeps what it got in `cache`."""
+    return [own_wheel(), *(_wheel_for(name, facts, cache, environ) for name in AGENT_PACKAGES)]
+
+
+def source_signature() -> str:
+    """What changes when anything that is packed here does; quicker to have than the"""
+    digest = hashlib.sha256(repr([(name, find_distribution(name).version) for name in AGENT_PACKAGES]).encode())
+    for path in sorted(_own_files()):
+        found = path.stat()
+        digest.update(f"{path}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def version_name(wheels: Iterable[Wheel], facts: NodeFacts) -> str:
+    """The name of an environment: another source, library, Python or machine is another version."""
+    return f"{__version__}-{environment_digest((wheel.sha256 for wheel in wheels), facts)}"
+
+
+def environment_digest(sha256s: Iterable[str], facts: NodeFacts) -> str:
+    """What tells the environment of these wheels on a node from every other."""
+    digest = hashlib.sha256("\n".join(sorted(sha256s)).encode())
+    digest.update(f"\n{python_minor(facts)}\n{facts.machine}\n{facts.executable}".encode())
+    return digest.hexdigest()[:12]
+
+
+def own_wheel() -> Wheel:
+    """This very package."""
+    info = f"distributed_grid-{__version__}.dist-info"
+    files = {f"{PACKAGE.name}/{path.relative_to(PACKAGE)}": path.read_bytes() for path in _own_files()}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: distributed-grid\nVersion: {__version__}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: grid\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    return Wheel(f"distributed_grid-{__version__}-py3-none-any.whl", zip_files(files))
+
+
+def _own_files() -> list[Path]:
+    found = (path for path in PACKAGE.rglob("*") if path.is_file())
+    return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
+
+
+def find_distribution(name: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        raise NodeOperationFailed(f"{name} is not installed here, so its version for the node is not known") from None
+
+
+def _wheel_for(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+    found = find_distribution(name)
+    return (
+        repack(found, facts)
+        or find_cached(name, found.version, facts, cache)
+        or download(name, found.version, facts, cache, environ)
+    )
+
+
+def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
+    """An installed package as a wheel again; None where it would not work on the node."""
+    tag = compatible_tag(installed, facts)
+    if tag is None or not installed.files:
+        return None
+    files: dict[str, bytes] = {}
+    for entry in filter(belongs_in_wheel, installed.files):
+        try:
+            files[str(entry)] = Path(str(entry.locate())).read_bytes()
+        except OSError:
+            return None  # somebody has removed a part of it: it is better downloaded
+    name = re.sub(r"[-_.]+", "_", installed.metadata["Name"])
+    return Wheel(f"{name}-{installed.version}-{tag}.whl", zip_files(files))
+
+
+def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
+    """The tag under which an installed package works on a node; None where it would not."""
+    tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
+    fitting = (tag for tag in tags if fits(tag, facts) and (not _is_local_build(tag) or _has_libc_of_ours(facts)))
+    return next(fitting, None)
+
+
+def belongs_in_wheel(entry: metadata.PackagePath) -> bool:
+    """Whether a file of an installed package belongs into its wheel."""
+    return entry.parts[0] != ".." and "__pycache__" not in entry.parts and entry.name not in _SKIPPED
+
+
+def _is_local_build(tag: str) -> bool:
+    """Whether a package was compiled on this machine, for its very C library."""
+    return tag.split("-")[2].startswith("linux")
+
+
+def _has_libc_of_ours(facts: NodeFacts) -> bool:
+    kind, version = platform.libc_ver()
+    return facts.libc == kind and libc_version(facts) >= libc_version(NodeFacts(libc_version=version))
+
+
+def zip_files(files: Mapping[str, bytes]) -> bytes:
+    """A zip whose bytes depend on nothing but names and contents; packed quickly rather than small."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name], compresslevel=1)
+    return buffer.getvalue()
+
+
+def find_cached(name: str, version: str, facts: NodeFacts, cache: Path) -> Wheel | None:
+    """A wheel that was downloaded before and fits."""
+    start = f"{canonicalize_name(name).replace('-', '_')}-{version}-"
+    for path in sorted(cache.glob("*.whl")):
+        if path.name.lower().startswith(start) and _file_fits(path.name, facts):
+            with contextlib.suppress(OSError):
+                return Wheel(path.name, path.read_bytes())
+    return None
+
+
+def _file_fits(name: str, facts: NodeFacts) -> bool:
+    return fits("-".join(name.removesuffix(".whl").split("-")[-3:]), facts)
+
+
+def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+    """The wheel from wherever this machine gets its packages."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    minor = "{}.{}".format(*python_minor(facts))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--no-deps", "--python-version", minor, "--implementation", "cp"]
+    for name_of in platforms_of(facts):
+        command += ["--platform", name_of]
+    what = f"{name} {version} for Python {minor} on {facts.machine} ({facts.libc or 'unknown C library'})"
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+        command += ["--dest", folder, f"{name}=={version}"]
+        try:
+            done = subprocess.run(
+                command,
+                env=child_environment() | dict(environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=DOWNLOAD_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise NodeOperationFailed(
+                f"{what} could not be downloaded within {DOWNLOAD_SECONDS:g} s", final=False
+            ) from None
+        found = sorted(Path(folder).glob("*.whl"))
+        if done.returncode or not found:
+            said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            raise NodeOperationFailed(
+                f"{what} could not be downloaded: {said[-1][:300] if said else 'pip said nothing'}"
+            )
+        kept = cache / found[0].name
+        found[0].replace(kept)
+    return Wheel(kept.name, kept.read_bytes())
+
 
 RAY_BUILD_SECONDS = 900.0
 RAY_MISSING = "Ray is not installed here, so there is nothing to send to the nodes; type: make ray"
@@ -59,12 +279,12 @@ class InstallSources:
             return await asyncio.to_thread(self._agent_wheels, facts)
 
     def _agent_wheels(self, facts: NodeFacts) -> list[Wheel]:
-        signature = wheels.source_signature()
+        signature = source_signature()
         kind = (signature, *map(str, python_minor(facts)), facts.machine, facts.libc, facts.libc_version)
         if kind not in self._gathered:
             if any(known[0] != signature for known in self._gathered):
                 self._gathered.clear()  # of a source that is gone
-            self._gathered[kind] = wheels.gather_wheels(facts, self.cache, self.environ)
+            self._gathered[kind] = gather_wheels(facts, self.cache, self.environ)
         return self._gathered[kind]
 
     async def ray_wheels(self, facts: NodeFacts) -> list[WheelFile]:
@@ -83,7 +303,7 @@ async def install(session: ScriptSession, sources: InstallSources, say: Say) -> 
     say("inspecting the node")
     seen = await inspect(session)
     needed = await sources.agent_wheels(seen)
-    version = wheels.version_name(needed, seen)
+    version = version_name(needed, seen)
     summary = f"{version} was there already"
     if version not in seen.versions or seen.version != version:
         missing = [wheel for wheel in needed if wheel.sha256 not in seen.wheels]
@@ -141,7 +361,7 @@ async def install_ray(session: ScriptSession, sources: InstallSources, say: Say)
     seen = await inspect(session)
     say("packing Ray")
     files = await sources.ray_wheels(seen)
-    version = f"ray-{own_ray_version()}-{wheels.environment_digest((file.sha256 for file in files), seen)}"
+    version = f"ray-{own_ray_version()}-{environment_digest((file.sha256 for file in files), seen)}"
     if version in seen.versions and (await session.ask("ray-installed"))["version"] == version:
         return f"{version} was there already"
     missing = [file for file in files if file.sha256 not in seen.wheels]
@@ -194,12 +414,12 @@ def ray_requirements(facts: NodeFacts) -> list[str]:
 
 
 def _ray_wheel(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> WheelFile:
-    found = wheels.find_distribution(name)
-    tag = wheels.compatible_tag(found, facts)
+    found = find_distribution(name)
+    tag = compatible_tag(found, facts)
     path = _repack_to_file(found, tag, cache) if tag else None
     if path is None:
-        kept = wheels.find_cached(name, found.version, facts, cache)
-        path = cache / (kept or wheels.download(name, found.version, facts, cache, environ)).name
+        kept = find_cached(name, found.version, facts, cache)
+        path = cache / (kept or download(name, found.version, facts, cache, environ)).name
     return _describe(str(path), path.stat().st_mtime_ns)
 
 
@@ -212,7 +432,7 @@ def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(fresh, "w") as archive:
-            for entry in sorted(filter(wheels.belongs_in_wheel, found.files or ()), key=str):
+            for entry in sorted(filter(belongs_in_wheel, found.files or ()), key=str):
                 _add_file(archive, str(entry), Path(str(entry.locate())))
         fresh.replace(path)
     except OSError:
@@ -225,7 +445,7 @@ def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path
 
 def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
     """One file; of its mode only whether it can be run is kept."""
-    entry = zipfile.ZipInfo(name, wheels.ZIP_EPOCH)
+    entry = zipfile.ZipInfo(name, ZIP_EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (0o755 if os.access(source, os.X_OK) else 0o644) << 16
     with source.open("rb") as file:

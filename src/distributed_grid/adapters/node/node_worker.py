@@ -25,7 +25,7 @@ from distributed_grid.adapters.node.node_messages import (
     RunFinished,
 )
 from distributed_grid.adapters.node.script_session import ScriptSession
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_logged, start_restarted
 
 FIRST_PAUSE, MAX_PAUSE, FINAL_PAUSE = 0.5, 15.0, 60.0

@@ -22,6 +22,10 @@ from distributed_grid.adapters.child_process import (
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.domain.resources import MAX_AMOUNT
 
+CLIENT_SCHEME = "ray://"
+AUTO = "auto"
+RAY_MISSING = "Ray is not installed here; type: make ray (or pip install 'distributed-grid[ray]')"
+
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_NODES, MAX_GROUPS, MAX_IN_USE = 5_000, 15_000, 5_000
 AWAY = "away: "

@@ -29,9 +29,8 @@ from distributed_grid.adapters.ssh.process import (
     SshCommand,
     SshTarget,
 )
-from distributed_grid.adapters.ssh.ssh_connection import SshConnection
-from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.adapters.ssh.ssh_connection import SharedSshConnection, SshConnection, SshScriptSession
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_restarted
 
 MAX_OPERATIONS = 32

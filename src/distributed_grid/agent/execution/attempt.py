@@ -14,9 +14,8 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, group_name
-from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses
+from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses, TreeMeter
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
-from distributed_grid.agent.limits.tree_memory import TreeMeter
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
 

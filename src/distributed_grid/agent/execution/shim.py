@@ -30,8 +30,7 @@ from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
-from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
-from distributed_grid.agent.limits.tree_memory import (
+from distributed_grid.agent.limits.process_tree import (
     FIRST_MS,
     CgroupMemoryLimit,
     PolledMemoryLimit,
@@ -39,6 +38,7 @@ from distributed_grid.agent.limits.tree_memory import (
     next_reading_ms,
     over_limit_message,
 )
+from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`

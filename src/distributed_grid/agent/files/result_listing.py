@@ -19,7 +19,7 @@ from distributed_grid.trees.content_store import ContentStore
 from distributed_grid.trees.file_selection import changed_files, select_files
 from distributed_grid.trees.manifest import Manifest, ManifestEntry, decode
 from distributed_grid.trees.paths import to_bytes
-from distributed_grid.trees.protected_paths import is_unremarkable
+from distributed_grid.trees.secret_files import is_unremarkable
 
 EVERYTHING = ("**",)
 MAX_REASON_CHARS = 200

@@ -19,8 +19,20 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from distributed_grid.agent.owner.eviction import CancelEviction, Evict, Reclaim, UsageSample, Warn
-from distributed_grid.agent.owner.yield_policy import Action, Continue, OwnerState, Pause, Throttle, YieldStep, decide
+from distributed_grid.agent.owner.yield_policy import (
+    Action,
+    CancelEviction,
+    Continue,
+    Evict,
+    OwnerState,
+    Pause,
+    Reclaim,
+    Throttle,
+    UsageSample,
+    Warn,
+    YieldStep,
+    decide,
+)
 from distributed_grid.wire import OwnerRules
 
 FAST_MS = 250

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.buffers import populate_pages
+from distributed_grid.memory.client.transfer_queue import populate_pages
 
 MAX_GAP_BYTES = 32 * 1024
 """So many bytes cost about as much to read as another request."""

@@ -21,7 +21,6 @@ import lz4.block
 
 from distributed_grid.errors import GridError
 from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, ChunkRange, TransferQueue
-from distributed_grid.memory.protocol.authentication import client_proof, connect_tls, server_proof
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
@@ -38,9 +37,12 @@ from distributed_grid.memory.protocol.frames import (
     FrameStatus,
     Op,
     StatusError,
+    client_proof,
+    connect_tls,
     digest_of,
+    server_proof,
 )
-from distributed_grid.posix.unix_sockets import receive_descriptors, short_path
+from distributed_grid.posix.sockets import receive_descriptors, short_path
 from distributed_grid.wire import Endpoint, Ticket
 
 BUFFER_BYTES: Final = 64 * 1024

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.posix.unix_sockets import receive_descriptors
+from distributed_grid.posix.sockets import receive_descriptors
 from distributed_grid.wire import MAX_CONNECTIONS_PER_PEER, Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024

@@ -20,8 +20,7 @@ from typing import Final
 
 from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import is_copy_id
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of, is_copy_id
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.private_files import sync_directory
 

@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import (
+from distributed_grid.memory.protocol.control_messages import MakeReplica
+from distributed_grid.memory.protocol.frames import (
+    CHUNK_BYTES,
     FILL,
     READ,
     WRITE,
+    FrameStatus,
     TicketClaims,
+    digest_of,
     is_copy_id,
     read_claims,
 )
-from distributed_grid.memory.protocol.control_messages import MakeReplica
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
 from distributed_grid.memory.server.copy_file import CopyFile, load_copies
-from distributed_grid.memory.server.tombstones import Tombstones
-from distributed_grid.memory.server.write_journal import Slot, SlotPool, WriteJournal
+from distributed_grid.memory.server.write_journal import Slot, SlotPool, Tombstones, WriteJournal
 
 MAX_COPIES: Final = 50_000
 KEY_BYTES: Final = 32

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from distributed_grid.memory.server.client_connection import ClientConnection
-from distributed_grid.memory.server.stream import ConnectionClosed
-from distributed_grid.posix.peer_limits import PeerLimits
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.memory.server.client_connection import ClientConnection, ConnectionClosed
+from distributed_grid.posix.sockets import PeerLimits, short_path
 
 MAX_CONNECTIONS: Final = 1024
 MAX_UNAUTHENTICATED: Final = 256

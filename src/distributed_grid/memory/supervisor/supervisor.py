@@ -34,16 +34,14 @@ from distributed_grid.memory.protocol.control_messages import (
 )
 from distributed_grid.memory.server.server import SPILL_DIR
 from distributed_grid.memory.supervisor.server_process import (
-    ServerLink,
-    connect_control,
-    start_server,
-    try_lock_file,
-)
-from distributed_grid.memory.supervisor.server_state import (
     HeldCopies,
     PendingOrders,
     ServerIdentity,
+    ServerLink,
+    connect_control,
     raise_descriptor_limit,
+    start_server,
+    try_lock_file,
 )
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.supervision import start_restarted

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI, Request
 
-from distributed_grid.posix.peer_limits import MAX_REFUSALS, LimitedListener
+from distributed_grid.posix.sockets import MAX_REFUSALS, LimitedListener
 from distributed_grid.server.rest.app import UvicornServer
 
 SOON = {"headers": 0.5, "body": 0.5}
