@@ -1,7 +1,7 @@
 """Child processes of the control plane, one for SSH and one for Ray: both ends of the connection to them.
 
-The child owns no state: it is sent commands, reports, and ends when the connection closes. Whoever owns a
-`ChildProcess` sends the desired state again to each new child. Messages are msgpack, each after its length.
+The child owns no state: it takes commands, reports, and ends when the connection closes. The owner of a `ChildProcess`
+sends the desired state again to each new child. Messages are msgpack, each after its length.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _LENGTH = struct.Struct(">I")
 
 
 class ChildCommand(Struct, frozen=True, tag=True):
-    """Base of what a child is told. Every field has a bound in its type; what is beyond is refused where it is sent,
-    since a child that cannot read a command ends, and so would each one after it."""
+    """Base of commands to a child. Every field has a bound in its type; an excess is refused at the sender, since a
+    child that cannot read a command ends, and so would each one after it."""
 
 
 class Report(Struct, frozen=True, tag=True):
-    """Base of what a child says. It may pass on what others say, so every field has a bound in its type; a text that is
-    longer is cut where the report is made."""
+    """Base of a child's reports. A report may carry foreign text, so every field has a bound in its type; longer text
+    is cut where the report is made."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -83,7 +83,6 @@ A = TypeVar("A", bound=Answer)
 
 
 def encode_frame(message: Report) -> bytes:
-    """A report as it travels."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -159,7 +158,7 @@ class ChildProcess(Generic[T]):
         return self._task is not None
 
     def start(self) -> None:
-        """Keep a child running from now on; starting twice changes nothing."""
+        """Keep a child running; starting twice changes nothing."""
         if self._task is None:
             self.restart()
 
@@ -171,7 +170,7 @@ class ChildProcess(Generic[T]):
         self._task = start_restarted(partial(self._run, before, socket_path), f"the {self._label} process")
 
     def retry(self) -> None:
-        """Make no pause before the next child: what the last one lacked is there now."""
+        """Make no pause before the next child: the last one's reason to fail is gone."""
         self._retry_now.set()
 
     async def stop(self) -> None:
@@ -191,7 +190,7 @@ class ChildProcess(Generic[T]):
             log.error("not sent to the %s process: %s", self._label, refused)
 
     def mark_ready(self, desired_state: Iterable[ChildCommand]) -> None:
-        """The child can work: send it the desired state, then the requests that wait, then whatever comes."""
+        """The child is ready: send it the desired state, then waiting requests, then all later commands."""
         self._is_ready = True
         for command in (*desired_state, *(request.command for request in self._requests.values())):
             self.write(command)
@@ -334,7 +333,7 @@ def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awai
 async def _serve_and_exit(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], end: str
 ) -> None:
-    """Exit at once when the control plane is gone: what is half done is done again by the next child."""
+    """Exit at once when the control plane is gone: the next child repeats unfinished work."""
     await serve(*await (_standard_streams() if end == STDIO else _inherited_socket(int(end))))
     logging.shutdown()
     os._exit(0)

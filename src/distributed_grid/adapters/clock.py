@@ -87,19 +87,18 @@ class GridClock:
         self._display_offset_ms: int | None = None
 
     def now_ms(self) -> int:
-        """The time; never less than any result before."""
         elapsed_ms = self._boottime() - self._start.boot_ms
         self._latest_ms = max(self._latest_ms, self._start.wall_ms + elapsed_ms)
         return self._latest_ms
 
     def anchor(self) -> Anchor:
-        """What a later `GridClock` needs in order to continue this time."""
+        """State from which a later `GridClock` continues this time."""
         boot_ms = self._boottime()
         now_ms = self._start.wall_ms + boot_ms - self._start.boot_ms
         return Anchor(self._start.boot_id, now_ms, boot_ms, self._wall() - now_ms, self.steps)
 
     def wall_offset_ms(self) -> int:
-        """What to add to the grid's times to display them as wall clock times.
+        """Difference between wall clock and grid time, for times on display.
 
         It stays the same until the wall clock was really moved, so that a time is always displayed the same.
         """
@@ -125,7 +124,6 @@ def load_anchor(state_dir: StateDir) -> Anchor | None:
 
 
 def save_anchor(state_dir: StateDir, anchor: Anchor, *, durable: bool = False) -> None:
-    """Save the anchor, whole or not at all; on a full disk the previous one stays."""
     with contextlib.suppress(OSError):
         write_private(_anchor_file(state_dir), msgspec.json.encode(anchor), durable=durable)
 
@@ -138,7 +136,6 @@ async def save_anchor_forever(state_dir: StateDir, clock: GridClock, seconds: fl
 
 
 def last_stored_ms(store: Store) -> int:
-    """The grid's time of the last audit record; 0 where there is none."""
     return next((event.at_ms for event in store.events(limit=1, newest=True)), 0)
 
 
@@ -151,12 +148,11 @@ log = logging.getLogger(__name__)
 
 
 def sealed(content: bytes) -> bytes:
-    """Content after its digest, which `unsealed` checks."""
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
 def unsealed(data: bytes) -> bytes | None:
-    """The content of `sealed`; None where it is another one."""
+    """Content of `sealed` data; None if the digest differs."""
     digest, _, content = data.partition(b"\n")
     return content if digest == hashlib.sha256(content).hexdigest().encode() else None
 
@@ -197,11 +193,10 @@ class AgeClock:
 
     @property
     def state(self) -> ClockState:
-        """The state at the last look."""
         return self._state
 
     def may_delete(self) -> bool:
-        """True if no jump is pending: look first, then decide."""
+        """True if no jump is pending."""
         return self.look().jump is None
 
     def confirm(self) -> ClockJump | None:
@@ -220,7 +215,7 @@ class AgeClock:
             return 0 if self._state.jump is not None else self._state.grid_time_of(self._state.age_ms - keep_ms)
 
     def save(self) -> None:
-        """Save the state durably, every few minutes; on a full disk the previous one stays. Call it in a thread."""
+        """Save the state durably; on a full disk the previous one stays. Call it in a thread."""
         with self._lock:
             self._save(durable=True)
 

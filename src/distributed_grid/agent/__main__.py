@@ -95,7 +95,10 @@ def _read_token(options: argparse.Namespace) -> str:
 
 
 def has_leftovers(directory: str) -> bool:
-    """Whether an attempt, a memory server or an agent may be left in a directory; also where that cannot be told."""
+    """True if an attempt, a memory server or an agent may be left in a directory; also if that is unknown.
+
+    Imports little: every node that is stopped asks it, and most have nothing left.
+    """
     folder = os.path.abspath(os.path.expanduser(directory))
     try:
         if os.stat(folder).st_uid != os.geteuid() or os.listdir(f"{folder}/jobs/{LIVE}"):

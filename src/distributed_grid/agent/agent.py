@@ -108,19 +108,19 @@ class WorkDirs(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the control plane's machine: then a caller's own directory and environment are here."""
+        """True on the control plane's machine: then a caller's own directory and environment are here."""
 
     async def lay_out(self, digest: str, target: Path) -> None:
-        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+        """Lay out the tree of this digest in a directory; repeated, it changes nothing."""
 
     async def read_tree(self, digest: str) -> Manifest:
-        """The list of files of this digest."""
+        """List of files of this digest."""
 
     def received(self, piece: FetchedChunk) -> None:
-        """Bytes that were asked for."""
+        """Bytes that were requested."""
 
     def unlinked(self) -> None:
-        """The link is gone, and with it what was on its way."""
+        """The link is gone, and with it all pending answers."""
 
 
 class Agent:
@@ -144,9 +144,8 @@ class Agent:
         typed_on: str = "",
         ages: AgeClock | None = None,
     ) -> None:
-        """`notices` is where the cloud says that it takes this machine away. `typed_on` is the node whose processes are
-        those of this machine, where it has several. `ages` is the clock that deletions here go by; made where there is
-        none."""
+        """`notices`: source of the cloud's notices that it takes this machine away. `typed_on`: the node whose
+        processes are those of this machine, if it has several. `ages`: clock of deletions here, made if None."""
         self.nodes = nodes
         self._jobs = jobs
         self._ages = ages or AgeClock(jobs.parent / AGE_FILE)
@@ -197,7 +196,7 @@ class Agent:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing runs here, nothing is to be fetched from here, and all that was reported is known."""
+        """True when nothing runs here, nothing is to be fetched from here, and all reports are acknowledged."""
         return not self.host.running() and self._outbox.is_empty and not any(self._jobs.glob("*/" + STDOUT))
 
     async def start(self) -> None:
@@ -229,7 +228,7 @@ class Agent:
         self._tasks = [start_restarted(loop, name) for name, loop in loops.items()]
 
     async def stop(self) -> None:
-        """Stop measuring and obeying; what runs goes on. Safe to call twice."""
+        """Stop measuring and taking orders; attempts keep running. Safe twice."""
         tasks = [*self._tasks, *self._orders.under_way()]
         for task in tasks:
             task.cancel()
@@ -274,7 +273,7 @@ class Agent:
             self._memory.set_owner_rules(welcome.owner)
 
     def unlinked(self) -> None:
-        """The link is gone: nobody reads on, and nothing more comes on it."""
+        """The link is gone: all readers end, and nothing more comes on it."""
         self._reading.close()
         if self._workdirs is not None:
             self._workdirs.unlinked()
@@ -311,7 +310,7 @@ class Agent:
             self._queue.put_nowait(message)
 
     def close(self, why: str) -> None:
-        """The in-memory link cannot break: say again what may not have been taken in."""
+        """The in-memory link cannot break: repeat unacknowledged reports."""
         self._outbox.resend()
         if self._memory is not None:
             self._memory.report_served()
@@ -322,7 +321,6 @@ class Agent:
         self._control.received(message, self)
 
     def _report(self, report: AttemptLaunch | AttemptExit) -> None:
-        """Pass on what the host says of an attempt."""
         if isinstance(report, AttemptLaunch):
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
@@ -417,7 +415,7 @@ class Agent:
             await asyncio.sleep(SAVE_AGE_SECONDS)
 
     async def _read_notices(self, source: NoticeSource) -> None:
-        """Read every few seconds whether the cloud takes this machine away. Whoever cannot be read says nothing."""
+        """Read every few seconds whether the cloud takes this machine away. A failed read changes nothing."""
         silent, problem = 0, ""
         while True:
             try:
@@ -449,7 +447,7 @@ class Agent:
             self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting, held))
 
     def _clock_jump(self) -> PendingClockJump | None:
-        """The jump of this machine's wall clock that is pending, as the control plane hears of it."""
+        """Pending jump of this machine's wall clock, for the control plane."""
         state = self._ages.state
         if state.jump is None:
             return None
@@ -501,7 +499,7 @@ class HostedAttempts:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the control plane is on another machine: then nothing here is the caller's."""
+        """True if the control plane is on another machine: then nothing here is the caller's."""
         return self._workdirs is not None and not self._workdirs.is_local
 
     def needs_files(self, order: StartAttemptOrder) -> bool:
@@ -517,7 +515,7 @@ class HostedAttempts:
             await self._workdirs.lay_out(order.checkpoint, work.parent / CHECKPOINT_DIR)
 
     def _workdir(self, order: StartAttemptOrder) -> str:
-        """The tree that its working directory begins with; none where it runs in the caller's own directory."""
+        """Tree that its working directory begins with; empty if it runs in the caller's own directory."""
         return order.command.workdir if self.is_remote or not order.command.cwd else ""
 
     async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
@@ -571,7 +569,7 @@ class HostedCommand(NamedTuple):
 
 
 class HostedCommands:
-    """What runs on the host, as the end of its machine tells and stops it."""
+    """Attempts of the host for `MachineEnd`: it notifies and stops them."""
 
     def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
         self._host = host

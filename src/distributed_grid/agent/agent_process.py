@@ -1,7 +1,7 @@
-"""Agent process: one per directory; serves its node until a signal, and leaves what runs running.
+"""Agent process: one per directory; serves its node until a signal, and leaves attempts running.
 
-Where $GRID_NOTICE_SECONDS says how long its machine lives on after SIGTERM, as in a batch system, that signal announces
-the end of the machine instead: jobs are told and stopped in time, and the agent ends with them. A second one ends it at
+With $GRID_NOTICE_SECONDS, the life of its machine after SIGTERM, as in a batch system, that signal announces the end of
+the machine instead: jobs get a notice and are stopped in time, and the agent ends with them. A second one ends it at
 once.
 """
 
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentDir:
-    """The directory of an agent; what is in it, `__main__` lists."""
+    """The directory of an agent; `__main__` lists its files."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -100,11 +100,11 @@ class AgentDir:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the locked directory was removed: another agent may have one of that name, this one has none."""
+        """True if the locked directory was removed: another agent may have one of that name, this one has none."""
         return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
 
     def touch(self, name: str) -> None:
-        """Have a file whose time is the time since boot: it changes with every call, whatever the clock says, and
+        """Set a file's time to the time since boot: it changes with every call, even if the clock is set back, and
         needs no room on a full disk."""
         path, now = self.path / name, boot_ns()
         try:
@@ -132,7 +132,7 @@ class AgentDir:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the agent until a signal stops it; what runs goes on. Returns the exit code."""
+    """Run the agent until a signal stops it; attempts keep running. Returns the exit code."""
     agent_dir = AgentDir(options.dir)
     agent_dir.make()
     if not agent_dir.lock():
@@ -154,8 +154,11 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _seconds_of(variable: str) -> float:
-    """A time in the environment of a worker's agent: after how long without a control plane it ends, its jobs included,
-    or how long its machine lives on after SIGTERM; 0: never, and not known, as on a machine of nobody's provider."""
+    """A time in the environment of a worker's agent; 0 if it is not set, as on a machine of no provider.
+
+    It is either the time without a control plane after which the agent ends with its jobs, or the life of its
+    machine after SIGTERM.
+    """
     text = os.environ.get(variable) or "0"
     try:
         seconds = float(text)
@@ -167,7 +170,7 @@ def _seconds_of(variable: str) -> float:
 
 
 async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: float) -> None:
-    """Join with the token; a worker tries for as long as it goes on without a control plane."""
+    """Join with the token; a worker tries as long as it may run without a control plane."""
     deadline = time.monotonic() + exit_seconds
     while True:
         try:
@@ -180,8 +183,8 @@ async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: 
 
 
 async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) -> int | None:
-    """Serve until stopped. None: what runs goes on; else nothing may, because the control plane is gone for good or
-    this machine ends, and that is its grace in milliseconds."""
+    """Serve until stopped. None: attempts keep running; else they must end, because the control plane is gone for good
+    or this machine ends, and the result is their grace in milliseconds."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -238,7 +241,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
 
 
 def _announce_end(agent: Agent, seconds: float, leaving: asyncio.Event, stopping: asyncio.Event) -> None:
-    """SIGTERM says that this machine ends in so many seconds; the second one that it ends now."""
+    """The first SIGTERM announces the end of this machine after these seconds, the second one its end now."""
     if leaving.is_set():
         stopping.set()
         return
@@ -260,8 +263,8 @@ async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
 
 
 async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float) -> None:
-    """Return when there was no control plane for so long; never where that is 0. While there is one, who watches over
-    this process (the boot script of a rented machine) sees it by a file."""
+    """Return after this time without a control plane; never if it is 0. While there is one, a file shows it to the
+    watchdog of this process (the boot script of a rented machine)."""
     if not seconds:
         await asyncio.Event().wait()
     while (silent_seconds := uplink.seconds_disconnected) < seconds:
@@ -272,8 +275,8 @@ async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float)
 
 
 async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
-    """Return when there was no link for as long as link.json says (`linger`) and nothing runs, or when the directory
-    was removed; else never."""
+    """Return when there was no link for the time in link.json (`linger`) and nothing runs, or when the directory was
+    removed; else never."""
     linger: object = 0
     ray = agent_dir.read(RAY_RECORD)
     while True:
@@ -310,7 +313,7 @@ def _save_address(agent_dir: AgentDir, named: ControlPlaneAddress) -> None:
 
 
 def _stop_ray(record: dict[str, object]) -> None:
-    """Stop the Ray that the grid has started here: with the directory, nobody knows of it any more."""
+    """Stop the Ray that the grid has started here: nothing else finds it after the directory is gone."""
     from distributed_grid.adapters.node.node_script_ray import stop_processes
 
     try:

@@ -24,7 +24,7 @@ FREE_GPU_MEMORY_BYTES = 1024 * MIB
 
 
 class HardwareDetector:
-    """What this machine has, and how much of it is free."""
+    """Detects the capacity of this machine, and its free part."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class HardwareDetector:
         *,
         allocated: Capacity = NOTHING,
     ) -> None:
-        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories. Where only a
-        part of the machine is `allocated` to whoever asks, it has no more than that; 0 is all of it."""
+        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories. If only a
+        part of the machine is `allocated` to the caller, it has no more than that; 0 is all of it."""
         if declare_gpus < 0:
             raise BadInput(f"{declare_gpus} GPUs cannot be declared: the number must not be negative")
         self._probe = probe or MachineProbe()
@@ -48,11 +48,10 @@ class HardwareDetector:
 
     @property
     def gpu_problem(self) -> str:
-        """Why there are no GPUs, or which are lost; empty when all is well."""
         return "" if self._declared else self._gpus.problem
 
     def capacity(self) -> Capacity:
-        """What the machine has, for the ledger; at least one core, for less is of no use to anybody."""
+        """Capacity of the machine for the ledger; at least one core."""
         machine = self._probe.capacity()
         gpus = tuple(gpu.device for gpu in self._devices() if not gpu.prohibited)
         cpu_milli = min(machine.cpu_milli, self._allocated.cpu_milli or machine.cpu_milli)
@@ -99,7 +98,7 @@ class HardwareDetector:
         }
 
     def resources(self) -> dict[str, dict[str, Any]]:
-        """What there is and what is free now, in the keys of the guides."""
+        """All resources and free ones, with the keys of the guides."""
         metrics: dict[str, dict[str, Any]] = self.get_hardware_metrics()["resources"]
         return metrics
 

@@ -97,20 +97,17 @@ class JoinedKey:
 
     @property
     def bearer(self) -> str:
-        """The token that authenticates this node."""
         return f"{self.node}.{self.key}"
 
 
 async def join(address: str | None, token: str, node: str | None, directory: Path) -> JoinedKey:
     """Join with a token, and keep the key in `directory`; joining again with the same token gives the same key.
-
-    `address` and `node` overrule what the token and the machine call themselves.
-    """
+    `address` and `node` replace those of the token and the machine."""
     return await asyncio.to_thread(_join, address, token, node, directory)
 
 
 def read_joined_key(directory: Path) -> JoinedKey | None:
-    """What an earlier `join` stored, if there was one."""
+    """Key of an earlier `join`, if any."""
     found = _read(directory / "joined.json")
     if found is None:
         return None
@@ -121,7 +118,7 @@ def read_joined_key(directory: Path) -> JoinedKey | None:
 
 
 def store_address(directory: Path, named: ControlPlaneAddress) -> None:
-    """Keep where the control plane says it is found from now on."""
+    """Store the control plane's new address."""
     joined = read_joined_key(directory)
     if joined is None or _fingerprint_of(named.certificate) != named.fingerprint:
         return
@@ -229,7 +226,7 @@ def _authorization(joined: JoinedKey) -> dict[str, str]:
 
 
 def _whole(losses: Sequence[GridError]) -> GridError:
-    """The error for addresses of which none was good."""
+    """Common error of addresses that all failed."""
     message = "; ".join(map(str, losses))
     return Refused(message) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(message)
 

@@ -85,7 +85,7 @@ class MemoryQueryProxy:
         self._inode = self.path.stat().st_ino
 
     async def keep_listening(self) -> None:
-        """Listen anew whenever the socket is gone or somebody else's; who is connected stays so."""
+        """Listen anew if the socket is gone or foreign; connected programs stay."""
         while True:
             await asyncio.sleep(self._check_seconds)
             if not self._is_there():
@@ -117,7 +117,7 @@ class MemoryQueryProxy:
         self._inode = 0
 
     def deliver(self, reply: MemoryReply) -> None:
-        """Pass a reply on when its last part is there; one that nobody waits for any more is dropped."""
+        """Pass a complete reply on; one without a waiting program is dropped."""
         if reply.number not in self._waiting:
             return
         parts = self._parts.setdefault(reply.number, bytearray())
@@ -130,7 +130,7 @@ class MemoryQueryProxy:
             waiting.set_result(_unreachable("the answer is too long") if reply.more else bytes(parts))
 
     def fail_pending(self) -> None:
-        """The link is gone, and with it the replies: whoever waits may ask again."""
+        """The link is gone, and with it the replies: programs may ask again."""
         self._parts.clear()
         for number in tuple(self._waiting):
             self.deliver(MemoryReply(number, _unreachable("the link to the control plane was lost")))
@@ -228,7 +228,7 @@ class LentMemory:
             self._tasks.append(start_restarted(self.proxy.keep_listening, "the socket for memory queries"))
 
     async def stop(self) -> None:
-        """Stop; a memory server that holds something goes on. Safe to call twice."""
+        """Stop; a memory server with copies keeps running. Safe twice."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -245,16 +245,15 @@ class LentMemory:
             self.proxy.deliver(order)
 
     def link_lost(self) -> None:
-        """The link to the control plane is gone: fail the queries that wait for a reply."""
+        """Fail the queries that wait for a reply."""
         if self.proxy is not None:
             self.proxy.fail_pending()
 
     def set_owner_rules(self, rules: OwnerRules | None) -> None:
-        """What the owner is entitled to, from now on."""
         self._rules = rules
 
     def report_served(self) -> None:
-        """Report how the memory can be used, as for a new link."""
+        """Report the use of the memory, as for a new link."""
         served = self._supervisor.served(self._node)
         if served is not None:
             self._send_served(served)
@@ -265,7 +264,6 @@ class LentMemory:
 
     @property
     def resident_bytes(self) -> int:
-        """How much memory the copies use."""
         return self._supervisor.resident_bytes
 
     # ------------------------------------------------------------------ orders
@@ -338,11 +336,10 @@ class LocalMemory:
             await one.start()
 
     async def stop(self) -> None:
-        """Stop; servers that hold something go on. Safe to call twice."""
+        """Stop; servers with copies keep running. Safe twice."""
         await asyncio.gather(*(one.stop() for one in self._lent.values()))
 
     def receive(self, order: MemoryOrder | MemoryReply) -> None:
-        """Queue an order for the memory of its node."""
         if not isinstance(order, MemoryReply) and order.node in self._lent:
             self._lent[order.node].receive(order)
 
@@ -350,12 +347,10 @@ class LocalMemory:
         """The link in memory cannot break."""
 
     def set_owner_rules(self, rules: OwnerRules | None) -> None:
-        """What the owner of the machine is entitled to, from now on."""
         for one in self._lent.values():
             one.set_owner_rules(rules)
 
     def report_served(self) -> None:
-        """Report how the memory of each node can be used."""
         for one in self._lent.values():
             one.report_served()
 
@@ -366,7 +361,7 @@ class LocalMemory:
 
 
 def _is_as_ordered(endpoint: Endpoint, host: str, order: ServeMemoryOrder) -> bool:
-    """Whether what is served is what was ordered; another certificate is as good as the one it has."""
+    """True if the served endpoint fits the order; a certificate of another order is as good."""
     return endpoint.host == host and bool(endpoint.fingerprint) == bool(order.certificate)
 
 

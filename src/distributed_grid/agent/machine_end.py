@@ -1,9 +1,9 @@
-"""Announced end of this machine: who has said when it ends, and how its attempts are told and stopped in time.
+"""Announced end of this machine: its source and time, notices to attempts, and their stop in time.
 
 It is announced by the cloud's metadata service, by the signal of a batch system, or by the control plane, which knows
-the lifetime of the machine; the earliest end counts. Attempts find the notice and its deadline at once, and are stopped
+the lifetime of the machine; the earliest end counts. Attempts get the notice and its deadline at once, and are stopped
 so that their grace is over, and their end reported, before the machine ends. No control plane is needed for that: an
-attempt that is stopped here is queued again when the control plane hears of it.
+attempt that is stopped here is queued again when the control plane gets the report.
 
 Metadata services:
 
@@ -14,7 +14,7 @@ Metadata services:
   for maintenance a minute after the announcement, which can be withdrawn.
 
 Reads are plain HTTP to a link-local address, past any proxy, with short deadlines and bounded answers. A read that
-fails or is invalid says nothing, and is repeated shortly after. Reads block: call them in a thread.
+fails or is invalid changes nothing, and is repeated shortly after. Reads block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 class KnownEnd(Struct, frozen=True):
-    """An end of this machine that was announced: by the boot clock when it ends, and by when all must be over; both 0
-    where nobody knows when. `withdrawn`: it is not taken away after all."""
+    """Announced end of this machine: its time by the boot clock, and the deadline of all attempts; both 0 if unknown.
+    `withdrawn`: the machine stays after all."""
 
     why: str
     ends_at_ms: int = 0
@@ -75,20 +75,20 @@ class EndedWork(Protocol):
     """The work of a machine that ends."""
 
     def running(self) -> Iterable[RunningCommand]:
-        """The attempts whose commands run."""
+        """Attempts with a running command."""
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
-        """Have an attempt know that it will be stopped in so long; a second notice adds no time."""
+        """Notify an attempt of its stop in this time; a second notice adds no time."""
 
     def withdraw_notice(self, attempt_id: str) -> None:
-        """It may go on after all. Safe twice."""
+        """Withdraw the notice. Safe twice."""
 
     async def stop(self, attempt_id: str, why: str, grace_ms: int) -> None:
         """Stop an attempt; the control plane queues its job again."""
 
 
 class MachineEnd:
-    """What is known of the end of this machine; `on_change` hears of an end that is new, or is not any more."""
+    """Known ends of this machine; `on_change` gets an end that is new or withdrawn."""
 
     def __init__(self, work: EndedWork, boot_ms: Callable[[], int], on_change: Callable[[], None]) -> None:
         self._work = work
@@ -99,24 +99,22 @@ class MachineEnd:
 
     @property
     def end(self) -> KnownEnd | None:
-        """The earliest announced end; None where none is."""
         known = [one for one in self._ends.values() if one.ends_at_ms]
         return min(known, key=lambda one: one.ends_at_ms) if known else None
 
     @property
     def shutdown_reason(self) -> str:
-        """Why no attempt may start here any more: the machine was told to shut down. Empty while one may."""
+        """Reason why no attempt may start here any more: the machine shuts down. Empty while one may."""
         end = self._ends.get(SIGNAL)
         return f"this machine is taken away: {end.why}" if end is not None else ""
 
     def is_known_to(self, source: str) -> bool:
-        """Whether one source has said when this machine ends."""
         known = self._ends.get(source)
         return known is not None and known.ends_at_ms > 0
 
     def announce(self, source: str, said: AnnouncedEnd | None) -> None:
-        """Take in what one source says now; None: it says nothing. A notice that was given counts until it is
-        withdrawn: a later end, or silence of the signal's source, changes nothing."""
+        """Enter the present announcement of one source, or None. A given notice counts until it is withdrawn: a later
+        end, or silence of the signal's source, changes nothing."""
         known = self._ends.get(source)
         if said is None or said.withdrawn:
             if known is None or known.withdrawn:
@@ -141,7 +139,7 @@ class MachineEnd:
         self._on_change()
 
     def reported(self) -> AnnouncedEnd | None:
-        """What the control plane is to hear: the earliest end that it has not said itself, counted from now."""
+        """End for the control plane: the earliest that it has not announced itself, counted from now."""
         own = [one for source, one in self._ends.items() if source != CONTROL_PLANE]
         if not own:
             return None
@@ -160,7 +158,7 @@ class MachineEnd:
             await sleep_ms(CHECK_MS)
 
     async def check(self) -> None:
-        """Give notice to whoever has none, and stop those whose time has come."""
+        """Notify attempts without a notice, and stop those whose time has come."""
         end, now = self.end, self._boot_ms()
         if end is None:
             for attempt_id in self._noticed:
@@ -198,14 +196,14 @@ class MetadataFailed(Exception):
 
 
 class NoticeSource(Protocol):
-    """Where a cloud says that it takes a machine away."""
+    """Source of a cloud's notices that it takes a machine away."""
 
     def read(self) -> AnnouncedEnd | None:
-        """What it says now; None: nothing. Raises MetadataFailed where nobody knows."""
+        """Present announcement, if any. Raises MetadataFailed if it is unknown."""
 
 
 class MetadataAnswer:
-    """An answer of a metadata service: status, text, and the time that it says it is."""
+    """Answer of a metadata service: status, text, and its own time."""
 
     def __init__(self, status: int, text: str, headers: Message) -> None:
         self.status = status
@@ -281,7 +279,7 @@ class Ec2Notices:
         return None
 
     def _get(self, path: str) -> MetadataAnswer | None:
-        """What is there; None where there is nothing (404)."""
+        """Answer at the path; None for 404."""
         for _ in range(2):
             answer = self._client.request("GET", path, {"X-aws-ec2-metadata-token": self._token or self._new_token()})
             if answer.status != HTTPStatus.UNAUTHORIZED:
@@ -330,7 +328,7 @@ class GceNotices:
         return None
 
     def _ends(self, what: str, why: str, notice_ms: int) -> AnnouncedEnd:
-        """The end of the machine, counted from when it was first read."""
+        """End of the machine, counted from when it was first read."""
         since = self._since.setdefault(what, self._monotonic())
         left = notice_ms - round(1000 * (self._monotonic() - since))
         return AnnouncedEnd(why, min(max(left, 0), MAX_NOTICE_MS))

@@ -1,8 +1,8 @@
 """Uplink of an agent: connects to the control plane, greets it, and connects again whenever the link breaks.
 
 Nothing is lost with a link: unacknowledged reports stay in the agent's outbox and are sent again on the next one. A
-control plane that does not answer heartbeats is not there, whatever the connection says. One that rejects this agent is
-dialled again, but seldom; the reason is in the log.
+control plane that does not answer heartbeats counts as gone, even with an open connection. One that rejects this agent
+is dialled again, but seldom; the reason is in the log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Timing(Struct, frozen=True):
 
 
 class EndpointUnknown(Exception):
-    """Nobody has said yet where the control plane is."""
+    """The address of the control plane is not known yet."""
 
 
 Dial = Callable[[], Awaitable[ClientConnection]]
@@ -60,12 +60,12 @@ class UplinkClient(Protocol):
     """The agent behind the link."""
 
     def greeting(self, node: str) -> Sequence[FromAgent]:
-        """What is said first of all; the first of it is the hello."""
+        """First messages on a link, beginning with the hello."""
 
     def welcomed(self, welcome: Welcome) -> None: ...
     def send(self, message: ToAgent) -> None: ...
     def unlinked(self) -> None:
-        """The link is gone: what only made sense on it is forgotten."""
+        """The link is gone: drop all state of it."""
 
 
 class Uplink:
@@ -82,11 +82,10 @@ class Uplink:
 
     @property
     def seconds_disconnected(self) -> float:
-        """How long there has been no link."""
         return 0.0 if self._is_up else time.monotonic() - self._last_up
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
-        """Send a message; without a link it is dropped, because everything that matters is told again."""
+        """Send a message; without a link it is dropped, because everything important is repeated."""
         if self._is_up and not isinstance(message, AgentHello | AttemptsPage):
             self._outbox.append(encode(message))
             self._waiting.set()
@@ -143,7 +142,7 @@ class Uplink:
             await asyncio.gather(sender, return_exceptions=True)
 
     async def _send_all(self, connection: ClientConnection) -> None:
-        """Send what comes, until the link breaks: whoever receives on it says why."""
+        """Send messages until the link breaks; its receiver has the reason."""
         with contextlib.suppress(OSError, WebSocketException):
             while True:
                 await self._waiting.wait()

@@ -1,7 +1,7 @@
-"""Environment of this process: variables that hold credentials, and what of all others a child process inherits.
+"""Environment of this process: variables with credentials, variables that a child process inherits, the user's home.
 
-The control plane gets the variables that its config names from whoever starts it, in a file without a name: they are in
-no list of processes, and no child has them.
+The control plane gets the variables that its config names from its starter, in a file without a name: they are in no
+list of processes, and no child has them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _private: set[str] = set()
 
 
 def named_variables(config_text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a config names as `${NAME}`."""
     names = set(_NAMED.findall(config_text))
     return {name: value for name, value in environ.items() if name in names}
 

@@ -41,19 +41,16 @@ def receive_descriptors(sock: socket.socket, max_bytes: int, max_descriptors: in
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user of the process at the other end, from SO_PEERCRED."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The process at the other end when it was connected, from SO_PEERCRED."""
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
 
 def is_own_peer(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of this user, or of root."""
     return peer_uid(connection) in (os.geteuid(), 0)
 
 
@@ -70,7 +67,7 @@ class PeerLimits:
         self._counts: dict[str, int] = {}
 
     def add(self, descriptor: int, peer: str) -> bool:
-        """Count a connection; False where its peer has so many that it is not even told why."""
+        """Count a connection; False if its peer has too many even for an answer."""
         if self._counts.get(peer, 0) >= self.max_per_peer + MAX_REFUSALS:
             return False
         self._peers[descriptor] = peer
@@ -86,7 +83,6 @@ class PeerLimits:
                 del self._counts[peer]
 
     def exceeded_by(self, peer: str) -> bool:
-        """Whether a peer has more connections than it may."""
         return self._counts.get(peer, 0) > self.max_per_peer
 
 

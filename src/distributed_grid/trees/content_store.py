@@ -31,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ContentMissing(NotFound):
-    """Contents that are needed are not in the store; `digests` says which. Put them, and try again."""
+    """Needed contents are not in the store: put `digests`, and try again."""
 
     def __init__(self, digests: Iterable[str]) -> None:
         self.digests = tuple(digests)
@@ -75,11 +75,10 @@ class ContentStore:
         return True
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a content of this digest, of whatever size."""
         return os.path.exists(self._path(digest))
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Which of these (digest and size) are not stored. Asking counts as a use of the others."""
+        """Digests (of these with sizes) that are not stored. Asking counts as a use of the others."""
         return [digest for digest, size in sizes.items() if not self.has(digest, size)]
 
     def open(self, digest: str) -> BinaryIO:
@@ -108,7 +107,7 @@ class ContentStore:
         return digest
 
     def writer(self, *, digest: str | None = None, size: int | None = None) -> ContentWriter:
-        """Begin a content that comes in pieces; its digest and size are checked where they are given."""
+        """Writer of a content in pieces; digest and size are checked if given."""
         if digest is not None:
             self._path(digest)
         return ContentWriter(self, digest, size)
@@ -229,7 +228,6 @@ class ContentWriter:
         self.abort()
 
     def write(self, data: bytes) -> None:
-        """Append the next piece."""
         with translate_os_errors(self._store.root, "write there"):
             self._writer.write(data)
 

@@ -244,7 +244,7 @@ class ReturnDirectory:
                 self._enter(names)
 
     def flush(self) -> None:
-        """Have everything that was written on the disk before this returns, as far as the system can."""
+        """Flush all written files to the disk, as far as the system can."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.syncfs(self._root) and ctypes.get_errno() in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -257,7 +257,7 @@ class ReturnDirectory:
         self._walker.close()
 
     def _enter(self, names: tuple[bytes, ...]) -> int:
-        """The directory at `names`, made where it is missing."""
+        """Directory at `names`, made if missing."""
         umask = self._policy.umask
         return self._walker.enter(names, make=0o777 & ~(umask or 0), exact=umask is not None)
 
@@ -367,7 +367,7 @@ class _IncomingFile:
         self.writer = HashingWriter(fd, f"'{display_path(path)}'", size)
 
     def link(self, name: bytes, folder: int, mode: int, *, durable: bool) -> bool:
-        """Put the file under a name that nobody has; False where somebody has it by now."""
+        """Link the file under a free name; False if the name is taken by now."""
         self._settle(mode, durable)
         try:
             if self._part is None:

@@ -57,7 +57,7 @@ class FilePatterns:
         self._depths = [(MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1) for pattern in normalized]
 
     def matches(self, path: str | bytes) -> list[int]:
-        """Which patterns (by index) match this file or directory, itself or by one of its parents."""
+        """Indexes of the patterns that match this file or directory, itself or by one of its parents."""
         raw = path if isinstance(path, bytes) else to_bytes(path)
         return [number for number, pattern in enumerate(self._regexes) if pattern.fullmatch(raw)]
 

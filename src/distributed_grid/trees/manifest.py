@@ -59,16 +59,15 @@ class Manifest(Struct, frozen=True):
 
     @property
     def total_files(self) -> int:
-        """Files and links; directories do not count."""
         return sum(entry.kind != "dir" for entry in self.entries)
 
     @property
     def digest(self) -> str:
-        """The identity: equal trees have equal digests."""
+        """Identity: equal trees have equal digests."""
         return hashlib.sha256(encode(self)).hexdigest()
 
     def contents(self) -> dict[str, int]:
-        """Digest and size of the contents needed to materialize it, each once."""
+        """Digest and size of all contents, each once."""
         return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
 
 
@@ -85,12 +84,10 @@ _rows_decoder = msgspec.msgpack.Decoder(Annotated[tuple[_Row, ...], msgspec.Meta
 
 
 def manifest_of(entries: Iterable[ManifestEntry]) -> Manifest:
-    """A manifest of these entries, in order."""
     return Manifest(tuple(sorted(entries, key=lambda entry: to_bytes(entry.path).split(b"/"))))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as bytes, the same for the same tree."""
     return msgspec.msgpack.encode([_row(entry) for entry in manifest.entries])
 
 
@@ -104,7 +101,7 @@ def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LI
 
 
 def encode_listing_pages(entries: Iterable[ManifestEntry], max_bytes: int) -> list[bytes]:
-    """A list of files as bytes, in parts of at most so many, which are lists themselves."""
+    """Rows of a list of files in parts of at most `max_bytes`, which are lists themselves."""
     found: list[list[bytes]] = [[]]
     size = 0
     for entry in entries:
@@ -131,7 +128,7 @@ def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...
 
 
 def decode_tree_page(data: bytes, *, limit_entries: int) -> tuple[ManifestEntry, ...]:
-    """A part of the list of a whole tree; it has to be checked once all of it is there."""
+    """Part of the list of a whole tree; the list is checked once it is complete."""
     entries = _decode(data)
     _check_count(len(entries), limit_entries, "entries")
     return entries

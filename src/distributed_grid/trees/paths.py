@@ -31,12 +31,12 @@ def to_bytes(path: str) -> bytes:
 
 
 def to_text(path: bytes) -> str:
-    """The path as text; `to_bytes` gives the same bytes again."""
+    """Path as text; `to_bytes` reverses it."""
     return path.decode("utf-8", "surrogateescape")
 
 
 def display_path(path: str | bytes) -> str:
-    """The path for a message: what cannot be printed is escaped."""
+    """Path for a message: unprintable characters are escaped."""
     raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
     text = raw.decode("utf-8", "backslashreplace")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
@@ -131,12 +131,10 @@ def pattern_regex(pattern: bytes) -> bytes:
 
 
 def is_malformed(pattern: bytes) -> bool:
-    """True if a glob pattern has a bracket or a backslash without its end: it would never match."""
     return _tokens(pattern) is None
 
 
 def escape_pattern(path: bytes) -> bytes:
-    """The pattern that means exactly this path."""
     return re.sub(rb"([\\*?\[\]!# ])", rb"\\\1", path)
 
 
@@ -256,7 +254,7 @@ class DirectoryWalker:
         return self._here
 
     def close(self) -> None:
-        """Close every directory but the root. A second call does nothing."""
+        """Close every directory but the root. Safe twice."""
         self._close_below(0)
 
     @property
@@ -302,12 +300,12 @@ def describe_file_type(name: bytes, folder: int) -> str:
 
 
 def open_root(root: str | bytes | os.PathLike[str]) -> int:
-    """The root directory as the user named it: this one name may be a link."""
+    """Root directory as the user named it: this one name may be a link."""
     return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_inside(root: int, path: bytes) -> int:
-    """The regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
+    """Regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
     with DirectoryWalker(root) as walker:
         names = _resolve(path, lambda names: _link_target(names[-1], walker.enter(tuple(names[:-1]))))
         return open_regular(names[-1], walker.enter(tuple(names[:-1])))

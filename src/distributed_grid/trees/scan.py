@@ -103,10 +103,10 @@ class Survey:
         self._deadline: float | None = None  # set once the limit is passed
 
     def walk(self, rules: IgnoreMatcher) -> None:
-        """Record everything that is not ignored; more than the limits is a `BadInput` that names the largest parts.
+        """Record every entry that is not ignored; more than the limits is a `BadInput` that names the largest parts.
 
-        The top-level directories take turns: of a tree far too large the largest parts are known after a moment, so a
-        survey over the limit goes on for a while to be able to name them.
+        The top-level directories take turns: of a tree far too large the largest parts are known after a
+        moment, so a survey over the limit continues for a while to name them.
         """
         with DirectoryWalker(self._root) as walker:
             top = SecretZone.CHECKED if self._secrets is not None else SecretZone.ALLOWED
@@ -295,7 +295,7 @@ def scan_directory(
 
 
 def open_surveyed(walker: DirectoryWalker, one: SurveyedFile, skipped: list[SkippedFile]) -> int | None:
-    """A descriptor of a file that was surveyed; None, and a note, where it cannot be read. What may pass is raised."""
+    """Descriptor of a surveyed file; None, and a note, if it is unreadable. Temporary failures are raised."""
     *parents, last = one.path.split(b"/")
     try:
         return open_regular(last, walker.enter(tuple(parents)))

@@ -161,18 +161,17 @@ class ShipPatterns:
         return bool(self._shown)
 
     def allow(self, path: bytes) -> bool:
-        """True if a pattern names this secret, or a directory that it is in; the pattern counts as used."""
+        """True if a pattern names this secret, or a directory above it; the pattern counts as used."""
         matching = self._patterns.matches(path)
         self._matched.update(matching)
         return bool(matching)
 
     def may_allow_below(self, directory: bytes) -> bool:
-        """True if a pattern may name something below a directory."""
         return self._patterns.may_match_below(directory)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The patterns that have named no secret."""
+        """Patterns that have named no secret."""
         return tuple(pattern for number, pattern in enumerate(self._shown) if number not in self._matched)
 
 
@@ -252,7 +251,6 @@ class SecretFilter:
 
 
 def _parents(path: bytes) -> Iterator[bytes]:
-    """The directories that a path is in, the nearest first."""
     while path := path.rpartition(b"/")[0]:
         yield path
 
@@ -266,7 +264,6 @@ def withheld_note(paths: Sequence[bytes]) -> str:
 
 
 def name_some(paths: Sequence[bytes]) -> str:
-    """The first few paths, and the number of the others."""
     shown = ", ".join(display_path(path) for path in paths[:SHOWN_NAMES])
     return shown + (f" and {len(paths) - SHOWN_NAMES} more" if len(paths) > SHOWN_NAMES else "")
 
@@ -316,7 +313,7 @@ _SILENT = frozenset({b"__pycache__", b"node_modules", b".venv"})
 
 
 def is_protected(names: tuple[bytes, ...]) -> bool:
-    """True if nothing may be written to this path, which is given name by name."""
+    """True if this path, given name by name, must never be written."""
     return any(_folded(name) in _PROTECTED for name in names) or is_secret(b"/".join(names), is_directory=False)
 
 
@@ -326,5 +323,5 @@ def is_unremarkable(names: tuple[bytes, ...]) -> bool:
 
 
 def _folded(name: bytes) -> bytes:
-    """The name as a forgiving file system compares it: without case, and without trailing dots and spaces."""
+    """Name as a forgiving file system compares it: without case, and without trailing dots and spaces."""
     return name.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape").rstrip(b". ")

@@ -57,8 +57,8 @@ def list_tree(
 ) -> TreeListing:
     """List everything below the open directory `root`, which is at `path`.
 
-    A link that names something inside by its full path becomes a relative one. More bytes, files or directories than
-    the limits are a `BadInput`; what cannot be read is `Refused`.
+    A link that names an entry inside by its full path becomes a relative one. More bytes, files or directories than
+    the limits are a `BadInput`; an unreadable entry is `Refused`.
     """
     with translate_os_errors(path, "list the directory"), DirectoryWalker(root) as walker:
         return _Lister(walker, os.fsencode(path), limit_bytes, limit_files).run()
@@ -119,7 +119,7 @@ class _Lister:
         return below
 
     def _relative(self, path: bytes, target: bytes) -> bytes:
-        """The target of the link at `path`, from where the link is, if it is inside by its full path."""
+        """Target of the link at `path`, relative to the link if it is inside by its full path."""
         if not target.startswith(self._path + b"/"):
             return target
         return posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))

@@ -1,7 +1,7 @@
 """Writing files below a directory, never outside it and never through a link in it.
 
-`materialize` makes a directory hold what a manifest says; `FileReceiver` writes files that arrive one after another,
-each whole or not at all.
+`materialize` makes a directory equal to a manifest; `FileReceiver` writes files that arrive one after another, each
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -253,7 +253,6 @@ class FileReceiver:
                 raise
 
     def write(self, data: bytes) -> None:
-        """Write the next piece of the file."""
         current = self._open_file()
         with self._errors(current.path):
             current.writer.write(data)
@@ -269,7 +268,7 @@ class FileReceiver:
             current.drop()
 
     def abort(self) -> None:
-        """Drop the unfinished file. Without one this does nothing."""
+        """Drop the unfinished file, if any."""
         current, self._current = self._current, None
         if current is not None:
             current.drop()

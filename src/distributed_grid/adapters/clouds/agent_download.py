@@ -40,7 +40,7 @@ def read_token(text: str) -> list[Any]:
 
 
 def machine(token: str) -> bytes:
-    """The request: the token, and what decides which agent runs here."""
+    """Request: the token, and the facts that decide which agent runs here."""
     libc, version = platform.libc_ver()
     facts = {"python": platform.python_version(), "machine": platform.machine()}
     return json.dumps({"token": token, **facts, "libc": libc or "musl", "libc_version": version}).encode()
@@ -118,7 +118,7 @@ def install(archive: str, folder: str) -> None:
 
 
 def fetch(token: str, path: str, deadline: float) -> None:
-    """Ask every address of the token, again and again; what will never work ends it."""
+    """Ask every address of the token, repeatedly; a final refusal ends it."""
     addresses, fingerprint, _, _ = read_token(token)
     asked = machine(token.strip())
     while True:

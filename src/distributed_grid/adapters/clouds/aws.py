@@ -311,7 +311,7 @@ class AWSCloudProvider(CloudProviderBase):
         return lines
 
     def _find(self, worker_id: str, grid_id: str) -> Sequence[dict[str, Any]]:
-        """The instances with both tags; filters take * and ? for any text, so the tags are compared once more."""
+        """Instances with both tags. Filters take * and ? for any text, so the tags are compared again."""
         instances = self._instances(_filters(worker_id, grid_id))
         return [instance for instance in instances if TAGS.match(_tags_of(instance), worker_id, grid_id)]
 
@@ -441,7 +441,6 @@ class LaunchParameters:
         return parameters
 
     def image_id(self) -> str:
-        """The image of the settings; Refused where they name none."""
         if self._settings.image_id is None:
             raise Refused("providers.aws.image_id is not set: name an image that has Python 3.11 or newer")
         return self._settings.image_id

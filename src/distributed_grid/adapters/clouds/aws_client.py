@@ -110,7 +110,6 @@ class AwsCodeError(Exception):
 
 @functools.cache
 def _service_models() -> Any:
-    """The SDK's descriptions of services: megabytes of JSON, read once in a process."""
     from botocore.loaders import create_loader
 
     return create_loader()
@@ -215,7 +214,7 @@ class AwsClient:
 
 
 def error_code(failure: BaseException) -> str:
-    """The code of AWS's answer without its prefix `Client.` or `Server.`; empty where there was no answer."""
+    """Code of AWS's answer without its prefix `Client.` or `Server.`; empty without an answer."""
     response = getattr(failure, "response", None)
     code = str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
     return code.removeprefix("Client.").removeprefix("Server.")
@@ -266,7 +265,6 @@ def _scope(code: str, offer: WorkerOffer | None) -> str | None:
 
 
 def _words(failure: Any) -> str:
-    """AWS's message in one line, without keys and without the part that only AWS can decode."""
     text = str(failure.response.get("Error", {}).get("Message", ""))
     text = _KEY_ID.sub("***", _ENCODED.sub("", text))
     return " ".join(text.split())[:MAX_WORDS].rstrip(". ") or "refused"

@@ -44,7 +44,6 @@ class MachineTags(Struct, frozen=True):
         return {self.worker: order.worker_id, self.grid: order.grid_id, self.order: order.digest}
 
     def match(self, tags: Mapping[str, str], worker_id: str, grid_id: str) -> bool:
-        """True if the tags are those of this worker of this grid."""
         return tags.get(self.worker) == worker_id and tags.get(self.grid) == grid_id
 
     def check_order(self, tags: Mapping[str, str], order: WorkerOrder, machine: str) -> None:
@@ -213,18 +212,16 @@ def _addresses(token: str) -> tuple[str, str]:
 
 
 def check_program() -> str:
-    """The source of the program that asks for the control plane."""
     program = _source("control_plane_check.py")
     assert "'" not in program, "it is an argument in single quotes"
     return program
 
 
 def download_program() -> str:
-    """The source of the program that downloads the agent."""
     return _source("agent_download.py")
 
 
 def _source(name: str) -> str:
-    """A program of this folder without its first docstring and its comments: a script has little room."""
+    """Program of this folder without its module docstring and comments, to save space in the script."""
     text = Path(__file__).with_name(name).read_text().split('"""', 2)[2].strip()
     return re.sub(r"  # [^\"\n]*$", "", text, flags=re.MULTILINE)

@@ -64,7 +64,6 @@ class DockerEngine:
         self._client = client
 
     def machine(self) -> WorkerResources:
-        """The cores and memory of the machine that it runs on."""
         info = self._client.info()
         return WorkerResources(int(info["NCPU"]) * 1000, int(info["MemTotal"]))
 
@@ -72,7 +71,6 @@ class DockerEngine:
         return name in self._client.info().get("Runtimes", {})
 
     def image_id(self, name: str) -> str | None:
-        """The engine's id of an image; None where it has none of that name."""
         image = _answer(self._client.inspect_image, name)
         return None if image is None else str(image["Id"])
 
@@ -158,7 +156,6 @@ class DockerEngine:
         return True
 
     def put_files(self, container: str, archive: bytes) -> None:
-        """Unpack a tar below the root of a container; files that are there are replaced."""
         self._client.put_archive(container, "/", archive)
 
     def start(self, container: str) -> None:
@@ -211,7 +208,7 @@ def connected(url: str, timeout_seconds: float) -> Iterator[DockerEngine]:
 
 
 def _version(client: Any) -> str:
-    """The newest version of the API that the engine speaks."""
+    """Newest version of the API that the engine speaks."""
     with contextlib.closing(client):
         return str(client.version(api_version=False)["ApiVersion"])
 
@@ -227,7 +224,6 @@ def _answer(call: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _words(failure: Any) -> str:
-    """The engine's message in one line."""
     return _line(str(failure.explanation or failure))
 
 
@@ -359,7 +355,7 @@ class DockerLocalProvider(CloudProviderBase):
         return connected(self._settings.endpoint_url, self._timeout_seconds)
 
     def _offer(self, worker_type: str, resources: WorkerResources) -> WorkerOffer:
-        """An offer with its price; a container on one's own machine costs nothing unless the config says so."""
+        """Offer with its price; a container on one's own machine costs nothing unless the config has a price."""
         price = self._settings.price_per_hour.get(worker_type, 0.0)
         price_micro = round(price * 1_000_000)
         return WorkerOffer(f"docker-{worker_type}", worker_type, resources, price_micro, on_this_machine=True)

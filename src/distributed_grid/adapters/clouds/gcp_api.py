@@ -144,7 +144,6 @@ def _shortage(failure: ApiFailure, why: str, offer: WorkerOffer, is_one_region: 
 
 
 def one_line(text: str) -> str:
-    """Printable text of bounded length, on one line."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_LINE]
 
 
@@ -180,7 +179,6 @@ class Deadline:
         return left
 
     def pause(self, seconds: float, action: str) -> None:
-        """Wait before the next call; Unreachable where the time does not suffice."""
         if self.left(action) <= seconds:
             raise Unreachable(f"{action}, and there is no more time to wait")
         time.sleep(seconds)
@@ -242,7 +240,7 @@ class ComputeApi:
         raise Unreachable(f"{why}: the list has no end")
 
     def granted(self, permissions: list[str], deadline: Deadline, *, why: str) -> list[str]:
-        """Those of the permissions that the credentials have in the project."""
+        """Subset of the permissions that the credentials have in the project."""
         url = f"{self._resource_manager}/v1/projects/{quote(self._settings.project)}:testIamPermissions"
         answer = self._send("POST", url, deadline, why, None, {"permissions": permissions})
         return [str(permission) for permission in answer.body.get("permissions") or ()]

@@ -130,12 +130,12 @@ class PilotFiles:
         return ""
 
     def remove_token(self) -> None:
-        """Remove the token. A second time is harmless."""
+        """Remove the token. Safe twice."""
         with contextlib.suppress(FileNotFoundError):
             self.token.unlink()
 
     def remove(self) -> None:
-        """Remove the folder; only under the lock. A second time is harmless."""
+        """Remove the folder; only under the lock. Safe twice."""
         if self.folder.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
 

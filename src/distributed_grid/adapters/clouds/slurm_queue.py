@@ -52,7 +52,7 @@ class CommandResult(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Its error message in one line."""
+        """Error message in one line."""
         text = " ".join((self.errors.strip() or self.output.strip() or f"exit code {self.exit_code}").split())
         return text[-MAX_WORDS:]
 
@@ -83,7 +83,6 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """True while it has no nodes yet."""
         return self.state in _WAITING
 
 
@@ -113,7 +112,6 @@ class SlurmQueue:
         self._clock = clock
 
     def version(self) -> str:
-        """The version of Slurm."""
         return self._ask(["sbatch", "--version"]).output.strip()
 
     def jobs(self) -> list[SlurmJob]:

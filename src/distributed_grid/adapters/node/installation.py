@@ -61,7 +61,7 @@ class Wheel(Struct, frozen=True):
 
 
 def fits(tag: str, facts: NodeFacts) -> bool:
-    """Whether a wheel with this tag (`cp311-cp311-manylinux_2_17_x86_64`) works on a node."""
+    """True if a wheel with this tag (`cp311-cp311-manylinux_2_17_x86_64`) works on a node."""
     return not tags.parse_tag(tag).isdisjoint(_supported_tags(facts))
 
 
@@ -92,18 +92,18 @@ def python_minor(facts: NodeFacts) -> tuple[int, int]:
 
 
 def libc_version(facts: NodeFacts) -> tuple[int, int]:
-    """The version of the node's C library; (0, 0) where it is not known."""
+    """C library of the node; (0, 0) if unknown."""
     found = re.match(r"(\d+)\.(\d+)", facts.libc_version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def gather_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
-    """Every wheel that an agent on such a node needs; may download, and then keeps what it got in `cache`."""
+    """Wheels for an agent on such a node; downloads are kept in `cache`."""
     return [own_wheel(), *(_wheel_for(name, facts, cache, environ) for name in AGENT_PACKAGES)]
 
 
 def source_signature() -> str:
-    """What changes when anything that is packed here does; quicker to have than the"""
+    """Digest of names, sizes and times of the packed files; quicker than packing."""
     digest = hashlib.sha256(repr([(name, find_distribution(name).version) for name in AGENT_PACKAGES]).encode())
     for path in sorted(_own_files()):
         found = path.stat()
@@ -112,12 +112,12 @@ def source_signature() -> str:
 
 
 def version_name(wheels: Iterable[Wheel], facts: NodeFacts) -> str:
-    """The name of an environment: another source, library, Python or machine is another version."""
+    """Name of an environment: it changes with source, libraries, Python and machine."""
     return f"{__version__}-{environment_digest((wheel.sha256 for wheel in wheels), facts)}"
 
 
 def environment_digest(sha256s: Iterable[str], facts: NodeFacts) -> str:
-    """What tells the environment of these wheels on a node from every other."""
+    """Digest of these wheels on such a node."""
     digest = hashlib.sha256("\n".join(sorted(sha256s)).encode())
     digest.update(f"\n{python_minor(facts)}\n{facts.machine}\n{facts.executable}".encode())
     return digest.hexdigest()[:12]
@@ -169,19 +169,18 @@ def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
 
 
 def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
-    """The tag under which an installed package works on a node; None where it would not."""
+    """Tag under which an installed package works on a node; None if it does not."""
     tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
     fitting = (tag for tag in tags if fits(tag, facts) and (not _is_local_build(tag) or _has_libc_of_ours(facts)))
     return next(fitting, None)
 
 
 def belongs_in_wheel(entry: metadata.PackagePath) -> bool:
-    """Whether a file of an installed package belongs into its wheel."""
     return entry.parts[0] != ".." and "__pycache__" not in entry.parts and entry.name not in _SKIPPED
 
 
 def _is_local_build(tag: str) -> bool:
-    """Whether a package was compiled on this machine, for its very C library."""
+    """True if a package was compiled on this machine, for its C library."""
     return tag.split("-")[2].startswith("linux")
 
 
@@ -258,7 +257,7 @@ Result = tuple[NodeFacts, str]
 
 
 class InstalledState(NodeFacts, frozen=True):
-    """What `inspect` answers: the facts, and what is there already."""
+    """Answer of `inspect`: facts, versions and wheels."""
 
     versions: tuple[str, ...] = ()
     wheels: tuple[str, ...] = ()
@@ -274,7 +273,7 @@ class InstallSources:
         self.environ: Mapping[str, str] = {}
 
     async def agent_wheels(self, facts: NodeFacts) -> list[Wheel]:
-        """What an agent on a node like this needs, from this very moment's source."""
+        """Wheels of an agent on such a node, from the current source."""
         async with self._lock:
             return await asyncio.to_thread(self._agent_wheels, facts)
 
@@ -288,13 +287,12 @@ class InstallSources:
         return self._gathered[kind]
 
     async def ray_wheels(self, facts: NodeFacts) -> list[WheelFile]:
-        """What Ray on a node like this needs; may take a while the first time."""
+        """Wheels of Ray on such a node; slow the first time."""
         async with self._ray_lock:
             return await asyncio.to_thread(gather_ray_wheels, facts, self.cache / "ray", self.environ)
 
 
 async def inspect(session: ScriptSession) -> InstalledState:
-    """What is on a node."""
     return msgspec.convert(await session.ask("inspect"), InstalledState)
 
 
@@ -320,7 +318,6 @@ async def install(session: ScriptSession, sources: InstallSources, say: Say) -> 
 
 
 async def stop(session: ScriptSession, say: Say) -> Result:
-    """Leave no process and no socket on a node."""
     seen = await inspect(session)
     answer = await session.ask("stop", say=say)
     return facts_of(seen, running=""), "stopped" if answer["stopped"] else "nothing ran there"
@@ -335,7 +332,7 @@ async def purge(session: ScriptSession, say: Say) -> Result:
 
 
 def facts_of(seen: NodeFacts, **changes: str) -> NodeFacts:
-    """Only the facts of what was seen, some of them changed since."""
+    """`NodeFacts` of an answer, with changes."""
     known = {name: getattr(seen, name) for name in NodeFacts.__struct_fields__}
     return NodeFacts(**{**known, **changes})
 
@@ -356,7 +353,7 @@ class WheelFile(Struct, frozen=True):
 
 
 async def install_ray(session: ScriptSession, sources: InstallSources, say: Say) -> str:
-    """Have this environment's version of Ray on a node, in an environment of its own; what was done."""
+    """Install this environment's version of Ray on a node, in an environment of its own; a summary."""
     say("inspecting the node")
     seen = await inspect(session)
     say("packing Ray")
@@ -384,7 +381,7 @@ def own_ray_version() -> str:
 
 
 def gather_ray_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[WheelFile]:
-    """Every wheel that Ray on such a node needs; may download, and then keeps what it got in `cache`."""
+    """Wheels for Ray on such a node; downloads are kept in `cache`."""
     own_ray_version()
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     return [_ray_wheel(name, facts, cache, environ) for name in ray_requirements(facts)]
@@ -458,7 +455,7 @@ def _add_file(archive: zipfile.ZipFile, name: str, source: Path) -> None:
 
 @functools.lru_cache(maxsize=1000)
 def _describe(path: str, changed_ns: int) -> WheelFile:
-    """A file with its digest; `changed_ns` makes it another one when it changes."""
+    """File with its digest, cached by its time of change."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return WheelFile(Path(path), digest, os.path.getsize(path))

@@ -42,7 +42,7 @@ class ScriptError(Exception):
 
 
 def send_message(message: Map) -> None:
-    """One line to the other side; whatever a login script prints besides does not have the mark."""
+    """One marked line to the other side; output of login scripts has no mark."""
     sys.stdout.write(MARK + json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -52,14 +52,12 @@ def step(text: str) -> None:
 
 
 def check_name(name: str) -> str:
-    """A name that is safe as a file name."""
     if not NAME.fullmatch(name):
         raise ScriptError("%r is no name for a file" % name)
     return name
 
 
 def agent_dir_of(request: Map) -> str:
-    """The agent's directory of one grid and node."""
     return os.path.join(AGENTS, check_name(request["grid"]), check_name(request["node"]))
 
 
@@ -136,7 +134,7 @@ def list_dir(folder: str) -> List[str]:
 
 
 def inspect(request: Map, source: BinaryIO) -> Map:
-    """What is there: this Python, this machine, versions, wheels, the agent."""
+    """Inventory: Python, machine, versions, wheels, agent."""
     import platform
 
     libc, libc_version = platform.libc_ver()
@@ -165,7 +163,7 @@ def is_complete(version: str) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in ticks since boot; 0 where it is gone or a zombie."""
+    """Start time of a process in ticks since boot; 0 if it is gone or a zombie."""
     fields = read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
 
@@ -292,14 +290,13 @@ def file_sizes(root: str) -> List[Tuple[str, int]]:
 
 
 def used_versions() -> List[str]:
-    """The versions that some grid's agent runs, or will run next."""
     grids = [os.path.join(AGENTS, grid) for grid in list_dir(AGENTS)]
     folders = [os.path.join(grid, node) for grid in grids for node in list_dir(grid)]
     return [read_text(folder, note).strip() for folder in folders for note in VERSION_FILES]
 
 
 def remove_unused(wheel_seconds: float) -> None:
-    """Remove what nobody uses: remains of crashes, versions without an agent, wheels so old without a version."""
+    """Remove remains of crashes, versions without an agent, and wheels unused for this time."""
     used = used_versions()
     for name in list_dir(VERSIONS):
         path = os.path.join(VERSIONS, name)
@@ -385,12 +382,12 @@ def agent_command(folder: str, version: str) -> List[str]:
 
 
 def agent_environment() -> Dict[str, str]:
-    """The login's environment, without what belongs to this one session."""
+    """Environment of the login, without the variables of this session."""
     return {name: value for name, value in os.environ.items() if not name.startswith(SESSION_VARIABLES)}
 
 
 def start_agent(folder: str, version: str) -> int:
-    """Start the agent in a session of its own, and wait until it says who it is."""
+    """Start the agent in a session of its own, and wait until it names itself."""
     import subprocess
 
     log = os.path.join(folder, "agent.log")
@@ -425,7 +422,7 @@ def start_agent(folder: str, version: str) -> int:
 
 
 def retire(request: Map, source: BinaryIO) -> Map:
-    """End an agent of another version; its jobs go on, and the next one finds them."""
+    """End an agent of another version; its jobs continue, and the next one finds them."""
     folder = agent_dir_of(request)
     if read_text(folder, "launched").strip() == read_text(folder, "version").strip():
         return {"retired": False}

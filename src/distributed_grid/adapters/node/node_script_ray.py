@@ -126,7 +126,7 @@ def query_versions(python: str) -> Map:
 
 
 def ray_installed(request: Map, source: BinaryIO) -> Map:
-    """Which environment with Ray is used where the config names none."""
+    """Default environment with Ray."""
     return {"version": read_text(agent_dir_of(request), "ray-version").strip()}
 
 
@@ -157,7 +157,7 @@ def ray_build(request: Map, source: BinaryIO) -> Map:
 
 
 def read_record(folder: str) -> Map:
-    """What was last begun here, in this life of the machine; empty where nothing was."""
+    """Last begun Ray node here, since this boot; empty if none."""
     try:
         note = json.loads(read_text(folder, RECORD_NAME))
     except ValueError:
@@ -286,10 +286,8 @@ class RayStartTimeout(ScriptError):
 
 
 def default_store_bytes(memory_bytes: int, simulated: int = 0) -> int:
-    """How large Ray's object store is where nobody said it: a part of the memory, within what is shared memory.
-
-    Of several simulated nodes on this machine each gets a small one, and all of them fit into half of that.
-    """
+    """Default size of Ray's object store: a part of the memory, within shared memory. Of several simulated nodes on
+    this machine each gets a small one, and all of them fit into half of that."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     most = MAX_SIMULATED_STORE_BYTES if simulated else MAX_STORE_BYTES
     shared = shutil.disk_usage("/dev/shm").total // (2 * max(simulated, 1))  # noqa: S108
@@ -305,10 +303,8 @@ def differences(old: Map, new: Map) -> str:
 
 
 def make_temp_dir(folder: str) -> str:
-    """Where Ray keeps its sockets: in our own directory if its name is short enough, else where nobody guesses.
-
-    Ray opens the directory itself to everybody; the one above it stays private.
-    """
+    """Directory of Ray's sockets: in our own directory if its name is short enough, else at a random name. Ray opens
+    the directory itself to everybody; the one above it stays private."""
     temp = own_temp_dir(folder)
     if len(os.fsencode(temp)) > MAX_TEMP_BYTES:
         temp = read_temp_elsewhere(folder)
@@ -403,7 +399,7 @@ def head_address(command: List[str]) -> Optional[Tuple[str, int]]:
 
 
 def answers(head: Tuple[str, int]) -> bool:
-    """Whether somebody is there. Without the head `ray start` would wait in vain, and hold up whoever mends it."""
+    """True if something listens there. Without the head `ray start` would wait in vain, and delay its repair."""
     try:
         socket.create_connection(head, timeout=2).close()
     except OSError:
@@ -412,21 +408,20 @@ def answers(head: Tuple[str, int]) -> bool:
 
 
 def read_last_error(log: str) -> str:
-    """The line that says most about why Ray did not start."""
     said = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
     telling = [line for line in said if re.search(r"\b\w*(Error|Exception)\b", line)] or [line for line in said if line]
     return telling[-1][:300] if telling else "see " + log
 
 
 def remove_old_sessions(temp: str, keep: str) -> None:
-    """Remove what earlier sessions left, their logs too."""
+    """Remove directories and logs of earlier sessions."""
     for path in glob.glob(os.path.join(temp, "session_*")):
         if os.path.isdir(path) and not os.path.islink(path) and os.path.basename(path) != keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def check_ports(ports: Map, seconds: float = 0.0) -> None:
-    """Somebody else's ports are not touched, but named; what was just ended closes its own within these seconds."""
+    """Foreign ports are not touched, but named; processes that were just ended close their own within these seconds."""
     deadline = time.monotonic() + seconds
     listening = listeners()
     while time.monotonic() < deadline and any(int(port) in listening for port in ports.values()):
@@ -452,7 +447,7 @@ def listeners() -> Dict[int, str]:
 
 
 def describe_holder(inode: str) -> str:
-    """Who has a socket, as far as permissions show."""
+    """Holder of a socket, as far as permissions show it."""
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(path) == "socket:[%s]" % inode:
@@ -528,7 +523,7 @@ def has_head(note: Map, programs: Iterable[str]) -> bool:
 
 
 def wait_for_exit(pids: Set[int], seconds: float) -> None:
-    """Wait until they are gone, but not for longer than this."""
+    """Wait at most these seconds until the processes are gone."""
     deadline = time.monotonic() + seconds
     while any(start_ticks(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)

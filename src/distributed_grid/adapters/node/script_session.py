@@ -1,6 +1,6 @@
 """Sessions with the script on a node: requests on its standard input, steps and answers on its standard output.
 
-No command line is ever built from anything that somebody configured: all of that is data in a request.
+No command line is ever built from configured text: all of that is data in a request.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class ScriptSession(ABC):
     async def ask(
         self, operation: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
     ) -> dict[str, Any]:
-        """The answer to one request and the bytes that go with it; raises NodeOperationFailed with the node's words."""
+        """Answer to one request and its blobs; raises NodeOperationFailed with the node's reason."""
         return await self._exchange(operation, request, blobs, say, ASK_SECONDS)
 
     async def ask_with_files(
         self, operation: str, files: Sequence[Path], *, say: Say, seconds: float, request: dict[str, Any]
     ) -> dict[str, Any]:
-        """The answer to a request that large files go with, sent piece by piece; says how far that is."""
+        """Answer to a request with large files, sent piece by piece; `say` gets the progress."""
         return await self._exchange(operation, request, _file_chunks(files, say), say, seconds)
 
     async def _exchange(
@@ -88,11 +88,11 @@ class ScriptSession(ABC):
 
     @abstractmethod
     async def _write(self, data: bytes) -> bool:
-        """Send to the script, and return when there is room for more; whether it still reads."""
+        """Send to the script, and return when there is room for more; True if it still reads."""
 
     @abstractmethod
     async def _read_line(self) -> bytes:
-        """The next line of the script; raises NodeOperationFailed with its last words when it has ended."""
+        """Next line of the script; raises NodeOperationFailed with its last output when it has ended."""
 
 
 def _file_chunks(files: Sequence[Path], say: Say) -> Iterator[bytes]:
@@ -108,13 +108,12 @@ def _file_chunks(files: Sequence[Path], say: Say) -> Iterator[bytes]:
 
 
 def encode_request(operation: str, grid: str, node: str, request: dict[str, Any]) -> bytes:
-    """A request as the script reads it."""
     body = json.dumps({"operation": operation, "grid": grid, "node": node, **request}).encode()
     return b"%d\n" % len(body) + body
 
 
 def parse_answer(line: bytes, say: Say) -> dict[str, Any] | None:
-    """The script's answer in a line it wrote; None where that is a step, which is said, or only login noise."""
+    """The script's answer in a line; None for a step, which goes to `say`, and for login noise."""
     if not line.startswith(MARK) or len(line) > MAX_ANSWER_BYTES:
         return None
     message: dict[str, Any] = json.loads(line[len(MARK) :])

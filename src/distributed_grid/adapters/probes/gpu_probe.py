@@ -1,15 +1,14 @@
 """NVIDIA GPUs through NVML: which there are, how busy they are, and with whose work.
 
-Nothing is raised: where there are no GPUs, or some are lost, `problem` says why. A device that was seen once and cannot
-be measured counts as full of outside work, so it lends nothing; it keeps its index as long as this probe lives, even
-when a lost one makes NVML count anew. After a failure NVML is opened again at most once a minute: that can take
-seconds.
+Nothing is raised: without GPUs, or with lost ones, `problem` is the reason. A device that was seen once and cannot be
+measured counts as full of outside work, so it lends nothing; it keeps its index as long as this probe lives, even when
+a lost one makes NVML count anew. After a failure NVML is opened again at most once a minute: that can take seconds.
 
 A driver may hang. Calls are made one after the other, and one that waits for another longer than a second gives up, so
 call from a thread and never from the event loop.
 
-Usage is divided between the grid and everybody else. What cannot be told apart is somebody else's, unless every process
-on the device is the grid's.
+Usage is divided between the grid and everybody else. Use of unknown origin is somebody else's, unless every process on
+the device is the grid's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Gpu(Struct, frozen=True):
 
     @property
     def device(self) -> GpuDevice:
-        """The device for the ledger; one split into instances is lent only as a whole."""
         return GpuDevice(self.index, self.memory_bytes, self.name, exclusive=self.exclusive or self.mig)
 
 
@@ -97,7 +95,7 @@ def split_usage(index: int, seen: GpuObservation, own_pids: Collection[int]) -> 
 
 
 def unmeasured_sample(gpu: Gpu) -> GpuSample:
-    """A known device that cannot be measured: counted as full of outside work, so that it lends nothing."""
+    """Known device that cannot be measured: it counts as full of outside work, and lends nothing."""
     return GpuSample(gpu.index, FULL_MILLI, gpu.memory_bytes, FULL_MILLI, gpu.memory_bytes, measured=False)
 
 
@@ -140,22 +138,21 @@ class GpuProbe:
 
     @property
     def problem(self) -> str:
-        """Why there are no GPUs, or which are lost; empty when all is well."""
+        """Reason why there are no GPUs, or which are lost; empty without a problem."""
         if self._hangs:
             return "NVML does not answer"
         return self._failure or "; ".join(self._device_problems.values())
 
     @property
     def memory_by_pid(self) -> Mapping[int, int]:
-        """Bytes that each process held on all devices at the last `sample`, as far as the driver says it."""
+        """Bytes of each process on all devices at the last `sample`, as far as the driver shows them."""
         return self._held_by_pid
 
     def devices(self) -> tuple[Gpu, ...]:
-        """The devices that answer, by index. A second call queries again."""
         return self._with_lock(self._devices, ())
 
     def sample(self, own_pids: Collection[int] = ()) -> tuple[GpuSample, ...]:
-        """How busy every device ever seen is, by index; `own_pids` are all processes of the grid's jobs."""
+        """Use of every device ever seen, by index; `own_pids` are all processes of the grid's jobs."""
         own = frozenset(own_pids)
         return self._with_lock(lambda: self._samples(own), tuple(unmeasured_sample(gpu) for gpu in self._in_order()))
 

@@ -62,15 +62,13 @@ class Cgroups:
         self._groups = groups
 
     def cpu(self) -> CgroupLimit | None:
-        """The tightest CPU quota, in thousandths of a core."""
         return self._tightest("cpu", _v2_quota, _v1_quota)
 
     def memory(self) -> CgroupLimit | None:
-        """The tightest memory limit, in bytes."""
         return self._tightest("memory", _bytes_in("memory.max"), _bytes_in("memory.limit_in_bytes"))
 
     def swap_bytes(self) -> int | None:
-        """How much swap may be used; None when nothing limits it."""
+        """Limit of swap; None without a limit."""
         limit = self._tightest("memory", _bytes_in("memory.swap.max"), _v1_swap)
         return limit.value if limit else None
 
@@ -169,7 +167,7 @@ def _number(file: Path) -> int | None:
 
 
 def _field(file: Path, name: str) -> int | None:
-    """The number beside a name in a file of `name number` lines."""
+    """Number beside a name in a file of `name number` lines."""
     _, found, rest = f"\n{_text(file)}".partition(f"\n{name} ")
     return int(rest.partition("\n")[0]) if found else None
 
@@ -252,11 +250,7 @@ def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:
 
 
 class MachineCapacity(Struct, frozen=True):
-    """What there is to use.
-
-    `cpu_cores` are the numbers of the cores, as many as the quota pays for in full and at least one; `cpu_milli` is
-    exact: 1500 under a quota of one and a half cores.
-    """
+    """Usable cores and memory."""
 
     cpu_cores: tuple[int, ...]
     cpu_milli: int
@@ -266,7 +260,7 @@ class MachineCapacity(Struct, frozen=True):
 
 
 class MachineLimits(Struct, frozen=True):
-    """What control groups allow, where they allow no more than there is; None is "no limit"."""
+    """Limits of control groups below the capacity; None is "no limit"."""
 
     cpu_milli: int | None
     memory_bytes: int | None
@@ -287,7 +281,7 @@ class MachineSample(Struct, frozen=True):
 
 
 class MachineProbe:
-    """Measures one machine; what it may use is looked up once, when it is made."""
+    """Measures one machine; its capacity is read once, at the start."""
 
     def __init__(self, root: Path = Path("/"), *, boottime: Callable[[], int] = boot_ms) -> None:
         """Read from below `root`; `boottime` is milliseconds since boot."""
@@ -306,16 +300,15 @@ class MachineProbe:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory there is to use."""
         return self._memory_bytes
 
     @property
     def sees_whole_machine(self) -> bool:
-        """Whether all of the machine's cores may be used; only then does its load average mean anything here."""
+        """True if all cores of the machine may be used; only then its load average means anything here."""
         return self._cpu_limit is None and len(self._cores) == os.cpu_count()
 
     def capacity(self) -> MachineCapacity:
-        """What there is to use; the smallest limit holds."""
+        """Cores and memory within the smallest limit."""
         swap, allowed = procfs.read_memory(self.root).swap_total_bytes, self._groups.swap_bytes()
         return MachineCapacity(
             cpu_cores=self._cores,
@@ -326,7 +319,7 @@ class MachineProbe:
         )
 
     def limits(self) -> MachineLimits:
-        """What control groups limit, of what `capacity` returns."""
+        """Control group limits below `capacity`."""
         return MachineLimits(
             cpu_milli=self._cpu_limit.value if self._cpu_limit else None,
             memory_bytes=self._memory_limit.value if self._memory_limit else None,
@@ -334,25 +327,21 @@ class MachineProbe:
         )
 
     def sample(self, own_cpu_ms: int, own_memory_bytes: int) -> MachineSample:
-        """How busy the machine is now.
-
-        `own_cpu_ms` is all CPU time the grid's jobs ever used, ended ones included, so that it only grows;
-        `own_memory_bytes` is what they hold now. A second call shortly after gives nearly the same.
-        """
+        """Use of the machine now. `own_cpu_ms` is all CPU time the grid's jobs ever used, ended ones included, so that
+        it only grows; `own_memory_bytes` is their memory now. A second call shortly after gives nearly the same."""
         return self._sample(self._times, own_cpu_ms, own_memory_bytes)
 
     def totals(self) -> MachineSample:
-        """Like `sample`, for those who do not know the grid's part: it counts as outside.
-
-        Its history is its own, so that it can be asked beside `sample` and `outside_now` without spoiling theirs.
-        """
+        """Sample for callers without figures of the grid's jobs, which count as outside use. It has a history of its
+        own, so that `sample` and `outside_now` keep theirs."""
         return self._sample(self._total_times, 0, 0)
 
     def outside_now(self, own_cpu_ms: int) -> int:
         """Thousandths of a core that others used over the last 200 ms or a little more; 0 before there is a window.
 
         `own_cpu_ms` as for `sample`, read just before; the two share one history, so either warms up the other.
-        The noise is one tick (10 ms) for every core and every process of the grid's: in 200 ms, 50 thousandths each.
+        The noise is one tick (10 ms) for every core and every process of the grid's: in 200 ms, 50 thousandths
+        each.
         """
         _, window = self._windows(self._times, self._boottime(), own_cpu_ms)
         return min(self._cpu_milli, 1000 * window.outside_ms // window.ms) if window else 0
@@ -390,7 +379,7 @@ class MachineProbe:
         return procfs.read_busy_ms(self.root, self._core_names)
 
     def memory_used_bytes(self) -> int:
-        """Memory in use: what is not available without swapping, on the machine or under the limit."""
+        """Memory in use: all but the part available without swapping, on the machine or under the limit."""
         available = procfs.read_memory(self.root).available_bytes
         if self._memory_limit:
             held = self._groups.memory_used_bytes(self._memory_limit.group) or 0
@@ -399,5 +388,5 @@ class MachineProbe:
 
 
 def _effective_limit(limit: CgroupLimit | None, capacity: int) -> CgroupLimit | None:
-    """The limit, unless it allows more than there is anyway."""
+    """Limit, unless it is above the capacity."""
     return limit if limit and limit.value <= capacity else None

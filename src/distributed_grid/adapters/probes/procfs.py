@@ -59,7 +59,6 @@ def read_busy_ms(root: Path, cores: Collection[bytes]) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory this process has in RAM."""
     return int(read_kernel_file(Path("/proc/self/statm")).split()[1]) * PAGE_BYTES
 
 
@@ -83,7 +82,7 @@ class Disk(Struct, frozen=True):
 
 
 def physical_cores(root: Path, cores: Sequence[int]) -> int:
-    """How many cores these are when hyper-threads of one core count once; all of them where the topology is unknown."""
+    """Cores, with hyper-threads of one core counted once; all of them if the topology is unknown."""
     topology = [root / f"sys/devices/system/cpu/cpu{core}/topology" for core in cores]
     whole = {(_read_text(at / "physical_package_id"), _read_text(at / "core_id")) for at in topology}
     return len(cores) if ("", "") in whole else len(whole)
@@ -144,10 +143,10 @@ def _read_text(file: Path) -> str:
 
 
 def is_raylet(pid: int, besides: str = "") -> bool:
-    """Whether a process runs the raylet of an installed Ray, not below the path `besides`.
+    """True if a process runs the raylet of an installed Ray, not below the path `besides`.
 
-    What a process calls itself says nothing. The Ray belongs to root or to this user, or whoever runs it cannot change
-    it. A process of another user shows its program to root only.
+    The name that a process shows proves nothing. The Ray belongs to root or to this user, or the user of the
+    process cannot change it. A process of another user shows its program to root only.
     """
     try:
         program = os.readlink(f"/proc/{pid}/exe")
@@ -161,7 +160,6 @@ def is_raylet(pid: int, besides: str = "") -> bool:
 
 
 def find_raylets() -> Iterator[int]:
-    """The pids of all that run on this machine."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit() and is_raylet(int(name)))
 
 
@@ -215,7 +213,7 @@ def read_open_sockets(proc: str = "/proc") -> OpenSockets:
 
 
 def _inet_rows(path: str) -> list[tuple[bytes, bytes, bytes, int]]:
-    """State, local and remote address, and inode; sockets without one belong to nobody any more."""
+    """State, local and remote address, and inode; sockets without an inode have no owner."""
     rows = (line.split(maxsplit=10) for line in _lines(path))
     return [(row[3], row[1], row[2], int(row[9])) for row in rows if row[9] != b"0"]
 

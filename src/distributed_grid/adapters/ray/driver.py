@@ -145,10 +145,8 @@ class RayConnectError(Exception):
 
 
 def connect(settings: Connect) -> tuple[Connected, Endpoint]:
-    """Connect this process with the cluster, and say where that listens; blocks.
-
-    Raises RayConnectError with one line that says why.
-    """
+    """Connect this process with the cluster; the address where it listens. Blocks. Raises RayConnectError with the
+    reason in one line."""
     if importlib.util.find_spec("ray") is None:
         raise RayConnectError(RAY_MISSING, final=True)
     os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
@@ -178,13 +176,13 @@ def connect(settings: Connect) -> tuple[Connected, Endpoint]:
 
 
 def is_connected() -> bool:
-    """Whether this process is still connected; Ray's client does not come back by itself when it was away for long."""
+    """True while this process is connected; Ray's client does not reconnect after a long absence."""
     ray: Any = importlib.import_module("ray")
     return bool(ray.is_initialized())
 
 
 async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
-    """Whether nobody listens there any more. A machine that does not answer is no proof of that."""
+    """True if the connection is refused; a timeout is not a refusal."""
     try:
         async with asyncio.timeout(seconds):
             _, writer = await asyncio.open_connection(*endpoint)
@@ -221,7 +219,7 @@ def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResu
 
 
 def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> ProbeResult:
-    """What probing shows; raises RayConnectError where nothing answers, or our token is not the right one."""
+    """Result of a probe; raises RayConnectError if nothing answers, or our token is wrong."""
     silent = _why_unreachable(host, port)
     if silent:
         raise RayConnectError(silent)
@@ -235,7 +233,7 @@ def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> Prob
 
 
 def _runs_ray_node() -> bool:
-    """Whether a Ray node of this user runs on this machine: a program that is no client needs one."""
+    """True if a Ray node of this user runs on this machine: a program that is no client needs one."""
     return any(True for _ in find_raylets())
 
 
@@ -318,7 +316,7 @@ async def _handle_all(reader: asyncio.StreamReader, driver: RayDriver) -> None:
 
 
 class RayFailed(Exception):
-    """A call to Ray that did not come to its end, in one line; nobody knows what became of it."""
+    """A call to Ray without a known result, in one line."""
 
 
 class RayDriver:
@@ -336,7 +334,7 @@ class RayDriver:
     async def until_broken(self, endpoint: Endpoint) -> None:
         """Return when the connection with Ray is gone for good: only another process gets a new one.
 
-        A head that refuses connections has ended. Ray itself goes on asking for it, with all of a core.
+        A head that refuses connections has ended. Ray itself polls for it, with all of a core.
         """
         refusals = 0
         while self._misses < MAX_MISSES and refusals < MAX_REFUSALS and is_connected():
@@ -398,7 +396,7 @@ class RayDriver:
         start_logged(work, "a call to Ray")
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """The answer of the placement group actor, within so many seconds; raises RayFailed."""
+        """Answer of the placement group actor, within this time; raises RayFailed."""
         if self._actor is None:
             raise RayFailed("everything of the grid in this Ray cluster was removed")
         try:
@@ -434,7 +432,6 @@ class RayDriver:
             self._report(PlacementGroupFreed(name, problem))
 
     async def observe(self, *, full: bool) -> RayView:
-        """What the placement group actor sees."""
         seen = await self._call("observe", full)
         try:
             return bounded_view(seen)
@@ -471,7 +468,7 @@ class RayDriver:
 
 
 def bounded_view(view: Mapping[str, Any]) -> RayView:
-    """What the actor reports, within the bounds of a message: Ray's names and amounts are anybody's."""
+    """The actor's report, within the bounds of a message: Ray's names and amounts are foreign."""
     nodes = tuple(
         RayNode(
             node["id"][:MAX_NAME_CHARS],

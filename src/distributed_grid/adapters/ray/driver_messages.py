@@ -48,8 +48,7 @@ class Connect(ChildCommand, frozen=True):
 
 
 class GroupSpec(Struct, frozen=True):
-    """A placement group: its name, Ray's id of the node it belongs on, what it takes there, and for how long (0: no
-    end)."""
+    """A placement group: name, Ray's id of its node, resources there, and remaining time (0: no end)."""
 
     name: Name
     node: Name
@@ -58,7 +57,7 @@ class GroupSpec(Struct, frozen=True):
 
 
 class ReserveGroups(ChildCommand, frozen=True):
-    """Make these groups, each within so many seconds; each is answered by itself, under its name."""
+    """Make these groups, each within this time; each is answered by itself, under its name."""
 
     items: Annotated[tuple[GroupSpec, ...], Meta(max_length=MAX_GROUPS)]
     seconds: Seconds
@@ -78,7 +77,7 @@ class ObserveGroups(ChildCommand, frozen=True):
 
 
 class ExtendGroupHold(ChildCommand, frozen=True):
-    """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
+    """The grid is there: extend the hold of its groups; `terms` are the groups with an end of their own."""
 
     number: Number
     seconds: Seconds
@@ -143,7 +142,7 @@ class PlacementGroupReserved(Report, frozen=True):
 
 
 class PlacementGroupFreed(Report, frozen=True):
-    """A group is gone, or why nobody knows."""
+    """A group is gone; otherwise the reason why its state is unknown."""
 
     name: Name
     problem: Text = ""
@@ -173,14 +172,14 @@ class RayView(Struct, frozen=True):
 
 
 class GroupsObserved(Answer, frozen=True):
-    """What is there."""
+    """The nodes of the cluster, and its groups."""
 
     view: RayView | None
     problem: Text = ""
 
 
 class HoldExtended(Answer, frozen=True):
-    """The actor knows it, or why nobody knows; `missing` are those of the terms that it has no group of."""
+    """Answer to `ExtendGroupHold`, or the reason why there is none; `missing` are the terms without a group."""
 
     missing: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)] = ()
     problem: Text = ""

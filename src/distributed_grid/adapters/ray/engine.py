@@ -1,8 +1,7 @@
 """A Ray cluster as an engine, through a child process that is the driver.
 
-Ray never runs in the process that owns the ledger: a driver dies with its Ray node. When the child is lost, whoever
-waited for it gets `Unreachable`, and asks the next one; `on_connected` is called when there is one, and returns the
-desired state for it.
+Ray never runs in the process that owns the ledger: a driver dies with its Ray node. When the child is lost, its callers
+get `Unreachable`, and ask the next one; `on_connected` is called for a new child, and returns the desired state for it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ T = TypeVar("T")
 
 
 class RayEngine:
-    """What is asked of a Ray cluster, and what is known from it."""
+    """Commands to a Ray cluster, and its last known state."""
 
     def __init__(
         self,
@@ -107,18 +106,18 @@ class RayEngine:
         self._child.restart(socket_path)
 
     def retry(self) -> None:
-        """The cluster is there again: where it was not, the next child tries at once."""
+        """The cluster is there again: a waiting child starts at once."""
         self._child.retry()
 
     async def wait_for_loss(self, seconds: float) -> None:
-        """Return when a connection has broken off since the last call, else after so many seconds."""
+        """Return when a connection was lost since the last call, else after this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._lost.wait()
         self._lost.clear()
 
     async def stop(self) -> None:
-        """End the child; what it made in Ray stays. Safe to call twice."""
+        """End the child; groups in Ray stay. Safe twice."""
         await self._child.stop()
 
     def configure_packages(self, environ: dict[str, str], wheels: str) -> None:
@@ -129,7 +128,7 @@ class RayEngine:
         self.send(self._packages)
 
     def send(self, command: ChildCommand) -> None:
-        """Send a command to the child, if it is connected: what must be sent again is the caller's to send."""
+        """Send a command to a connected child; the caller repeats a lost one."""
         self._child.send(command)
 
     async def run_on_node(self, operation: str, target: AttachedNode, *, seconds: float, say: Say) -> RunFinished:
@@ -204,7 +203,7 @@ class RayEngine:
             raise Unreachable(self.problem or "Ray is not connected")
 
     def _send_soon(self) -> None:
-        """One message for all that is asked for in one turn of the loop, or in a moment where Ray is busy already."""
+        """One message for all requests of one turn of the loop, or of a moment while Ray is busy."""
         if self._sending is None:
             busy = len(self._reserving) + len(self._freeing) > BUSY_CALLS
             self._sending = asyncio.get_running_loop().call_later(GATHER_SECONDS if busy else 0, self._send_gathered)
@@ -255,7 +254,6 @@ class RayEngine:
 
 
 def batched(items: Iterable[T]) -> list[tuple[T, ...]]:
-    """The items in parts that a command has room for."""
     rest = tuple(items)
     return [rest[at : at + MAX_GROUPS] for at in range(0, len(rest), MAX_GROUPS)]
 
@@ -274,7 +272,7 @@ def group_spec(group: EngineGroup) -> GroupSpec:
 
 
 def parse_view(seen: RayView) -> EngineView:
-    """What the placement group actor says, in the grid's terms."""
+    """The placement group actor's report in the grid's terms."""
     nodes = tuple(
         EngineNode(
             node.id,

@@ -1,9 +1,9 @@
-"""The Ray actor that is pinned to one node, and does there what an SSH server does elsewhere.
+"""The Ray actor that is pinned to one node, and serves there like an SSH server elsewhere.
 
 It travels by value, as one class in one file, and needs nothing on the node but Ray and the standard library. It has
-streams of bytes, of a process or of a connection, and decides nothing. Nothing piles up: a stream is read when somebody
-waits for more, and a write is over when it has gone through. It has one holder at a time; a new one closes whatever
-the one before had open.
+streams of bytes, of a process or of a connection, and decides nothing. Nothing piles up: a stream is read when a reader
+waits for more, and a write returns when it has gone through. It has one holder at a time; a new one closes all streams
+of the one before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class NodeActor:
         self._arrived: asyncio.Queue[int] = asyncio.Queue()
 
     async def acquire(self, grid: str, holder: str) -> dict[str, str]:
-        """Serve this holder from now on; who is here. An actor that another grid uses says so, and stays with it."""
+        """Serve this holder from now on; the identity of the actor. An actor of another grid answers so, and stays with
+        it."""
         if self._grid not in ("", grid) and time.monotonic() - self._heard < QUIET_SECONDS:
             return {"build": self._build, "grid": self._grid}
         if holder != self._holder:
@@ -99,7 +100,7 @@ class NodeActor:
             return 0
 
     async def read(self, holder: str, number: int) -> bytes | None:
-        """What has come on a stream, as soon as something has; empty at its end, None if nothing comes for a while."""
+        """New bytes of a stream, as soon as there are any; empty at its end, None after a while without any."""
         self._check_holder(holder)
         if number not in self._streams:
             return b""

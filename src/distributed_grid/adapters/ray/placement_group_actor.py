@@ -1,8 +1,8 @@
 """The detached Ray actor that makes, lists and removes the grid's placement groups.
 
 It travels by value: standard library and Ray only, so that no Ray node needs anything of ours. A group is made once:
-asking again for the same name joins what is under way, or finds it made. A group whose term is over is removed, and all
-of them are when the grid was not heard for as long as its hold: it may be gone for good.
+asking again for the same name joins the pending request, or finds the group. A group is removed at the end of its term,
+and all of them are when the grid was silent for its hold: it may be gone for good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Resources = dict[str, float]
 
 
 def _plain_number(number: float) -> str:
-    """A number without an exponent; this file runs where the package is not."""
+    """Number without an exponent; this file runs where the package is not installed."""
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
@@ -61,7 +61,6 @@ class PlacementGroupActor:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def identity(self) -> tuple[str, str]:
-        """The grid that this actor serves, and the build it is of."""
         return self._grid, self._build
 
     # ------------------------------------------------------------------ reserving and freeing
@@ -69,8 +68,8 @@ class PlacementGroupActor:
     def reserve(
         self, items: list[tuple[str, str, Resources, float]], seconds: float, wait_seconds: float
     ) -> list[str | None]:
-        """Have these groups, each on its node and for so many seconds (0: without end); for each "" (made), why not, or
-        None where it is still under way."""
+        """Have these groups, each on its node and for its seconds (0: without end); for each "" (made), the reason of a
+        failure, or None while it is pending."""
         with self._lock:
             futures = [self._begin(item, seconds) for item in items]
         wait(futures, timeout=wait_seconds)
@@ -148,7 +147,7 @@ class PlacementGroupActor:
         return f"Ray has only {', '.join(over)} there" if over else known
 
     def _expects_room(self, node: str, resources: Resources) -> bool:
-        """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than polling."""
+        """True if Ray had enough free a moment ago: then waiting for Ray's answer is cheaper than polling."""
         with self._lock:
             at, free = self._room
             if time.monotonic() - at > ROOM_SECONDS:
@@ -185,7 +184,7 @@ class PlacementGroupActor:
             time.sleep(ROOM_POLL_SECONDS)
 
     def free(self, names: list[str]) -> None:
-        """Have none of these groups any more; those that are gone already are no problem."""
+        """Remove these groups; a missing one is not an error."""
         list(self._pool.map(self._free_one, names))
 
     def _free_one(self, name: str) -> None:
@@ -199,7 +198,7 @@ class PlacementGroupActor:
         self._remove_made(name, made)
 
     def _free_if_over(self, name: str) -> None:
-        """Free a group whose term is over; one that was given more time meanwhile stays."""
+        """Free a group at the end of its term; one that was extended meanwhile stays."""
         with self._lock:
             if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
                 return
@@ -226,7 +225,7 @@ class PlacementGroupActor:
     # ------------------------------------------------------------------ observing
 
     def observe(self, full: bool) -> dict[str, Any]:
-        """The nodes, what they have and what is left of it besides ours; with `full` every group of ours, too."""
+        """Nodes with their totals and their rest besides our groups; with `full` every group of ours, too."""
         # What we have of each node, what was freed a moment ago included: Ray does not call that free at once.
         sums: dict[str, Resources] = {}
         lately = time.monotonic() - RETURN_SECONDS
@@ -260,7 +259,7 @@ class PlacementGroupActor:
         }
 
     def mark_used(self, name: str) -> None:
-        """A program is about to run something in a group; what is over before anybody observes it counts, too."""
+        """A program is about to run something in a group; use that ends before an observation counts, too."""
         if name in self._made:
             self._marked.add(name)
 
@@ -295,8 +294,8 @@ class PlacementGroupActor:
     # ------------------------------------------------------------------ removing what nobody holds
 
     def extend_hold(self, seconds: float, terms: dict[str, float]) -> list[str]:
-        """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds. Those of
-        them that are not here: a group that is being removed does not get more time."""
+        """Extend the hold of the groups: the grid is there. `terms` are the groups with an end of their own; those that
+        are missing here are returned, since a group that is being removed gets no more time."""
         self._heard, self._hold = time.monotonic(), seconds
         with self._lock:
             missing = [name for name in terms if name not in self._made and name not in self._under_way]
@@ -305,12 +304,11 @@ class PlacementGroupActor:
         return missing
 
     def _lengthen(self, name: str, left: float) -> None:
-        """Let a group go on for so long; calls may overtake each other, so the longest term counts."""
+        """Extend a group's term; calls may overtake each other, so the longest term counts."""
         until = time.monotonic() + left + GRACE
         self._terms[name] = max(self._terms.get(name, until), until)
 
     def close(self) -> None:
-        """Remove every group of ours and make no more."""
         self._over.set()
         self.free([name for name, _ in self._list_groups()])
 
@@ -332,14 +330,14 @@ class PlacementGroupActor:
 
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
-    """What a node has for us, of which some may count as free already that was ours until just now."""
+    """Room of a node for us; a part that was ours until just now may count as free already."""
     return [
         min(most, left + taken) for most, left, taken in zip(_amounts(has), _amounts(free), _amounts(ours), strict=True)
     ]
 
 
 def _is_busy(group: Any, free: Resources) -> bool:
-    """Whether something runs in a group: whatever does, has a thousandth of what Ray calls its bundle."""
+    """True if something runs in a group: it takes a thousandth of what Ray calls its bundle."""
     return 0 < free.get(f"bundle_group_{group.id.hex()}", 0.0) < BUNDLE
 
 

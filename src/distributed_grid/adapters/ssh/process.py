@@ -40,7 +40,7 @@ Arguments = Annotated[dict[Name, Any], Meta(max_length=64)]
 
 
 class Hop(Struct, frozen=True):
-    """One SSH server. What is empty (or port 0) was not given: SSH's own configuration may say it."""
+    """One SSH server. Empty fields (or port 0) were not given: SSH's own configuration may have them."""
 
     host: Name
     port: Port = 0
@@ -108,9 +108,9 @@ class ForwardPorts(ChildCommand, frozen=True):
 
 
 class RunRayDriver(ChildCommand, frozen=True):
-    """Run a Ray driver on a node for each connection to a socket of this machine; without `data` no longer.
+    """Run a Ray driver on a node for each connection to a socket of this machine; stop that without `data`.
 
-    `data` says which interpreter runs it, and in which environment.
+    `data` has the interpreter of the driver and its environment.
     """
 
     target: SshTarget
@@ -152,7 +152,7 @@ class SshProcess(LinkStates):
         self.forwarded: dict[str, dict[str, int]] = {}
 
     async def stop(self) -> None:
-        """End the child; links end, agents stay. Safe to call twice."""
+        """End the child; links end, agents stay. Safe twice."""
         await self._child.stop()
 
     def configure(self, auth_sock: str, environ: dict[str, str]) -> None:
@@ -179,7 +179,7 @@ class SshProcess(LinkStates):
         self._child.send(KeepAgentLink(target))
 
     def drop_link(self, node: str) -> None:
-        """Keep a link no longer; dropping what is not kept is harmless."""
+        """Stop keeping a link; safe twice."""
         self._kept.pop(node, None)
         self.links.pop(node, None)
         self._child.send(DropAgentLink(node))
@@ -207,7 +207,7 @@ class SshProcess(LinkStates):
         self._child.send(command)
 
     async def run(self, operation: str, target: SshTarget, say: Say) -> str:
-        """Run an operation on a node; what was done, in a few words. Raises Refused with the reason it failed."""
+        """Run an operation on a node; a summary in a few words. Raises Refused with the reason of a failure."""
         finished = await self._finish(operation, target, {}, say)
         if finished.facts is not None:
             self.facts[target.name] = finished.facts
@@ -216,7 +216,7 @@ class SshProcess(LinkStates):
     async def ask(
         self, operation: str, target: SshTarget, data: dict[str, Any], say: Say = lambda step: None
     ) -> dict[str, Any]:
-        """Run an operation that has arguments; what the node answered. Raises Refused as `run` does."""
+        """Run an operation with arguments; the node's answer. Raises Refused as `run` does."""
         return (await self._finish(operation, target, data, say)).answer
 
     async def _finish(self, operation: str, target: SshTarget, data: dict[str, Any], say: Say) -> RunFinished:
@@ -242,7 +242,6 @@ class SshProcess(LinkStates):
                 self.forwarded[report.node] = report.ports
 
     def _child_exited(self, problem: str) -> None:
-        """Links are down until the next child makes them."""
         self.forwarded.clear()
         for node in self._kept:
             self.links[node] = AgentLinkChanged(node, "down", "the SSH process ended; another one is started")

@@ -64,7 +64,7 @@ class SshConnection:
 
 
 async def connect(target: SshTarget, auth_sock: str) -> SshConnection:
-    """A connection to a node; raises NodeOperationFailed with one sentence that says what is wrong."""
+    """Connection to a node; raises NodeOperationFailed with the cause in one sentence."""
     hops = [*target.via, target.hop]
     chain: list[asyncssh.SSHClientConnection] = []
     try:
@@ -130,7 +130,7 @@ async def _connect_hop(
 
 
 def _explicit_options(hop: Hop) -> dict[str, Any]:
-    """Only what was given: SSH's own configuration says the rest."""
+    """Given options only: SSH's own configuration has the rest."""
     given: dict[str, Any] = {}
     if hop.port:
         given["port"] = hop.port
@@ -165,7 +165,7 @@ class _KeyRing:
         self._agent = auth_sock if auth_sock and os.path.exists(auth_sock) else ""
 
     def options(self) -> dict[str, Any]:
-        """What asyncssh is to use; raises NodeOperationFailed for a key that cannot be used."""
+        """Options of asyncssh; raises NodeOperationFailed for an unusable key."""
         if not self._path:
             return {"agent_path": self._agent} if self._agent else {}
         try:
@@ -195,7 +195,7 @@ class _KeyRing:
         return False
 
     def advice(self) -> str:
-        """What to check when no key was accepted."""
+        """Advice for a server that accepted no key."""
         if self._path:
             return f"the key {self._path} was not accepted; is its public part in authorized_keys there?"
         tried = "keys in ~/.ssh and those of the SSH agent" if self._agent else "keys in ~/.ssh (there is no SSH agent)"
@@ -239,7 +239,7 @@ def _explain(failure: BaseException, hop: Hop, *, user: str, port: int, keys: st
 
 
 class KnownHosts:
-    """What the files say about one server."""
+    """Known host keys of one server."""
 
     def __init__(self, hop: Hop, name: str, port: int, files: Iterable[str]) -> None:
         self.hop = hop
@@ -268,7 +268,7 @@ class KnownHosts:
 
 
 class HostKeyCheck(asyncssh.SSHClient):
-    """Asked about a key that is not among the trusted ones; `refusal` says why it was turned down."""
+    """Callback for a key that is not among the trusted ones; `refusal` is the reason of its refusal."""
 
     def __init__(self, known: KnownHosts) -> None:
         self._known = known
@@ -339,7 +339,7 @@ COMMAND = (
 
 
 def interpreters() -> list[str]:
-    """The interpreters to look for, ours first: what is installed here then fits there."""
+    """Interpreters to look for, ours first: packages installed here then fit there."""
     names = [f"python{major}.{minor}" for major, minor in ((3, 13), (3, 12), (3, 11))]
     ours = "python{}.{}".format(*sys.version_info[:2])
     return [ours, *(name for name in names if name != ours)]
@@ -355,15 +355,15 @@ class SshScriptSession(ScriptSession):
 
     @property
     def streams(self) -> tuple[Any, Any]:
-        """What comes from the program that the script has become, and where to write to it."""
+        """Output of the interpreter that runs the script, and its input."""
         return self._process.stdout, self._process.stdin
 
     async def send_script(self, script: bytes) -> None:
-        """Say which interpreter to use, and send it the script."""
+        """Choose the interpreter, and send it the script."""
         await self._write(f"{self._python}\n{' '.join(interpreters())}\n{len(script)}\n".encode() + script)
 
     def close(self) -> None:
-        """End the session; the script ends with it. Safe to call twice."""
+        """End the session; the script ends with it. Safe twice."""
         self._process.close()
 
     async def _write(self, data: bytes) -> bool:
@@ -384,7 +384,7 @@ class SshScriptSession(ScriptSession):
         return line
 
     async def _last_words(self) -> str:
-        """Why the script is over without an answer."""
+        """Reason of a script's end without an answer."""
         said = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip().splitlines()
         done = await self._process.wait()
         if done.exit_status == NO_PYTHON:
@@ -427,7 +427,7 @@ async def script_session(
 
 
 class SharedSshConnection(NodeConnection):
-    """The one connection to a node: opened when somebody needs it, shared, closed when nobody does any more."""
+    """The one connection to a node: opened at the first use, shared, closed after the last."""
 
     def __init__(self, target: SshTarget, auth_sock: Callable[[], str]) -> None:
         self._target = target
@@ -458,7 +458,7 @@ class SharedSshConnection(NodeConnection):
 
     @asynccontextmanager
     async def session(self, script: bytes | None = None) -> AsyncIterator[SshScriptSession]:
-        """A session with the node; a connection that has died without a word is found out here, and replaced."""
+        """Session with the node; a connection that has died silently is found out here, and replaced."""
         was_open = self.is_open
         async with self.connected() as connection:
             try:
@@ -481,7 +481,7 @@ class SharedSshConnection(NodeConnection):
         return self._connection is not None and not self._connection.is_closed
 
     async def close(self) -> None:
-        """Close it now, unless somebody uses it; safe to call twice."""
+        """Close it now, unless it is in use. Safe twice."""
         if not self._users and self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
@@ -491,7 +491,7 @@ class SharedSshConnection(NodeConnection):
 
 
 class SshTransport(NodeTransport):
-    """What an agent's link needs of an SSH connection."""
+    """SSH connection as the transport of an agent's link."""
 
     def __init__(self, connection: SshConnection, target: SshTarget) -> None:
         self._connection = connection

@@ -41,7 +41,7 @@ class CoreAffinity:
 
     @property
     def cores_by_use(self) -> tuple[int, ...]:
-        """All cores there are for attempts, those first that some are pinned to."""
+        """All cores for attempts, those with pinned attempts first."""
         pinned = {core for attempt in self._running.values() for core in attempt.cores}
         return tuple(sorted(self._real_cores, key=lambda core: core not in pinned))
 
@@ -78,7 +78,7 @@ class CoreAffinity:
                 self.pin(attempt, attempt.shim.pid)
 
     def on_started(self, attempt: RunningAttempt, on_cores: tuple[int, ...], shim_pid: int) -> None:
-        """Its command runs on these cores: move it if they are not, or not all, what it may use by now."""
+        """Its command runs on these cores: move it if its cores have changed since."""
         if attempt.cores != on_cores or self._allowed is not None:
             self.pin(attempt, shim_pid)
 
@@ -106,7 +106,7 @@ class RunningTree(NamedTuple):
         return self.spec.attempt_id
 
     def processes(self) -> list[process_tree.Proc]:
-        """Its processes; cheap, and now and then one short."""
+        """Its processes; cheap, and sometimes one is missing."""
         return process_tree.listed_descendants(self.shim.pid, self.exempt)
 
 
@@ -121,7 +121,7 @@ class Throttler:
         self._marked = False
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
-        """Use so many cores (None: those of each attempt), and each only for that part of the time."""
+        """Use these cores only (None: those of each attempt), and each only for that part of the time."""
         self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
         self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli
@@ -142,7 +142,7 @@ class Throttler:
         return fresh
 
     def resume(self, attempt_id: str | None = None) -> None:
-        """Let one, or everything, that is paused run as `throttle` allows."""
+        """Resume one, or all, paused attempts within the limits of `throttle`."""
         resumed = self._paused & {attempt_id} if attempt_id is not None else self._paused
         self._paused = self._paused - resumed
         _signal([one for one in self._host.running_trees() if one.attempt_id in resumed], signal.SIGCONT)
@@ -162,7 +162,7 @@ class Throttler:
             await asyncio.sleep((PERIOD_MS - on_ms) / 1000)
 
     def _running(self) -> list[RunningTree]:
-        """The trees that are neither being stopped nor paused."""
+        """Trees that are neither being stopped nor paused."""
         trees = self._host.running_trees()
         return [one for one in trees if not one.stopping and one.attempt_id not in self._paused]
 
@@ -184,15 +184,15 @@ def _signal(trees: list[RunningTree], signum: int) -> None:
 
 
 def mark_throttled(root: str) -> None:
-    """Record that something below the root may be stopped or confined."""
+    """Record that processes below the root may be stopped or confined."""
     os.close(open_regular(f"{root}/{job_dir.THROTTLED}", os.O_WRONLY | os.O_CREAT))
 
 
 def clear_throttled(root: str) -> None:
-    """Record that nothing is. Safe twice."""
+    """Remove that record. Safe twice."""
     remove_file(f"{root}/{job_dir.THROTTLED}")
 
 
 def is_marked_throttled(root: str) -> bool:
-    """Whether something may have been left stopped or confined."""
+    """True if an earlier agent may have left processes stopped or confined."""
     return os.access(f"{root}/{job_dir.THROTTLED}", os.F_OK)

@@ -71,21 +71,20 @@ class TreeSize:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a pass has begun and not ended."""
         return bool(self._open)
 
     @property
     def known_bytes(self) -> int:
-        """The size that is known: of the last pass, or of the one under way where that has found more already."""
+        """Known size: of the last pass, or of the current one if that has found more already."""
         return max(self.size_bytes, self._bytes)
 
     @property
     def known_total_bytes(self) -> int:
-        """The same with what is summed apart."""
+        """Known size, separately counted part included."""
         return self.known_bytes + max(self.apart_bytes, self._apart_bytes)
 
     def count(self, entries: int) -> bool:
-        """Count so many entries more; True when that ends a pass."""
+        """Count this many entries more; True when that ends a pass."""
         if not self._open:
             self._begin()
         while self._open and entries > 0:
@@ -101,7 +100,7 @@ class TreeSize:
         return True
 
     def close(self) -> None:
-        """Close what is open; the next call begins a new pass. Safe twice."""
+        """Close all descriptors; the next call begins a new pass. Safe twice."""
         while self._open:
             self._open.pop().close()
 
@@ -172,7 +171,7 @@ class MeasuredHost(Protocol):
     def root(self) -> str: ...
 
     def running_trees(self) -> Iterable[RunningTree]:
-        """The attempts whose commands run."""
+        """Attempts with a running command."""
 
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays."""
@@ -182,10 +181,10 @@ class Pauses(Protocol):
     """Pauses attempts for the sake of their node."""
 
     def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for a while: again and again for as long as it is to last."""
+        """Pause an attempt for a while; the caller repeats it as long as the pause is to last."""
 
     def go_on(self, attempt_id: str) -> None:
-        """Let it go on. Safe twice."""
+        """Resume it. Safe twice."""
 
 
 class _Watched:
@@ -205,18 +204,18 @@ class _Watched:
 
     @property
     def is_counting(self) -> bool:
-        """Whether a thread counts its files; between checks: its file system hangs."""
+        """True while a thread counts its files; between checks that means that its file system hangs."""
         return self.counting is not None and not self.counting.done()
 
     @property
     def written_bytes(self) -> int:
-        """What it has written since that was last counted anew; of one that an earlier agent started, since then."""
+        """Bytes written since the last new count; of an adopted attempt, since its adoption."""
         if self.is_adopted and not self.size.passes:
             return 0
         return self.size.known_total_bytes - self.base_bytes
 
     def count_anew(self) -> None:
-        """Count from now on what it writes."""
+        """Begin a new count of written bytes."""
         self.base_bytes = self.size.known_total_bytes
 
 
@@ -321,7 +320,7 @@ class DiskGuard:
             watched.next_pass_ms = boot_ms() + PASS_MS
 
     async def _check_limit(self, watched: _Watched) -> None:
-        """Pause it above its limit, and end it when its grace is over; below it again it goes on."""
+        """Pause it above its limit, and end it after its grace; below the limit it is resumed."""
         spec, now = watched.tree.spec, boot_ms()
         held, limit = watched.size.known_bytes, spec.max_files_bytes
         if not limit or held <= limit:
@@ -366,8 +365,8 @@ class DiskGuard:
 
 
 def largest_writer(written_bytes: Mapping[str, int], reserve_bytes: int) -> str | None:
-    """The attempt that is ended for the sake of a full disk: the one that has written most, if that is at least the
-    reserve of the disk. None where no attempt has."""
+    """Attempt to end on a full disk: the one that has written most, if that is at least the reserve of the disk; else
+    None."""
     writers = [(-size, attempt_id) for attempt_id, size in written_bytes.items() if size >= max(reserve_bytes, 1)]
     return min(writers)[1] if writers else None
 

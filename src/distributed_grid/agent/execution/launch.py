@@ -31,7 +31,7 @@ class LaunchFailed(Exception):
 
 
 def open_output(job: JobDir) -> dict[str, int]:
-    """Descriptors of the output files, by name; `LaunchFailed` says why not."""
+    """Descriptors of the output files, by name; raises `LaunchFailed`."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     output: dict[str, int] = {}
     try:
@@ -50,10 +50,10 @@ def open_output(job: JobDir) -> dict[str, int]:
 def start_command(
     spec: dict[str, Any], job: JobDir, output: Iterable[int], cores: list[int], groups: list[Cgroup]
 ) -> int:
-    """Start it in a session of its own and return its pid; `LaunchFailed` says why not. `output` stays open.
+    """Start the command in a session of its own and return its pid; raises `LaunchFailed`. `output` stays open.
 
-    posix_spawn shares this process's memory until the exec, where a fork would copy what both touch. What it
-    cannot set for the child alone (directory, cores, groups) is set here, inherited, and undone.
+    posix_spawn shares this process's memory until the exec, where a fork would copy pages that both touch. Settings
+    that it cannot make for the child alone (directory, cores, groups) are made here, inherited, and undone.
     """
     work = f"{job.path}/{job_dir.WORK}"
     where = spec["cwd"] or work
@@ -136,7 +136,7 @@ def _ray_python(given: Mapping[str, str]) -> str:
 
 
 def failed_start_kind(error: OSError) -> str:
-    """How an attempt ends that cannot be recorded or written: a full disk is the fault of its node."""
+    """Kind of end of an attempt that cannot be recorded or written: a full disk is the fault of its node."""
     return "no_room" if error.errno in NO_ROOM else "never_started"
 
 
@@ -176,9 +176,9 @@ NODE_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH
 
 
 def node_environment(env: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
-    """The caller's variables, with this node's own where they depend on the machine; what was `given` stays.
+    """The caller's variables, with this node's own where they depend on the machine; `given` ones stay.
 
-    Last on the PATH is this interpreter's folder: `python` works where the system has none.
+    Last on the PATH is this interpreter's folder: `python` works even if the system has none.
     """
     passed = {name: value for name, value in env.items() if name not in MACHINE_VARIABLES or name in given}
     own = {name: os.environ[name] for name in NODE_VARIABLES if name in os.environ}

@@ -1,11 +1,10 @@
 """Output limit: the newest part of an attempt's stdout and stderr stays on the disk, older bytes are dropped.
 
 A command writes its files itself (ADR 7), so its shim reads their sizes. Above the limit the blocks at the head of the
-file are returned to the disk (`FALLOC_FL_PUNCH_HOLE`): sizes and offsets stay as they are. `output.json` in the control
-directory says how much was dropped; it is written before the hole is made, so a reader that compares with it after it
-has read never takes the zeros of a hole for output. On a disk without room for that file the hole comes first.
-
-It runs in the shim, so it imports only the standard library.
+file are returned to the disk (`FALLOC_FL_PUNCH_HOLE`): sizes and offsets stay. `output.json` in the control directory
+has the number of dropped bytes; it is written before the hole is made, so a reader that compares with it after it has
+read never takes the zeros of a hole for output. On a disk without room for that file the hole comes first. It runs in
+the shim, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class OutputLimit:
         return overrun
 
     def close(self) -> None:
-        """Close the descriptors. Safe twice."""
         while self._files:
             os.close(self._files.popitem()[1].fd)
 

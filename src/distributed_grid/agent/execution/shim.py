@@ -1,13 +1,13 @@
 """Shim: the parent process of one command, which enforces its limits, reaps its tree and records its end.
 
-- The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by
-  the boot id that such an attempt may have run, and does not order it again.
-- The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Where no agent
-  is there to hear of it, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
+- The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by the
+  boot id that such an attempt may have run, and does not order it again.
+- The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Without an agent
+  to read the report, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
 - Time-out, hold, memory limit and output limit are enforced without agent and control plane.
-- The time by which the command has to start is checked immediately before it is executed, and after the shim has
-  recorded its identity. So an attempt without an identity by then never starts.
-- Where its directory is removed nobody can ever read its record: it kills its tree and ends.
+- The time to start the command is checked immediately before it is executed, and after the shim has recorded its
+  identity. So an attempt without an identity by then never starts.
+- If its directory is removed its record is lost to all readers: the shim kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
@@ -58,7 +58,7 @@ HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
 class TreeStop:
-    """Why the tree has to end, and when it is killed; `signalled` while only a signal has said so."""
+    """Reason for the end of the tree, and time of the kill; `signalled` until the file of the request is read."""
 
     def __init__(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
         self.kind = kind
@@ -248,8 +248,8 @@ class Shim:
         return min(most, MAX_LIMIT_BYTES)
 
     def _check_output(self, now: int) -> None:
-        """Drop output above its limit. Where that is impossible the tree is paused for its grace, and ended if nobody
-        has shortened the file meanwhile."""
+        """Drop output above its limit. If that is impossible the tree is paused for its grace, and ended if the file is
+        still too long then."""
         if self.output is None or now < self.output.next_check_ms:
             return
         overrun = self.output.check(now)
@@ -266,7 +266,7 @@ class Shim:
             process_tree.stop_tree(os.getpid(), self._is_exempt)
 
     def _read_stop_request(self) -> None:
-        """Begin the stop that was written or signalled; a signal says only its kind, a later file the rest."""
+        """Begin a requested stop; a signal has only the kind, the later file the rest."""
         request = self._recorded_stop()
         if request is not None:
             kill_at = request["kill_at_boot_ms"]
@@ -283,7 +283,6 @@ class Shim:
             self.stop.kill_at = min(self.stop.kill_at, boot_ms())
 
     def _recorded_stop(self) -> dict[str, Any] | None:
-        """The request to stop that was written, if it is one."""
         request = self.job.read(job_dir.STOP)
         return request if isinstance(request, dict) and has_fields(request, STOP_FIELDS) else None
 
@@ -297,7 +296,7 @@ class Shim:
         return until - min(self.spec["grace_ms"], hold_ms // 4), until
 
     def _kill_at(self, kill_at: int) -> int:
-        """When to kill, and no later than the hold: a grace may be longer."""
+        """Time of the kill, at the latest that of the hold: a grace may be longer."""
         return min(kill_at, self._hold_deadlines()[1] or kill_at)
 
     def _next_check_ms(self) -> int:
@@ -342,7 +341,7 @@ class Shim:
                 self.main_status = status
 
     def _is_exempt(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
-        """Whether a process below this one belongs to the grid; the command itself never does."""
+        """True if a process below this one belongs to the grid; the command itself never does."""
         return self.grid.besides(self.main)(proc, fresh=fresh)
 
     def _release_exempt(self, *, orphans: bool = False) -> None:
@@ -409,7 +408,7 @@ class Shim:
                 return
 
     def _peak_bytes(self) -> int:
-        """The most that the tree has held at one moment."""
+        """Highest memory of the tree at one moment."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.usage.peak_with_mark(self.largest_bytes, own)
 
@@ -474,7 +473,7 @@ class Shim:
                 time.sleep(min(attempt + 1, 10))
 
     def _report(self, line: bytes) -> bool:
-        """Whether there is a reader; where there is none the directory says it, too."""
+        """False without a reader; then the directory has it, too."""
         try:
             os.write(self.channel, line)
         except BrokenPipeError:

@@ -64,7 +64,7 @@ PARENT_DIED: Final = signal.SIGUSR1
 
 
 def is_hold_pending(root: str) -> bool:
-    """Whether the deadline in the file, of whichever attempts, is still to come or has just passed."""
+    """True if the deadline in the file, of any attempts, is still to come or has just passed."""
     return job_dir.read_hold_record(root)[0] + OVERDUE_MS > boot_ms()
 
 
@@ -174,7 +174,7 @@ class HoldWatcher:
         )
 
     def _end_overdue(self, held: list[HeldAttempt]) -> bool:
-        """Kill the trees whose hold is over, then their shims that are stopped; whether there was anything to kill."""
+        """Kill the trees after their hold, then their shims that are stopped; True if there were any."""
         overdue = [one for one in held if one.is_overdue]
         has_killed = False
         beyond: set[Proc] = set()
@@ -208,7 +208,7 @@ class HoldWatcher:
 
 
 def _fields(record: Any) -> tuple[int, int]:
-    """Pid and start time from a part of the journal; zeros where it says none."""
+    """Pid and start time from a part of the journal; zeros if it has none."""
     if not isinstance(record, dict):
         return 0, 0
     pid, start = record.get("pid"), record.get("start")
@@ -278,7 +278,7 @@ class PreforkedShim:
         return not self.timer.has_received(signal.SIGTERM)
 
     def _identity(self) -> dict[str, str | int]:
-        """Boot, pid and start time identify it; what it has waited for so far was not the next attempt's."""
+        """Identity by boot, pid and start time; CPU ticks so far are not the next attempt's."""
         me = process_tree.read_process(os.getpid())
         assert me is not None
         return {"boot": BOOT_ID, "pid": me.pid, "start": me.start, "waited_ticks": me.waited_ticks}
@@ -342,8 +342,7 @@ class Spawner:
                     return watcher
 
     def poll_timeout_ms(self) -> int | None:
-        """How long to wait for something to do before the number of spares is put right, or a watcher is forked; None:
-        for ever."""
+        """Time until the number of spare shims is corrected, or a watcher is forked; None: no limit."""
         if len(self.spares) < SPARES:
             return RETRY_FORK_MS if self.fork_error else REFILL_MS
         return SHRINK_MS if len(self.spares) > SPARES else WATCHER_RETRY_MS if self.needs_watcher else None
@@ -380,7 +379,8 @@ class Spawner:
             spare.close()
 
     def launch(self, attempt_id: bytes, channel: int) -> PreforkedShim | None:
-        """Give an attempt its shim; what is locked or has been run already is left alone. Returns as `fork_shim`."""
+        """Give an attempt its shim; a locked attempt, or one that has run already, is left alone. Returns as
+        `fork_shim`."""
         spare = None
         try:
             job = JobDir(self.root, attempt_id.decode())
@@ -471,7 +471,7 @@ class Spawner:
             time.sleep(0.002)
 
     def _is_ours(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
-        """Whether it is a shim forked here, or another process of this grid."""
+        """True for a shim forked here, or another process of this grid."""
         return proc.pid in self.shims or self.grid.besides(0)(proc, fresh=fresh)
 
 

@@ -95,7 +95,7 @@ class SpawnerClient:
         self._connected.set()
 
     async def stop(self) -> None:
-        """Stop the spawner, wait until it has exited, and unlock the root; the shims go on."""
+        """Stop the spawner, wait until it has exited, and unlock the root; shims keep running."""
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
@@ -165,7 +165,7 @@ class SpawnerClient:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll for what has no event: that a lock is free, that a process is gone."""
+    """Poll for a state without an event: a free lock, the end of a process."""
     while not condition():
         await asyncio.sleep(0.002)
 

@@ -163,7 +163,7 @@ class AttemptFileReader:
             self._continue(order.stream)
 
     def close(self) -> None:
-        """The link these streams went over is gone."""
+        """The link of these streams is gone."""
         for stream in [*self._streams, *self._listings]:
             self._end(stream)
 
@@ -195,7 +195,7 @@ class AttemptFileReader:
             os.close(stream.fd)
 
     def _end(self, number: int) -> None:
-        """The descriptor is closed here, or by whoever reads from it at this moment."""
+        """Close the descriptor, here or in its current reader."""
         ended = self._streams.pop(number, None)
         if ended is not None and (ended.task is None or ended.task.done()):
             os.close(ended.fd)
@@ -264,7 +264,7 @@ class AttemptFileReader:
 
 
 def _secrets_of(directory: HeldDirectory | None) -> SecretFilter | None:
-    """The filter for a person's directory; the private directory of an attempt has none."""
+    """Filter for a person's directory; the private directory of an attempt has none."""
     return SecretFilter(os.readlink(b"/proc/self/fd/%d" % directory.fd)) if directory is not None else None
 
 
@@ -304,7 +304,7 @@ def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: in
 
 
 def work_dir(root: str, lease_id: str) -> Path:
-    """The working directory of an attempt; `FileNotFoundError` where there is none, or a link in its place."""
+    """Working directory of an attempt; raises `FileNotFoundError` if it is missing or a link."""
     os.close(open_attempt_directory(root, lease_id, WORK))
     return Path(root, lease_id, WORK)
 
@@ -367,11 +367,9 @@ class StoredWorkDirs:
         self._stores = stores
 
     async def lay_out(self, digest: str, target: Path) -> None:
-        """Lay out the tree of this digest in a directory; repeated, it changes nothing."""
         await asyncio.to_thread(self._lay_out, digest, target)
 
     async def read_tree(self, digest: str) -> manifest.Manifest:
-        """The list of files of this digest."""
         return await asyncio.to_thread(self._tree, digest)
 
     def _lay_out(self, digest: str, target: Path) -> None:
@@ -382,7 +380,7 @@ class StoredWorkDirs:
             return _decode_tree(file.read(), digest)
 
     def received(self, chunk: FetchedChunk) -> None:
-        """Nothing is asked for."""
+        """Drops it: nothing is requested."""
 
     def unlinked(self) -> None:
         """Nothing is on its way."""
@@ -403,13 +401,12 @@ class FetchedWorkDirs:
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def received(self, chunk: FetchedChunk) -> None:
-        """A chunk of a stream; chunks of unknown streams are dropped."""
+        """Chunk of a stream; chunks of unknown streams are dropped."""
         waiting = self._streams.get(chunk.stream)
         if waiting is not None:
             waiting.put_nowait(chunk)
 
     def unlinked(self) -> None:
-        """The link is gone, and with it every stream."""
         for waiting in self._streams.values():
             waiting.put_nowait(None)
 
@@ -427,7 +424,7 @@ class FetchedWorkDirs:
         await asyncio.to_thread(store.trim, KEEP_BYTES)
 
     async def read_tree(self, digest: str) -> manifest.Manifest:
-        """The list of files of this digest, from here or fetched."""
+        """List of files of this digest, from here or fetched."""
         store = self._store = self._store or ContentStore(self._folder)
         return await self._tree(store, digest)
 

@@ -17,7 +17,7 @@ PREFIX = "grid-"
 
 
 def group_name(attempt_id: str, shim_pid: int) -> str:
-    """The name of an attempt's groups; another grid may use the same attempt id."""
+    """Name of an attempt's groups; another grid may use the same attempt id."""
     return f"{PREFIX}{attempt_id}.{shim_pid}"
 
 
@@ -29,14 +29,14 @@ class Controller(NamedTuple):
 
 
 class Controllers(NamedTuple):
-    """What this user may use of control groups on this machine."""
+    """Controllers that this user may use on this machine."""
 
     memory: Controller | None = None
     cpu: Controller | None = None
 
 
 def probe_controllers() -> Controllers:
-    """The controllers that work here; leaves nothing behind."""
+    """Controllers that work here; leaves nothing behind."""
     groups = own_groups(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
     return Controllers(_usable("memory", groups), _usable("cpu", groups))
 
@@ -114,7 +114,7 @@ class Cgroup:
         self.path = path
 
     def make(self) -> None:
-        """Make it. Making what is there already is not an error."""
+        """Make it. Safe twice."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path)
 
@@ -150,7 +150,6 @@ class Cgroup:
             pass
 
     def join(self) -> None:
-        """Put the calling process in."""
         _write(f"{self.path}/cgroup.procs", "0")
 
     def add(self, pid: int) -> None:
@@ -161,7 +160,6 @@ class Cgroup:
             pass
 
     def members(self) -> list[int]:
-        """Its processes, those in groups below it included."""
         return [int(pid) for path in self._paths() for pid in _read(f"{path}/cgroup.procs").split()]
 
     def _paths(self) -> list[str]:
@@ -169,12 +167,11 @@ class Cgroup:
         return [path for path, _, _ in os.walk(self.path)]
 
     def release(self, pid: int) -> None:
-        """Put a process back into the group this one was made in."""
         with contextlib.suppress(ProcessLookupError):
             _write(f"{self.path.rpartition('/')[0]}/cgroup.procs", str(pid))
 
     def kills(self) -> int:
-        """How many of its processes the kernel killed because the limit was reached."""
+        """Number of its processes that the kernel killed at the limit."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return _field(_read(f"{self.path}/{name}"), "oom_kill")
 

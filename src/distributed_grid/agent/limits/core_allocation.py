@@ -18,7 +18,7 @@ CORE = 1000
 
 
 class CoreClaim(NamedTuple):
-    """What one attempt has leased, and the cores it has now (none when it is new)."""
+    """Leased share of one attempt, and its cores now (none when it is new)."""
 
     milli: int
     cores: tuple[int, ...] = ()
@@ -130,18 +130,18 @@ def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> 
 
 
 def allowed_cores(cores: Sequence[int], allowed: Sequence[int] | None) -> tuple[int, ...]:
-    """Those of the cores that are allowed now; all that are allowed when none of them is."""
+    """Those of the cores that are allowed now; all allowed ones if none of them is."""
     if allowed is None:
         return tuple(cores)
     return tuple(core for core in cores if core in allowed) or tuple(allowed)
 
 
 def cgroup_weight(milli: int, cores: int) -> int:
-    """The group weight that gives a fraction its share of its core; 0 where nothing is shared."""
+    """Group weight that gives a fraction its share of its core; 0 without sharing."""
     return round(milli % CORE * 1.024) * max(1, cores) if milli % CORE else 0
 
 
 def niceness(milli: int) -> int:
-    """The niceness that does roughly the same: each step is a quarter of the time."""
+    """Niceness of roughly the same effect: each step is a quarter of the time."""
     rest = milli % CORE
     return min(19, round(math.log(CORE / rest) / math.log(1.25))) if rest else 0

@@ -71,7 +71,6 @@ def read_process(pid: int) -> Proc | None:
 
 
 def read_processes() -> dict[int, Proc]:
-    """Every process of the machine."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {proc.pid: proc for proc in found if proc is not None}
 
@@ -83,7 +82,6 @@ class Exempt(Protocol):
 
 
 def nobody(proc: Proc, *, fresh: bool = True) -> bool:
-    """Exempts no process."""
     return False
 
 
@@ -100,7 +98,7 @@ def descendants(root: int, exempt: Exempt, procs: Mapping[int, Proc] | None = No
 
 
 def listed_descendants(root: int, exempt: Exempt) -> list[Proc]:
-    """Like `descendants`, from the kernel's lists of children: cheap, and now and then a process short."""
+    """Like `descendants`, from the kernel's lists of children: cheap, and sometimes a process is missing."""
     if not _has_children_lists():
         return descendants(root, exempt)
     return _descend(root, _listed_children, exempt, fresh=False)
@@ -127,7 +125,7 @@ def _has_children_lists() -> bool:
 
 
 def children_of(pid: int) -> list[Proc]:
-    """The direct children of a process, dead ones not collected yet included."""
+    """Direct children of a process, dead ones not collected yet included."""
     if _has_children_lists():
         return _listed_children(pid)
     return [proc for proc in read_processes().values() if proc.parent == pid]
@@ -148,17 +146,17 @@ def threads(pid: int) -> list[int]:
 
 
 def read_environ(pid: int) -> frozenset[bytes]:
-    """The NAME=value pairs a process was started with; none when it is gone or not ours to read."""
+    """NAME=value pairs at the start of a process; none when it is gone or not ours to read."""
     return frozenset(read_proc_file(f"/proc/{pid}/environ").split(b"\0"))
 
 
 class GridProcesses:
-    """The processes of this grid that may run below one of its jobs, known by the locks that the kernel says they hold.
+    """The processes of this grid that may run below one of its jobs, known by their locks in the kernel.
 
     A job that uses `grid` may start the daemon; when that dies, its spawner, its memory server and its shims become
-    children of the job's shim. Each of them leads a session and holds one of `locks`, of the daemon, the spawner and
-    the memory server, or one of `shim_locks`, of live attempts. Nothing else is believed: no name, no environment, no
-    command line. The locks of another grid are other files.
+    children of the job's shim. Each of them leads a session and holds one of `locks`, of the daemon, the spawner
+    and the memory server, or one of `shim_locks`, of live attempts. No other sign counts: no name, no environment,
+    no command line. The locks of another grid are other files.
     """
 
     def __init__(self, locks: Iterable[str], shim_locks: Callable[[], Iterable[str]]) -> None:
@@ -167,7 +165,7 @@ class GridProcesses:
         self._recent: dict[tuple[int, int], tuple[int, bool]] = {}
 
     def besides(self, main: int) -> Exempt:
-        """What is exempt from the attempt with this main process, which itself never is."""
+        """Exemptions from the attempt with this main process, which itself is never exempt."""
 
         def exempt(proc: Proc, *, fresh: bool = True) -> bool:
             return proc.pid != main and proc.pid == proc.session and self._includes(proc, fresh)
@@ -201,7 +199,7 @@ def held_locks(pid: int) -> set[tuple[int, int]]:
 
 
 def holders_of(path: str) -> list[Proc]:
-    """The processes, leaders of their sessions, that have this file exclusively locked."""
+    """Session leaders that have this file exclusively locked."""
     leaders = (proc for proc in read_processes().values() if proc.pid == proc.session and not proc.dead)
     return [proc for proc in leaders if _file_id(path) in held_locks(proc.pid)]
 
@@ -221,11 +219,11 @@ def _file_id(path: str) -> tuple[int, int]:
 def find_attempt_processes(
     attempt_id: str, work: str, exempt: Exempt, session: int = 0, since: int = 0, group: str = ""
 ) -> list[Proc]:
-    """What is left of an attempt whose shim is gone: found by its environment, session or control group, and below.
+    """Processes left of an attempt whose shim is gone: found by its environment, session or control group, and below.
 
     The environment must name both its id and its directory: another grid of the same user may use the same id.
-    `session` (0: unknown) is the command's; it counts only for processes not older than `since`. `group` is the name
-    of its control group, which counts as the kernel says who is in it.
+    `session` (0: unknown) is the command's; it counts only for processes not older than `since`. `group` is the
+    name of its control group, with the members that the kernel lists.
     """
     marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
     procs = read_processes()
@@ -240,7 +238,7 @@ def find_attempt_processes(
 
 
 def is_in_group(pid: int, name: str) -> bool:
-    """Whether a process is in a control group of that name, or below one."""
+    """True if a process is in a control group of that name, or below one."""
     return f"/{name}/".encode() in read_proc_file(f"/proc/{pid}/cgroup").replace(b"\n", b"/\n")
 
 
@@ -331,7 +329,7 @@ class TreeMemory:
         self._stale_at_ms = 0
 
     def read(self, procs: Sequence[Proc], now_ms: int, *, limit_bytes: int = 0) -> int:
-        """What these processes hold together; of several it is exact where it has changed, or is above the limit."""
+        """Memory of these processes together; of several it is exact if it has changed, or is above the limit."""
         found = [resident_and_file_bytes(proc.pid) for proc in procs]
         rough = sum(resident for resident, _ in found)
         if len(procs) < 2:
@@ -349,13 +347,13 @@ class TreeMemory:
         return self._held
 
     def add(self, held_bytes: int, file_bytes: int = 0) -> None:
-        """A reading by somebody else: what is held, and how much of files some process has mapped."""
+        """A foreign reading: memory, and mapped files of some process."""
         self.peak_bytes = max(self.peak_bytes, held_bytes)
         self._file_bytes = max(self._file_bytes, file_bytes)
 
     def peak_with_mark(self, mark_bytes: int, supervisor_bytes: int) -> int:
-        """The peak, with the kernel's mark of the largest process; one that is not above the supervisor's own was
-        inherited from it, and is only better than nothing."""
+        """Peak, with the kernel's mark of the largest process. A mark that is not above the supervisor's own was
+        inherited from it, and counts only without any other reading."""
         if not self.peak_bytes:
             return mark_bytes
         return max(self.peak_bytes, mark_bytes - self._file_bytes if mark_bytes > supervisor_bytes else 0)
@@ -383,7 +381,7 @@ class TreeMeter:
 
 
 def next_reading_ms(age_ms: int, cost_ms: int) -> int:
-    """In how many milliseconds to read a tree of this age again; reading takes 2 % of the time at most."""
+    """Time until the next reading of a tree of this age; reading takes 2 % of the time at most."""
     return max(min(max(FIRST_MS, age_ms // 4), MAX_INTERVAL_MS), COST_FACTOR * cost_ms)
 
 
@@ -393,7 +391,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def resident_and_file_bytes(pid: int) -> tuple[int, int]:
-    """The same, and the pages of mapped files that it has in memory."""
+    """Resident bytes, and the pages of mapped files in memory."""
     found = _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:", b"RssFile:"))
     file = found.pop(b"RssFile:", 0)
     return sum(found.values()) * 1024, file * 1024
@@ -431,8 +429,11 @@ class CgroupMemoryLimit:
         group.limit_memory(max(limit_bytes, START_BYTES))
 
     def enforce(self) -> None:
-        """Lower the kernel's limit to that of the attempt, once the shim is out of the group. A kernel that refuses,
-        because more is held already, keeps the limit of the start; `overrun` finds the attempt above its own."""
+        """Lower the kernel's limit to that of the attempt, once the shim is out of the group.
+
+        A kernel that refuses, because the group holds more already, keeps the limit of the start; `overrun`
+        finds the attempt above its own.
+        """
         if self.limit_bytes < START_BYTES:
             with contextlib.suppress(OSError):
                 self._group.limit_memory(self.limit_bytes)
@@ -482,7 +483,6 @@ class PolledMemoryLimit:
         self._last_bytes = 0
 
     def raise_limit(self, limit_bytes: int) -> None:
-        """Let the tree hold more than until now."""
         self.limit_bytes = limit_bytes
 
     def overrun(self, root: int, exempt: Exempt) -> str | None:

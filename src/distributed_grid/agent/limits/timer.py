@@ -1,6 +1,6 @@
 """Timers on the boot clock and the signals of spawner and shims.
 
-The boot clock goes on while the machine sleeps; waiting on it costs nothing.
+The boot clock continues while the machine sleeps; waiting on it costs nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def signal_parent_death(signum: int) -> None:
 
 
 def install_signal_handlers() -> None:
-    """Handle the signals of a shim, and have every other one do what it does by default.
+    """Handle the signals of a shim, and reset every other one to its default.
 
     Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
     """
@@ -61,7 +61,7 @@ def _ignore(signum: int, frame: object) -> None:
 
 
 class DeadlineTimer:
-    """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
+    """Waits for a signal, a child, or a time; the time continues while the machine sleeps."""
 
     def __init__(self) -> None:
         self.received: set[int] = set()

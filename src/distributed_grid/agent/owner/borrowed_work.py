@@ -38,7 +38,7 @@ class OutgrownLeases:
         self._meter = meter
 
     def reports(self, usage: Mapping[str, AttemptUsage]) -> list[HeldMemory]:
-        """What the control plane has to know of them."""
+        """Reports for the control plane."""
         return [
             HeldMemory(tree.attempt_id, tree.fence, usage[tree.attempt_id].memory_bytes)
             for tree in self._outgrown(usage)
@@ -71,12 +71,12 @@ class OutgrownLeases:
 
 
 def beyond_lease(held_bytes: int, leased_bytes: int) -> str:
-    """How much more an attempt holds than it has leased, for people."""
+    """Excess over a lease, for people."""
     return f"{over_limit_message(held_bytes, leased_bytes)} leased"
 
 
 class HostedWork:
-    """The attempts of a host beside what the meter measures; `marked_ago_ms` says when one marked a checkpoint."""
+    """Attempts of a host, beside the meter's figures; `marked_ago_ms` is the age of a checkpoint mark."""
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class HostedWork:
         )
 
     def _at_stake(self, one: RunningTree) -> int:
-        """How much work would have to be done again: thousandths of cores times milliseconds."""
+        """Work to repeat after an eviction: thousandths of cores times milliseconds."""
         ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self._marked_ago_ms(one.attempt_id)
         return (one.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
 
     def _gpus(self, trees: tuple[RunningTree, ...]) -> tuple[OwnerOnGpu, ...] | None:
-        """What the last question to the driver brought; it is asked in a thread, as it may hang."""
+        """Last answer of the driver; it is asked in a thread, as it may hang."""
         if not any(one.spec.gpu_indexes for one in trees):
             return None
         asked = self._gpu_sample

@@ -1,13 +1,12 @@
-"""Owner guard of a machine: makes borrowed work yield to the owner, without asking anybody.
+"""Owner guard of a machine: makes borrowed work yield to the owner, without the control plane.
 
-Every sample of the machine goes to the yield policy, and what it decides is applied to the borrowed work. An action is
-pending until it is done, an eviction until the attempt is gone: one that fails is tried again with the next sample, and
-keeps none of the others from being done. Whenever the machine begins to yield, its offers are withdrawn: `generation`
-grows. A job that will be stopped finds a file at $GRID_NOTICE that says why and when; so does one that the control
-plane displaces, and that notice is never withdrawn. The control plane may want an attempt to stand still, too, for the
-sake of its node: that ends by itself unless it is wanted again and again, and what stands still goes on when neither
-the owner nor the control plane wants it to.
+Every sample of the machine goes to the yield policy, and its decisions are applied to the borrowed work. An action is
+pending until it is done, an eviction until the attempt is gone: a failed one is repeated with the next sample, and
+delays none of the others. Whenever the machine begins to yield, its offers are withdrawn: `generation` grows.
 
+A job that will be stopped gets a file at $GRID_NOTICE with reason and time; so does one that the control plane
+displaces, and that notice is never withdrawn. The control plane may pause an attempt, too, for the sake of its node:
+that pause ends unless it is renewed, and the attempt is resumed when neither the owner nor the control plane pauses it.
 Nothing here depends on an event loop or on real processes: the simulator runs the same guard on simulated machines.
 """
 
@@ -50,28 +49,28 @@ class BorrowedWork(Protocol):
     """The borrowed work of a machine, to be measured, slowed down and stopped."""
 
     def running(self) -> Collection[str]:
-        """The attempts that have not ended."""
+        """Attempts that have not ended."""
 
     def sample(self) -> UsageSample | None:
-        """Who uses what right now; None while nothing borrowed runs."""
+        """Present use; None while nothing borrowed runs."""
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
-        """Let it use so many cores (None: its own), and each only for that part of the time."""
+        """Limit it to these cores (None: its own), and each to that part of the time."""
 
     def pause(self, spared: frozenset[str]) -> Iterable[tuple[str, int]]:
         """Pause everything but `spared`; attempt and fence of those that ran until now."""
 
     def resume(self, attempt_id: str | None = None) -> None:
-        """Let one, or everything, that is paused go on as throttled."""
+        """Resume one, or all, paused attempts, within the throttle."""
 
     def release(self) -> None:
-        """Everything runs freely again. Safe twice."""
+        """Let everything run freely again. Safe twice."""
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
-        """Warn an attempt that it will be stopped; how many milliseconds it has."""
+        """Warn an attempt of its stop; its time in milliseconds."""
 
     def withdraw_notice(self, attempt_id: str) -> None:
-        """It may go on after all. Safe twice."""
+        """Withdraw the notice. Safe twice."""
 
     async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
         """Stop an attempt; the control plane queues its job again."""
@@ -106,7 +105,6 @@ class OwnerGuard:
 
     @property
     def yields(self) -> bool:
-        """Whether borrowed work yields to the owner now."""
         return self.state.yields
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
@@ -151,7 +149,7 @@ class OwnerGuard:
         return FAST_MS if self.yields else wait_ms
 
     def release(self) -> None:
-        """Everything runs freely again, and nobody stays warned. Safe twice."""
+        """Let everything run freely again, without warnings. Safe twice."""
         self._pending = {}
         self._work.release()
         self._report_resumed()
@@ -160,17 +158,17 @@ class OwnerGuard:
         self.state = OwnerState()
 
     def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for the sake of its node, for `STANDING_MS`: again and again while it is to last."""
+        """Pause an attempt for its node, for `STANDING_MS`; repeated as long as the pause is to last."""
         self._standing[attempt_id] = (self._boot_ms() + STANDING_MS, why)
         self._apply_standing()
 
     def go_on(self, attempt_id: str) -> None:
-        """Let an attempt that stands still for its node go on, unless its owner wants it to stand still. Safe twice."""
+        """Resume an attempt that is paused for its node, unless its owner has paused it. Safe twice."""
         if self._standing.pop(attempt_id, None) is not None:
             self._end_pause(attempt_id)
 
     def _apply_standing(self) -> None:
-        """Pause what is to stand still for its node and runs; let go on what was not told so again."""
+        """Pause running attempts for their node; resume those whose pause was not renewed."""
         if not self._standing:
             return
         now, running = self._boot_ms(), set(self._work.running())
@@ -186,7 +184,7 @@ class OwnerGuard:
                 self._report_pause(attempt_id, fence, True, self._standing[attempt_id][1])
 
     def _end_pause(self, attempt_id: str) -> None:
-        """Let an attempt go on that nobody wants to stand still any more."""
+        """Resume an attempt without any pause left."""
         if self.state.step is YieldStep.PAUSED:
             return
         self._work.resume(attempt_id)
@@ -210,7 +208,7 @@ class OwnerGuard:
         return in_ms
 
     def spare(self, attempt_id: str) -> None:
-        """Withdraw the notice of an attempt that was displaced and may go on after all. Safe twice."""
+        """Withdraw the notice of a displaced attempt. Safe twice."""
         if attempt_id in self._displaced:
             self._displaced.discard(attempt_id)
             self._withdraw_notice(attempt_id)
@@ -268,7 +266,7 @@ class OwnerGuard:
 
 
 def _subject(action: Action) -> str:
-    """What an action is about; a later one about the same replaces it."""
+    """Subject of an action; a later one of the same subject replaces it."""
     if isinstance(action, Reclaim):
         return action.attempt_id
     return "throttle" if isinstance(action, Throttle) else "pause"
@@ -278,8 +276,7 @@ def _subject(action: Action) -> str:
 
 
 class ActivitySample(Struct, frozen=True):
-    """What one sample says to the sampling rate: the owner's use in thousandths, and the most it may be before work
-    must yield.
+    """Owner's use in one sample, in thousandths, and its highest value before work must yield.
 
     Each `(used, most)` pair is one resource (CPU, memory, each GPU); without thresholds nothing is ever near.
     """
@@ -315,11 +312,11 @@ class SamplingRate:
 
 
 def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    """Whether these are the same resources, none of them used much differently."""
+    """True if these are the same resources, none with much different use."""
     same = len(used) == len(before)
     return same and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, before, strict=True))
 
 
 def _is_near(sample: ActivitySample) -> bool:
-    """Whether some use is close to, or over, what the owner's machine puts up with."""
+    """True if some use is close to, or over, the owner's threshold."""
     return any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)

@@ -1,10 +1,10 @@
-"""Usage meter: what is in use on this machine, and which part of it is the owner's.
+"""Usage meter: use of this machine, and the owner's part of it.
 
-Everything is the owner's but what the grid's own attempts use, the memory lent here, and what Ray's workers use of what
-is lent through Ray: never more than is lent, and without a loan Ray is not measured at all.
+All use is the owner's except for the grid's own attempts, the memory lent here, and Ray's workers as far as their
+resources are lent through Ray; without a loan Ray is not measured at all.
 
-A simulated node of the machine is measured by itself: what its own work uses of its declared capacity, and the declared
-use of its owner. Nothing of the machine shows there: not what others use of it, and not the work of its other nodes.
+A simulated node of the machine is measured by itself: its own work within its declared capacity, and the declared use
+of its owner. Nothing of the machine shows there: neither other use of it, nor the work of its other nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class RayLoan(Struct, frozen=True):
-    """What is lent through Ray on a node."""
+    """Resources lent through Ray on a node."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -58,9 +58,9 @@ def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
 class RayWorkers:
     """Counts the CPU time and the memory of Ray's workers, as far as they are lent.
 
-    A raylet runs the program of an installed Ray (`is_raylet`), whatever it is called. It is one of those that the grid
-    has started, where `record` says so (the file that its start has left); else any that is not part of a job.
-    With `node_name`, only raylets that were started under this name count: those of a simulated node, of which
+    A raylet runs the program of an installed Ray (`is_raylet`), under any name. It is one of those that the grid
+    has started, if `record` has it (the file that its start has left); else any that is not part of a job. With
+    `node_name`, only raylets that were started under this name count: those of a simulated node, of which
     everything that the grid has started is measured, lent or not.
     """
 
@@ -97,7 +97,7 @@ class RayWorkers:
         return self._counted_ms, self._memory_bytes
 
     def beyond_loan(self) -> tuple[int, int]:
-        """The CPU time, in all, and the memory of the last measurement that were more than is lent."""
+        """Total CPU time, and memory at the last measurement, beyond the loan."""
         return self._outside_ms, self._outside_bytes
 
     def _measures_all(self) -> bool:
@@ -120,7 +120,7 @@ class RayWorkers:
         return self._raylets
 
     def _used(self, at_ms: int) -> tuple[dict[tuple[int, int], int], int]:
-        """The CPU time of each process below a raylet, and the memory of all that nobody else has, too."""
+        """CPU time of each process below a raylet, and the memory that none of them shares."""
         below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
         workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
         used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
@@ -137,7 +137,6 @@ def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None 
 
 
 def is_named(raylet: int, node_name: str) -> bool:
-    """Whether a raylet was started under this name."""
     arguments = process_tree.read_proc_file(f"/proc/{raylet}/cmdline").split(b"\0")
     return f"--node-name={node_name}".encode() in arguments
 
@@ -151,7 +150,7 @@ def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
 
 
 def _read_record(path: Path | None) -> _RayRecord | None:
-    """What was recorded when the grid started Ray here; None where nothing was, or it does not run any more."""
+    """Record of the start of Ray here by the grid; None without one, or after its end."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=_RayRecord) if path is not None else None
     except (OSError, msgspec.DecodeError):
@@ -196,7 +195,7 @@ MIN_FREE_INODES = 50
 
 
 class OwnerBackground(Struct, frozen=True):
-    """What an owner uses all the time, in thousandths of what the node has."""
+    """Permanent use by an owner, in thousandths of the node's capacity."""
 
     cpu_milli: int = 0
     memory_milli: int = 0
@@ -204,16 +203,16 @@ class OwnerBackground(Struct, frozen=True):
 
 
 class SimulatedNode(Struct, frozen=True):
-    """A node that stands for a machine of its own: what it has, and what its owner uses of it."""
+    """A node that stands for a machine of its own: its capacity, and its owner's use of it."""
 
     capacity: Capacity
     background: OwnerBackground = OwnerBackground()
 
 
 class SimulatedUsageMeter:
-    """Measures one simulated node; remembers the CPU time of its attempts that have ended.
+    """Measures one simulated node; keeps the CPU time of its ended attempts.
 
-    Its GPUs are as busy as its owner makes them: no driver says what jobs do on a declared device.
+    Its GPUs are as busy as its owner makes them: no driver measures jobs on a declared device.
     """
 
     def __init__(self, node: SimulatedNode, ray: RayWorkers) -> None:
@@ -223,15 +222,14 @@ class SimulatedUsageMeter:
         self._windows = CpuTimeWindows(node.capacity.cpu_milli)
 
     def set_ray_loan(self, loan: RayLoan) -> None:
-        """So much of the node is lent through Ray."""
         self._ray.loan = loan
 
     def ended(self, cpu_ms: int) -> None:
-        """An attempt of the node has ended that used so much in all."""
+        """An attempt of the node has ended, with this CPU time in all."""
         self._ended_cpu_ms += cpu_ms
 
     def usage(self, running: Iterable[AttemptUsage], blocks_bytes: int, at_ms: int, room_bytes: int | None) -> Usage:
-        """What is in use, where it is a rate averaged over about ten seconds; `room_bytes` is the machine's."""
+        """Use, a rate being averaged over about ten seconds; `room_bytes` is the machine's."""
         ray_ms, memory = self._ray.measure()
         outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
@@ -264,7 +262,7 @@ class SimulatedUsageMeter:
 
 
 class UsageSnapshot(Struct, frozen=True):
-    """Who uses what right now: thousandths of cores, and bytes."""
+    """Present use by everybody: thousandths of cores, and bytes."""
 
     machine_milli: int
     outside_milli: int
@@ -310,20 +308,18 @@ class UsageMeter:
             self._simulated[node].set_ray_loan(loan)
 
     def set_jobs(self, jobs: Path, shims: Callable[[], Collection[int]], exempt: process_tree.Exempt) -> None:
-        """What is below these shims is a job, never Ray, and so is a program in the directory of jobs.
-
-        What is exempt from jobs is none of Ray's workers.
-        """
+        """Processes below these shims are jobs, never Ray, and so is a program in the directory of jobs. Processes
+        exempt from jobs are none of Ray's workers."""
         self._jobs = jobs
         for ray in self._rays:
             ray.jobs, ray.shims, ray.exempt = jobs, shims, exempt
 
     def count_lent_memory(self, node: str, measure: Callable[[], int]) -> None:
-        """The copies of memory blocks that are held for a node use so much: that is not the owner's either."""
+        """Memory of the block copies held for a node: that is not the owner's either."""
         self._lent_memory[node] = measure
 
     def ended(self, node: str, cpu_ms: int) -> None:
-        """An attempt of a node has ended that used so much in all."""
+        """An attempt of a node has ended, with this CPU time in all."""
         self._ended_cpu_ms += cpu_ms
         if node in self._simulated:
             self._simulated[node].ended(cpu_ms)
@@ -351,12 +347,10 @@ class UsageMeter:
 
     @property
     def gpu_memory_by_pid(self) -> Mapping[int, int]:
-        """What each process held of the GPUs when they were last sampled."""
         return self._gpus.memory_by_pid if self._gpus is not None else {}
 
     def usages(self, nodes: Iterable[str], own: Mapping[str, AttemptUsage]) -> dict[str, Usage]:
-        """What is in use on each of these nodes, averaged over about ten seconds where it is a rate; of the GPUs, as
-        last sampled."""
+        """Use of each of these nodes, rates averaged over about ten seconds; of the GPUs, as last sampled."""
         sample = self.probe.sample(*self._own(own.values()))
         machine = Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
@@ -379,7 +373,7 @@ class UsageMeter:
         return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
 
     def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
-        """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""
+        """Use at this moment; rates over the time since the last call, and no less than 200 ms."""
         if self._capacity is None:
             self._capacity = self.probe.capacity()
         there_is, at_ms = self._capacity, boot_ms()
@@ -399,13 +393,13 @@ class UsageMeter:
         )
 
     def memory(self, own: Mapping[str, AttemptUsage]) -> tuple[int, int, int]:
-        """Bytes now: all there is, what is used of it, and by others than the grid."""
+        """Bytes now: in all, used, and used by others than the grid."""
         used = self.probe.memory_used_bytes()
         _, own_bytes = self._own(own.values())
         return self.probe.memory_bytes, used, max(0, used - own_bytes)
 
     def owner_on_gpus(self, own_pids: Collection[int]) -> tuple[OwnerOnGpu, ...]:
-        """What others use of the GPUs that can be measured. A driver may hang: call it from a thread."""
+        """Foreign use of the GPUs that can be measured. A driver may hang: call it from a thread."""
         if self._gpus is None:
             return ()
         size = {gpu.index: gpu.memory_bytes for gpu in self._gpus.devices()}

@@ -44,9 +44,11 @@ GPU_SAMPLES = 3
 
 
 class Borrowed(Struct, frozen=True):
-    """An attempt that runs here: what it has leased, what it holds, and what is at stake: the work that would be lost
-    with it, in thousandths of cores times milliseconds. One that may not run again is not evicted for the CPU while the
-    rules allow to slow it down or to pause it."""
+    """A running attempt: its lease, its use, and the work that would be lost with it, in thousandths of cores times
+    milliseconds.
+
+    One that may not run again is not evicted for the CPU while the rules allow to slow it down or to pause it.
+    """
 
     attempt_id: str
     node: str = ""
@@ -59,7 +61,7 @@ class Borrowed(Struct, frozen=True):
 
 
 class OwnerOnGpu(Struct, frozen=True):
-    """What others than the grid use of a device, and how much memory they leave."""
+    """Foreign use of a device, and the memory left beside it."""
 
     index: int
     busy_milli: int
@@ -67,11 +69,11 @@ class OwnerOnGpu(Struct, frozen=True):
 
 
 class UsageSample(Struct, frozen=True):
-    """What was measured at one moment: thousandths of cores over the last moments, bytes now; the attempts
-    with the most work to lose first.
+    """Measurements of one moment: thousandths of cores over the last moments, bytes now; the attempts with the most
+    work to lose first.
 
-    `machine_milli` is all there is, `outside_milli` the owner's, `own_milli` the borrowed work's. `gpus` is None when
-    they were not measured.
+    `machine_milli` is the total, `outside_milli` the owner's use, `own_milli` the borrowed work's. `gpus` is None
+    when they were not measured.
     """
 
     machine_milli: int
@@ -89,7 +91,7 @@ class UsageSample(Struct, frozen=True):
 
     @property
     def leased_milli(self) -> int:
-        """The most that borrowed work can want; who has leased no CPU may want it all."""
+        """Highest possible use by borrowed work; an attempt without leased CPU may use all."""
         wanted = sum(one.cpu_milli or self.machine_milli for one in self.attempts)
         return min(self.machine_milli, wanted)
 
@@ -254,7 +256,7 @@ CONFLICT_MS = 3_000  # on a full machine, before one is evicted where the rules 
 
 
 class UsageMark(NamedTuple):
-    """A part (thousandths) of the machine, but no less and no more than so many thousandths of a core."""
+    """A part (thousandths) of the machine, within bounds in thousandths of a core."""
 
     part: int
     min_milli: int
@@ -280,7 +282,7 @@ class YieldStep(StrEnum):
 
 
 class OwnerState(Struct, frozen=True):
-    """What is remembered from sample to sample. `allowance_milli` is what throttled work may use in all."""
+    """State from sample to sample. `allowance_milli` is the total for throttled work."""
 
     step: YieldStep = YieldStep.FREE
     allowance_milli: int = 0
@@ -298,12 +300,12 @@ class OwnerState(Struct, frozen=True):
 
     @property
     def yields(self) -> bool:
-        """Whether the machine yields now, so that nothing new belongs there."""
+        """True while the machine yields, so that nothing new belongs there."""
         return self.step is not YieldStep.FREE or bool(self.evictions)
 
 
 class Throttle(Struct, frozen=True):
-    """Throttle to so many cores and that part of the time; None and 1000 is not at all."""
+    """Throttle to these cores and that part of the time; None and 1000 is not at all."""
 
     cores: int | None = None
     running_milli: int = 1000
@@ -316,7 +318,7 @@ class Pause(Struct, frozen=True):
 
 
 class Continue(Struct, frozen=True):
-    """Let what stands still go on."""
+    """Resume paused work."""
 
 
 Action = Throttle | Pause | Continue | Reclaim
@@ -401,7 +403,7 @@ def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
 
 
 def _lowered(state: OwnerState, now: int) -> OwnerState:
-    """Whoever yields soon after coming back came back too early."""
+    """State after yielding; soon after coming back, the return was too early."""
     if state.raised_at_ms is None:
         return state
     if now - state.raised_at_ms < TOO_EARLY_MS:
@@ -433,7 +435,7 @@ def _given(state: OwnerState, sample: UsageSample, room: int) -> OwnerState:
 
 
 def _room(sample: UsageSample) -> int:
-    """What borrowed work may use beside this owner; everything when the owner is as good as gone."""
+    """Room of borrowed work beside this owner; everything when the owner is as good as gone."""
     if sample.outside_milli < WEAK.of(sample) // 2:
         return sample.machine_milli
     return sample.machine_milli - sample.outside_milli - HEADROOM.of(sample)

@@ -35,7 +35,7 @@ def use_placement_group(group: str, namespace: str = NAMESPACE) -> Iterator[Any]
 
 
 def use_placement_group_everywhere(group: str, namespace: str = NAMESPACE) -> None:
-    """From now on, in every thread, Ray tasks and actors of this program run in this placement group."""
+    """Run Ray tasks and actors of all threads of this program in this placement group from now on."""
     _default[:] = [(group, namespace)]
     _wrap()
 

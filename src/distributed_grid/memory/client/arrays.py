@@ -42,14 +42,14 @@ class Axis:
     count: int
 
     def halves(self) -> Iterator[tuple[Axis, slice]]:
-        """The same in two parts, each with its slice of the whole."""
+        """Two parts, each with its slice of the whole."""
         first = self.count // 2
         yield Axis(self.start, self.step, first), slice(0, first)
         yield Axis(self.start + first * self.step, self.step, self.count - first), slice(first, None)
 
 
 class Selection(NamedTuple):
-    """What an index selects: every axis, those that go backwards, and those that the result does not have."""
+    """Selection by an index: every axis, the reversed ones, and those that the result does not have."""
 
     axes: tuple[Axis, ...]
     backwards: tuple[bool, ...]
@@ -57,7 +57,6 @@ class Selection(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The shape of the selection, dropped axes included."""
         return tuple(axis.count for axis in self.axes)
 
 
@@ -70,7 +69,7 @@ class ByteRun(NamedTuple):
 
 
 def parse_index(index: Any, shape: Sequence[int]) -> Selection:
-    """What a basic index selects of an array of this shape; IndexError for one that is not valid."""
+    """Selection of a basic index in an array of this shape; IndexError for an invalid one."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         if not (entry is Ellipsis or isinstance(entry, slice) or _is_number(entry)):
@@ -96,7 +95,7 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
 
 
 def _is_number(entry: object) -> bool:
-    """Whether this is an index; True and False are masks to NumPy."""
+    """True for an integer index; True and False are masks to NumPy."""
     if isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__:
         return False
     return hasattr(entry, "__index__")
@@ -116,10 +115,10 @@ def _axis(entry: Any, size: int, axis: int) -> tuple[Axis, bool]:
 
 
 class Layout:
-    """The byte runs that hold a selection of an array in C order.
+    """Byte runs of a selection of an array in C order.
 
-    Axes are joined into one run from the innermost one outwards, as long as no more than `gap` bytes lie between two
-    of its parts; a run with gaps is no longer than `max_run`. `is_exact` says that the runs have no gaps.
+    Axes are joined into one run from the innermost one outwards, as long as no more than `gap` bytes lie between
+    two of its parts; a run with gaps is no longer than `max_run`. `is_exact`: the runs have no gaps.
     """
 
     def __init__(
@@ -230,7 +229,6 @@ def parse_array_meta(meta: str, block_id: str) -> tuple[tuple[int, ...], np.dtyp
 
 
 def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of a contiguous array, without a copy, whatever its type."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -267,14 +265,13 @@ class RemoteArray:
         return f"RemoteArray({self.block_id}, shape={self.shape}, dtype={self.dtype})"
 
     def __getitem__(self, index: Any) -> Any:
-        """What the index selects, as a new array; a single element as a NumPy scalar."""
+        """Selected part as a new array; a single element as a NumPy scalar."""
         selection = parse_index(index, self.shape)
         found = _orient(self._read(selection), selection)
         has_dots = any(word is Ellipsis for word in (index if isinstance(index, tuple) else (index,)))
         return found if has_dots else found[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write what the index selects; the value is broadcast as NumPy does."""
         selection = parse_index(index, self.shape)
         known = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, self.dtype)
         self._write(selection.axes, _broadcast(np.asarray(known), selection))
@@ -286,11 +283,11 @@ class RemoteArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """Row by row; rows are read in chunks, the next one while this one is used."""
+        """Row by row; rows are read in chunks, the next one ahead."""
         return itertools.chain.from_iterable(self.chunks())
 
     def chunks(self, rows: int | None = None) -> Iterator[NDArray[Any]]:
-        """The array in pieces of so many rows (default: about 8 MiB); the next one is read ahead."""
+        """The array in pieces of `rows` rows (default: about 8 MiB); the next one is read ahead."""
         if not self.shape:
             raise TypeError("an array without dimensions has no rows")
         if rows is not None and rows < 1:
@@ -373,7 +370,7 @@ def _batches(runs: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
 
 
 def _orient(found: NDArray[Any], selection: Selection) -> NDArray[Any]:
-    """What was read, reversed where the index goes backwards, without the axes indexed by a number."""
+    """Read data, reversed where the index is, without the axes indexed by a number."""
     parts = zip(selection.dropped, selection.backwards, strict=True)
     chosen = tuple(0 if dropped else slice(None, None, -1 if turned else 1) for dropped, turned in parts)
     view: NDArray[Any] = found[(*chosen, ...)]

@@ -33,8 +33,8 @@ Move = Callable[[CopyLocation, ServerConnection, TransferQueue], None]
 
 
 def transfer(pool: ConnectionPool, location: CopyLocation, queue: TransferQueue, move: Move, streams: int) -> None:
-    """Move all of the queue to or from one copy, over up to so many connections; after an error it has what is still
-    to do."""
+    """Move all of the queue to or from one copy, over at most `streams` connections; after an error the queue has the
+    rest."""
     if not queue:
         return
     if streams > 1 and len(queue) >= MIN_RANGES_PER_TRANSFER:
@@ -97,10 +97,10 @@ def transfer_many(
 
 
 class WriteProgress:
-    """What is left of a write, copy by copy, across moves of the block.
+    """Rest of a write, copy by copy, across moves of the block.
 
-    Where a block had one copy, what was written there moves with it to the next. Where it had several, a new copy may
-    have been made from any of them, so the write starts over.
+    Where a block had one copy, its data move with it to the next. Where it had several, a new copy may have been
+    made from any of them, so the write starts over.
     """
 
     def __init__(self, view: memoryview, offset: int) -> None:
@@ -142,7 +142,7 @@ class RetryBudget:
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def is_refused_for_good(self) -> bool:
-        """Count a refusal; whether there were enough to report it."""
+        """Count a refusal; True if there were enough to report it."""
         self._refusals += 1
         return self._refusals >= MAX_REFUSALS
 
@@ -161,7 +161,7 @@ class BlockDirectory(Protocol):
     """Where locations of blocks are looked up: the control plane."""
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """The answer; NotFound, BlockLost and Unreachable are raised."""
+        """Answer of the directory; raises NotFound, BlockLost and Unreachable."""
 
 
 class BlockClient:
@@ -217,12 +217,11 @@ class BlockClient:
                 return block
 
     def record(self, block_id: str) -> tuple[int, str]:
-        """The size and the meta of a block."""
         block = self._locations.get(block_id) or self._locate(block_id, self._budget(block_id))
         return block.size, block.meta
 
     def _invalidate(self, block: BlockLocation) -> None:
-        """This location is out of date, unless a newer one is known already."""
+        """Mark this location as out of date, unless a newer one is known already."""
         with self._lock:
             if self._locations.get(block.block_id) is block:
                 del self._locations[block.block_id]
@@ -233,7 +232,7 @@ class BlockClient:
     # ------------------------------------------------------------------ reading
 
     def read(self, block_id: str, size: int, offset: int = 0) -> bytes:
-        """So many bytes from an offset on."""
+        """`size` bytes from an offset on."""
         if size < 0:
             raise BadInput(f"cannot read {size} bytes")
         if size > MAX_BLOCK_BYTES:
@@ -429,11 +428,11 @@ class BlockClient:
     # ------------------------------------------------------------------ counters and closing
 
     def stats(self) -> dict[str, int | float]:
-        """Bytes sent and received, plain and on the wire, and how often something was retried."""
+        """Bytes sent and received, plain and on the wire, and the number of retries."""
         return {**self._compression.stats(), "moves": self._moves, "retries": self._retries}
 
     def close(self) -> None:
-        """Close all connections; safe twice."""
+        """Close all connections. Safe twice."""
         self._pool.close()
         self._maps.clear()
 

@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class LinkStats:
-    """What was measured on the link to one server."""
+    """Measurements of the link to one server."""
 
     def __init__(self) -> None:
         self.plain_rate = 0.0  # bytes a second
@@ -46,13 +46,12 @@ class LinkStats:
         self.rounds_until_probe = 0
 
     def record(self, wire: int, seconds: float) -> None:
-        """Take in that so many plain bytes were moved in so long."""
         if wire >= MIN_MEASURED_BYTES and seconds > 0:
             rate = wire / seconds
             self.plain_rate = rate if not self.plain_rate else 0.7 * self.plain_rate + 0.3 * rate
 
     def pays(self, sample: Sample) -> bool:
-        """Whether data like these are clearly quicker when compressed."""
+        """True if such data are clearly quicker when compressed."""
         if not self.plain_rate:
             return False
         return sample.ratio / self.plain_rate + sample.seconds_per_byte < CLEAR_GAIN / self.plain_rate
@@ -150,7 +149,6 @@ class AdaptiveCompression:
     # ------------------------------------------------------------------ counters
 
     def count_small(self, size: int) -> None:
-        """Count a read that bypassed the queue."""
         self._received += size
         self._wire_received += size
 

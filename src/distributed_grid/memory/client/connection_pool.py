@@ -1,7 +1,7 @@
 """Locations of blocks, and the pool of connections to the memory servers that hold them.
 
-A connection on which something went wrong is not used again, and the server is told to drop it before anything else is
-sent: a write that was retried must not be done once more, later, over newer bytes.
+A connection with an error is not used again, and the server must drop it before anything else is sent: a write that was
+retried must not be done again, later, over newer bytes.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ class ConnectionPool:
             self.release(location, connection)
 
     def discard(self, location: CopyLocation, connection: ServerConnection) -> None:
-        """Close a broken connection; what may still be in flight on it is severed by the next one."""
+        """Close a broken connection; the next one severs writes that are in flight on it."""
         connection.close()
         if connection.wire_sent:
             with self._lock:
                 self._broken.setdefault(location.server_key, []).append(connection.nonce)
 
     def open_descriptor(self, location: CopyLocation) -> int:
-        """A read-only descriptor of this copy; -1 where its server is not on this machine."""
+        """Read-only descriptor of this copy; -1 if its server is on another machine."""
         with self.connection(location) as connection:
             return connection.open_descriptor(connection.open(location.ticket)) if connection.is_local else -1
 

@@ -1,8 +1,8 @@
 """Blocking connection of a client to a memory server, used by one thread at a time.
 
 Requests are pipelined, reads and writes never in one pipeline, so that neither side waits for the other to drain. Data
-are hashed right after they were received, while they are in the cache. Any I/O error closes the connection: nobody can
-go on in the middle of an answer.
+are hashed right after they were received, while they are in the cache. Any I/O error closes the connection: there is no
+way to continue in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ConnectionBroken(GridError):
 
 
 class Opened(NamedTuple):
-    """What a ticket opened on one connection."""
+    """Handle of a ticket on one connection, with its copy's state."""
 
     handle: int
     generation: int
@@ -137,12 +137,10 @@ class ServerConnection:
         return connection
 
     def close(self) -> None:
-        """Close it; safe twice."""
         self.sock.close()
 
     @property
     def nonce(self) -> bytes:
-        """By this the server knows the connection."""
         return self._nonces[1]
 
     @property
@@ -177,7 +175,7 @@ class ServerConnection:
         return opened
 
     def sever(self, nonce: bytes) -> None:
-        """Have the server end another connection: what was sent on it and not done yet is never done."""
+        """Have the server end another connection: requests on it that are not done yet are never done."""
         self._request(Op.SEVER, body=nonce)
 
     def end_fill(self, opened: Opened) -> None:
@@ -224,10 +222,10 @@ class ServerConnection:
     # ------------------------------------------------------------------ reading
 
     def read(self, queue: TransferQueue, *, compress: bool = False) -> None:
-        """Fill every range of the queue, which is empty afterwards; after an error it has what is still to do.
+        """Fill every range of the queue, which is empty afterwards; after an error it has the rest.
 
-        A range that does not match its digest, as when somebody writes to it meanwhile, is requested once more, as a
-        consistent snapshot; `StatusError(CORRUPT)` when that does not match either.
+        A range that does not match its digest, as during a write, is requested once more, as a consistent
+        snapshot; `StatusError(CORRUPT)` when that does not match either.
         """
         seq = self._seq + 1
         with queue:

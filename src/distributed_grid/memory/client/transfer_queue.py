@@ -57,13 +57,12 @@ class ReadBuffer:
         self.view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
     def to_bytes(self) -> bytes:
-        """The data; the view must not be written to any more."""
+        """Data of the buffer; the view must not be written to any more."""
         return bytes(self._data)  # of `bytes` no copy
 
 
 def populate_pages(owner: object, address: int, size: int) -> None:
-    """Have the pages of new memory populated in a thread, as long as anybody else holds its owner. What the memory
-    holds does not change."""
+    """Populate the pages of new memory in a thread, as long as anybody else holds its owner. Their content stays."""
     start, end = _huge_pages(address, size)
     if end > start and FILLS_IN_PLACE:
         threading.Thread(target=_populate, args=(_OwnerReference(owner), start, end), daemon=True).start()
@@ -85,7 +84,7 @@ def _populate(reference: _OwnerReference, start: int, end: int) -> None:
 
 
 def _huge_pages(address: int, size: int) -> tuple[int, int]:
-    """From where to where there are huge pages in this range; an empty range where that is not worth it."""
+    """Range of huge pages within this one; empty where that is not worth it."""
     if size < 2 * HUGE_PAGE_BYTES:
         return 0, 0
     return -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, (address + size) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
@@ -133,7 +132,6 @@ class TransferQueue:
         return cls(ranges)
 
     def __len__(self) -> int:
-        """How many ranges are queued; those in flight do not count."""
         return len(self._queued)
 
     @property
@@ -142,29 +140,27 @@ class TransferQueue:
 
     @property
     def has_small_ranges(self) -> bool:
-        """Whether the ranges are too small for compression and large windows; the first one tells."""
+        """True if the ranges are too small for compression and large windows; the first one decides."""
         return not self._queued or len(self._queued[0].view) <= SMALL_BYTES
 
     def copy(self) -> TransferQueue:
         return TransferQueue(self._queued)
 
     def samples(self, count: int) -> list[memoryview]:
-        """The buffers of up to so many queued ranges, evenly spread."""
+        """Buffers of at most `count` queued ranges, evenly spread."""
         total = len(self._queued)
         return [self._queued[total * number // count].view for number in range(min(count, total))]
 
     # ------------------------------------------------------------------ before a pass
 
     def bind_handle(self, handle: int) -> None:
-        """Address all queued ranges by this handle."""
         self._queued = deque([item._replace(handle=handle) for item in self._queued])
 
     def clear_retries(self) -> None:
-        """Allow every range a retry again, as for another copy."""
         self._queued = deque([item._replace(is_retry=False) for item in self._queued])
 
     def take_batch(self, count: int) -> TransferQueue:
-        """Remove up to so many ranges from the front; the caller gives back what it does not move."""
+        """Remove at most `count` ranges from the front; the caller gives back the rest."""
         if count >= len(self._queued):
             batch = TransferQueue()
             batch._queued, self._queued = self._queued, batch._queued
@@ -172,12 +168,11 @@ class TransferQueue:
         return TransferQueue([self._queued.popleft() for _ in range(count)])
 
     def give_back(self, batch: TransferQueue) -> None:
-        """Put what is left of a batch at the front again."""
+        """Put the rest of a batch back at the front."""
         self._queued.extendleft(reversed(batch._queued))
         batch._queued.clear()
 
     def extend(self, other: TransferQueue) -> None:
-        """Append the queued ranges of another queue."""
         self._queued.extend(other._queued)
 
     # ------------------------------------------------------------------ one pass over a connection
@@ -199,25 +194,22 @@ class TransferQueue:
 
     @property
     def may_send(self) -> bool:
-        """Whether a range is queued and the server has refused none in this pass."""
+        """True if a range is queued and the server has refused none in this pass."""
         return bool(self._queued) and self._refusal is None
 
     @property
     def in_flight(self) -> int:
-        """How many ranges were sent and not answered."""
         return len(self._in_flight)
 
     @property
     def oldest(self) -> ChunkRange:
-        """The range in flight that is answered next."""
         return self._in_flight[0]
 
     def next_fits(self, room: int) -> bool:
-        """Whether a range is queued that is smaller than this."""
         return bool(self._queued) and len(self._queued[0].view) < room
 
     def take(self) -> ChunkRange:
-        """The next range, which is in flight from now on."""
+        """Next range, now in flight."""
         item = self._queued.popleft()
         self._in_flight.append(item)
         return item

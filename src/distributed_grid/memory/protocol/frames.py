@@ -91,7 +91,7 @@ class StatusError(GridError):
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> int:
-    """The XXH3 of a chunk or a part of one; never 0, which stands for "never written"."""
+    """XXH3 of a chunk or a part of one; never 0, which stands for "never written"."""
     return xxhash.xxh3_64_intdigest(data) or 1
 
 
@@ -121,18 +121,16 @@ _decoder = msgspec.msgpack.Decoder(TicketClaims)
 
 
 def is_copy_id(text: str) -> bool:
-    """Whether this can name a copy; such a name is also safe as a file's."""
+    """True if this can name a copy; such a name is also safe as a file's."""
     return _COPY_ID.fullmatch(text) is not None
 
 
 def issue_ticket(key: bytes, claims: TicketClaims) -> Ticket:
-    """The ticket for these claims at the server with this key."""
     packed = _encoder.encode(claims)
     return Ticket(claims=packed, secret=derive_secret(key, packed))
 
 
 def derive_secret(key: bytes, packed: bytes) -> bytes:
-    """The secret of the ticket with these packed claims."""
     return hmac.digest(key, packed, hashlib.sha256)
 
 
@@ -158,12 +156,10 @@ def read_claims(packed: bytes) -> TicketClaims:
 
 
 def client_proof(secret: bytes, client_nonce: bytes, server_nonce: bytes, packed: bytes) -> bytes:
-    """Proof to the server that the client knows the secret."""
     return hmac.digest(secret, b"client" + client_nonce + server_nonce + packed, hashlib.sha256)
 
 
 def server_proof(secret: bytes, client_nonce: bytes, server_nonce: bytes, packed: bytes) -> bytes:
-    """Proof to the client that the server can derive the secret."""
     return hmac.digest(secret, b"server" + server_nonce + client_nonce + packed, hashlib.sha256)
 
 

@@ -1,12 +1,12 @@
 """Connection of one client to a memory server: a state machine over a non-blocking socket.
 
-Lengths are checked before anything is allocated; what cannot be parsed ends the connection, what is invalid gets a
+Lengths are checked before anything is allocated; an unreadable message ends the connection, an invalid one gets a
 status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so nobody
 waits long for anybody.
 
-A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so what
-was overheard is of no use on another one. A handle is checked anew with every request: its copy may have moved, and its
-time may be over.
+A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so that an
+overheard proof is of no use on another one. A handle is checked anew with every request: its copy may have moved, and
+its time may have passed.
 
 Queued bytes go out in order, in as few calls as possible; whole chunks go out straight from their file. A slot is
 released when its bytes are out.
@@ -109,7 +109,6 @@ class ClientStream:
 
     @property
     def waits_to_send(self) -> bool:
-        """Whether something is queued."""
         return bool(self.out)
 
     def close(self) -> None:
@@ -226,17 +225,17 @@ SMALL_BYTES: Final = 32 * 1024
 
 
 class ServerCallbacks(Protocol):
-    """What a connection needs of its server besides the store."""
+    """Methods of the server that a connection needs, besides the store."""
 
     def hold_elsewhere(self, backing: CopyFile) -> bool:
-        """Have the supervisor hold a new copy, too; False where that is not possible just now."""
+        """Have the supervisor hold a new copy, too; False if it cannot just now."""
 
     def sever(self, nonce: bytes) -> None:
-        """End the connection with this nonce; where there is none, nothing happens."""
+        """End the connection with this nonce, if any."""
 
 
 class Handle(NamedTuple):
-    """What an authenticated ticket opened, as it was then."""
+    """Rights and copy of an authenticated ticket, at the time of opening."""
 
     backing: CopyFile
     claims: TicketClaims
@@ -256,7 +255,6 @@ class Handles:
 
     @property
     def nonce(self) -> bytes:
-        """The server's nonce; nobody but the client of this connection knows it."""
         return self._nonces[1] if self._nonces is not None else b""
 
     def hello(self, payload: bytes) -> tuple[FrameStatus, bytes]:
@@ -315,11 +313,10 @@ class Handles:
         return FrameStatus.OK, handle
 
     def close(self, number: int) -> None:
-        """Close a handle; one that is not open is no error."""
+        """Close a handle, if it is open."""
         self._opened.pop(number, None)
 
     def clear(self) -> None:
-        """Close all handles."""
         self._opened.clear()
 
 
@@ -345,17 +342,14 @@ class ClientConnection(ClientStream):
 
     @property
     def nonce(self) -> bytes:
-        """The server's nonce; nobody but the client of this connection knows it."""
         return self._handles.nonce
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the client has shown a valid ticket."""
         return self._handles.is_authenticated
 
     @property
     def is_mid_request(self) -> bool:
-        """Whether the client has to go on with something that was begun."""
         return bool(self.out) or self._header is not None or self.start != self.end
 
     def run_turn(self) -> bool:

@@ -1,9 +1,9 @@
 """File of one copy of a block: a memfd, or a file on disk.
 
-The file alone says everything: data from 0 on, then on a page of its own the digest table, and a trailer at the end.
-Whoever gets the descriptor can take the copy over. A chunk with digest 0 was never written, and reads as zeros; in a
-file taken over, where a writer may have died, those chunks are punched out first. Nothing is mapped by the server:
-`pwrite` of pages that are not there yet costs half of a page fault, and a full disk is an error instead of a signal.
+The file is complete: data from 0 on, then on a page of its own the digest table, and a trailer at the end. The holder
+of the descriptor can take the copy over. A chunk with digest 0 was never written, and reads as zeros; in a file taken
+over, where a writer may have died, those chunks are punched out first. Nothing is mapped by the server: `pwrite` of
+pages that are not there yet costs half of a page fault, and a full disk is an error instead of a signal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 @functools.cache
 def boot_id_bytes() -> bytes:
-    """Identifies the current boot of this machine."""
     return bytes.fromhex(boot_id().replace("-", ""))
 
 
@@ -136,19 +135,16 @@ class CopyFile:
             self.write(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
 
     def reset(self) -> None:
-        """Drop all data, as before the first write."""
         self.digests = array("Q", bytes(8 * len(self.digests)))
         os.pwrite(self.fd, self.digests, page_aligned(self.size))
         self.punch_hole(0, self.size)
 
     def close(self) -> None:
-        """Close the descriptor; the second time nothing happens."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def remove(self) -> None:
-        """Close it, and delete its file."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -172,7 +168,7 @@ class CopyFile:
         os.pwrite(self.fd, packed, file_bytes(self.size) - TRAILER_BYTES)
 
     def sync(self) -> None:
-        """Make it durable, where it is on disk."""
+        """Flush a file on disk."""
         if self.path is not None:
             os.fsync(self.fd)
             sync_directory(self.path.parent)
@@ -180,11 +176,9 @@ class CopyFile:
     # ------------------------------------------------------------------ data
 
     def chunk_length(self, index: int) -> int:
-        """The length of this chunk: the last may be shorter."""
         return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
 
     def set_digest(self, index: int, digest: int) -> None:
-        """Record what a chunk holds."""
         self.digests[index] = digest
         os.pwrite(self.fd, digest.to_bytes(8, "little"), page_aligned(self.size) + 8 * index)
 
@@ -204,29 +198,25 @@ class CopyFile:
             done += got
 
     def refresh_digest(self, index: int, scratch: memoryview) -> None:
-        """Record the digest of a chunk from what it holds now."""
+        """Digest of a chunk's current data, recorded."""
         view = scratch[: self.chunk_length(index)]
         self.read_into(view, index * CHUNK_BYTES)
         self.set_digest(index, digest_of(view))
 
     @property
     def resident_bytes(self) -> int:
-        """The memory it really uses."""
         return os.fstat(self.fd).st_blocks * 512
 
 
 def chunk_count(size: int) -> int:
-    """How many chunks a block of this size has."""
     return -(-size // CHUNK_BYTES)
 
 
 def page_aligned(size: int) -> int:
-    """Rounded up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def file_bytes(size: int) -> int:
-    """How long the file of a copy of this size is."""
     return page_aligned(size) + page_aligned(8 * chunk_count(size) + TRAILER_BYTES)
 
 

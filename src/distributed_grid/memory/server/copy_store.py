@@ -125,7 +125,7 @@ class CopyStore:
         return FrameStatus.OK, backing, True
 
     def create_untouched(self, order: MakeReplica, now: int) -> CopyFile | None:
-        """The source of a replica that nobody has opened yet: zeros. None where it cannot be made."""
+        """Source of a replica before any ticket opened it: zeros. None if it cannot be made."""
         try:
             size = read_claims(order.ticket.claims).size
         except ProtocolError:
@@ -277,7 +277,6 @@ class CopyStore:
         return FrameStatus.OK
 
     def freeze(self, backing: CopyFile) -> None:
-        """Refuse writes until a ticket of a higher generation comes."""
         backing.frozen = True
         backing.save()
 
@@ -312,7 +311,6 @@ class CopyStore:
         self._tombstones.expire(now)
 
     def refuse_tickets_until(self, floor_boot_ms: int) -> None:
-        """Create no copy for tickets that expire at or before this time."""
         self._tombstones.raise_floor(floor_boot_ms)
 
     def start_incarnation(self, now: int) -> None:
@@ -329,7 +327,7 @@ class CopyStore:
         return [backing for backing in self.held.values() if not backing.on_disk]
 
     def resident_bytes(self) -> int:
-        """What the copies in memory really use; only what was touched since is measured again."""
+        """Memory that the copies really use; only copies touched since are measured again."""
         for copy in self._touched:
             backing = self.held.get(copy)
             if backing is not None and not backing.on_disk:
@@ -339,5 +337,5 @@ class CopyStore:
 
 
 def permits(rights: int, right: int) -> bool:
-    """Whether a ticket with these rights includes this one; FILL includes READ and WRITE."""
+    """True if a ticket with these rights includes this one; FILL includes READ and WRITE."""
     return bool(rights & right) or (right in (READ, WRITE) and bool(rights & FILL))

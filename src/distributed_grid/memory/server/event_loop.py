@@ -47,25 +47,21 @@ class EventLoop:
         self._stopped = False
 
     def watch(self, fd: int, watcher: Watcher, events: int = select.EPOLLIN) -> None:
-        """Call `watcher` with the events of a descriptor."""
         self._poll.register(fd, events)
         self._watchers[fd] = watcher
 
     def watch_for(self, fd: int, events: int) -> None:
-        """Change the events of a watched descriptor."""
         self._poll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; a descriptor that is not watched is no error."""
+        """Stop watching; safe twice."""
         if self._watchers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def stop(self) -> None:
-        """End `run` after this turn."""
         self._stopped = True
 
     def listen(self, sock: socket.socket, *, is_local: bool) -> None:
-        """Accept connections here."""
         sock.setblocking(False)
         self.watch(sock.fileno(), lambda _: self._accept(sock, is_local))
 
@@ -177,7 +173,6 @@ class EventLoop:
         connection.close()
 
     def close(self) -> None:
-        """Drop all connections."""
         for connection in list(self.connections.values()):
             self.drop(connection)
         self._poll.close()

@@ -132,7 +132,6 @@ class CopyReplicator:
             self._start_waiting()
 
     def cancel(self, source: str) -> None:
-        """Stop replicating this source."""
         for task in (*self._waiting, *self._running.values()):
             if task.order.source == source:
                 task.is_cancelled = True
@@ -307,7 +306,7 @@ class MemoryServer:
             return True
 
     def sever(self, nonce: bytes) -> None:
-        """End the connection with this nonce; where there is none, nothing happens."""
+        """End the connection with this nonce, if any."""
         for connection in list(self._loop.connections.values()):
             if nonce and connection.nonce == nonce:
                 self._loop.drop(connection)

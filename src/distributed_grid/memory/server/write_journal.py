@@ -61,15 +61,14 @@ class Tombstones:
 
     @staticmethod
     def end_of(start: int, capacity: int = MAX_TOMBSTONES) -> int:
-        """The length of a journal whose tombstones begin at `start`."""
         return start + _HEADER_BYTES + capacity * _TOMBSTONE.size
 
     def __contains__(self, copy: str) -> bool:
-        """Whether this copy was freed, as far as a ticket for it may still be valid."""
+        """True if this copy was freed, as long as a ticket for it may still be valid."""
         return _digest(copy) in self._until
 
     def refuses(self, copy: str, expires_boot_ms: int) -> bool:
-        """Whether a ticket for this copy that expires then must not create it."""
+        """True if a ticket for this copy with this end must not create it."""
         return copy in self or expires_boot_ms <= self._floor_boot_ms
 
     def record(self, copy: str, now: int) -> None:
@@ -98,7 +97,6 @@ class Tombstones:
             del self._until[digest]
 
     def raise_floor(self, floor_boot_ms: int) -> None:
-        """From now on tickets that expire at or before this time create no copy."""
         if floor_boot_ms > self._floor_boot_ms:
             self._write_header(self._written, floor_boot_ms)
 
@@ -168,17 +166,14 @@ class WriteJournal:
 
     @classmethod
     def make(cls) -> WriteJournal:
-        """An empty one in memory."""
         return cls(os.memfd_create("grid-journal", os.MFD_CLOEXEC))
 
     def record_intent(self, slot: Slot, copy: str, offset: int, length: int) -> None:
-        """Record that the first `length` bytes of this slot are about to be written there."""
         name, at = copy.encode(), slot.index * _ENTRY_BYTES
         _ENTRY.pack_into(self._map, at, 0, length, offset, len(name), name)
         self._map[at : at + 4] = _VALID.to_bytes(4, "little")
 
     def clear_intent(self, slot: Slot) -> None:
-        """The write is done."""
         at = slot.index * _ENTRY_BYTES
         self._map[at : at + 4] = b"\0\0\0\0"
 
@@ -198,7 +193,7 @@ class WriteJournal:
         return done
 
     def close(self) -> None:
-        """Close the descriptor; the mapping goes with its last user."""
+        """Close the descriptor; the mapping ends with its last user."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

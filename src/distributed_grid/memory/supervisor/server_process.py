@@ -58,14 +58,14 @@ class ServerProcess:
         self._reaped = False
 
     def kill(self) -> None:
-        """Kill and reap it. What it held is held elsewhere too."""
+        """Kill and reap the server. The supervisor holds its copies, too."""
         if not self._reaped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.reap()
 
     def reap(self) -> None:
-        """Have it reaped as soon as it is gone, without waiting for that; a second time nothing happens."""
+        """Reap it later, without waiting; safe twice."""
         if not self._reaped:
             self._reaped = True
             threading.Thread(target=_wait_for, args=(self.pid,), name=f"reap-{self.pid}", daemon=True).start()
@@ -127,7 +127,7 @@ def connect_control(folder: Path) -> socket.socket | None:
 
 
 def try_lock_file(path: Path) -> int:
-    """The descriptor of this lock file, locked; -1 where somebody else has it."""
+    """Descriptor of this lock file, locked; -1 if it is locked already."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(fd):
         os.close(fd)
@@ -152,16 +152,14 @@ class ServerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a server is at the other end, for all that is known."""
         return self._control is not None
 
     @property
     def ready(self) -> ServerReady | None:
-        """What the server that serves has reported; None until it has."""
+        """Report of the serving server; None before it serves."""
         return self._ready
 
     def set_ready(self, ready: ServerReady) -> None:
-        """The server serves from now on, or serves under a new incarnation."""
         self._ready = ready
 
     def connect(self, sock: socket.socket, process: ServerProcess | None) -> None:
@@ -183,7 +181,7 @@ class ServerLink:
         self._received.set()
 
     def reap(self) -> None:
-        """Reap a server that has ended, where this process started it."""
+        """Reap an ended server that this process has started."""
         if self._process is not None:
             self._process.reap()
 
@@ -235,7 +233,7 @@ class ServerLink:
         return True
 
     async def wait_until_ready(self, seconds: float) -> bool:
-        """Wait until it serves or is gone; False where neither came in time."""
+        """Wait until it serves or is gone; False if neither came in time."""
         return await self.wait_until(lambda: self._ready is not None or self._control is None, seconds)
 
 
@@ -246,9 +244,9 @@ log = logging.getLogger(__name__)
 
 
 class ServerIdentity:
-    """Who the server of a folder is, whichever process is it just now: incarnation, key, hold, address.
+    """Identity of the server of a folder, across its processes: incarnation, key, hold, address.
 
-    A restarted server is the one before, at the same address where that is free. All nodes of an agent share one
+    A restarted server is the one before, at the same address if that is free. All nodes of an agent share one
     server, configured by the first order.
     """
 
@@ -262,7 +260,7 @@ class ServerIdentity:
         self.hold_until_boot_ms = 0
 
     def clear(self) -> None:
-        """No server is needed any more; safe twice."""
+        """No server is needed any more. Safe twice."""
         self._incarnation = self.order = None
         self._floor_boot_ms = 0
 
@@ -273,7 +271,7 @@ class ServerIdentity:
         self.hold_until_boot_ms = 0
 
     def accept_order(self, order: ServeMemoryOrder, *, is_serving: bool) -> None:
-        """Be what is ordered, unless another node's order counts."""
+        """Take over an order, unless another node's order counts."""
         if not is_serving or self.order is None or self.order.node in ("", order.node):
             self.order = order
 
@@ -321,18 +319,17 @@ class ServerIdentity:
         return False
 
     def change_incarnation(self, new: NewIncarnation) -> None:
-        """The hold expired, and the server has begun another incarnation."""
         self._incarnation = (new.incarnation, new.key)
         self._floor_boot_ms = 0
         self.hold_until_boot_ms = 0
 
 
 class HeldCopies:
-    """What the supervisor holds along with its server: a descriptor of every copy in memory and of the journal, the
-    names of the copies on disk.
+    """Copies that the supervisor holds along with its server.
 
-    What a server lists is incoming until it has listed all; then that, and nothing else, is held. Every descriptor is
-    closed once: when its copy is freed, when another takes its place, at the end.
+    It has a descriptor of every copy in memory and of the journal, and the names of the copies on disk. Copies that
+    a server lists are incoming until the list is complete; then that list is held. Every descriptor is closed once:
+    when its copy is freed, when another takes its place, at the end.
     """
 
     def __init__(self) -> None:
@@ -342,20 +339,17 @@ class HeldCopies:
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        """The names of the copies in memory."""
         return tuple(name for name in self.descriptors if name != JOURNAL)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no copy, neither in memory nor on disk."""
         return not self.descriptors.keys() - {JOURNAL} and not self.on_disk
 
     def measure_bytes(self) -> int:
-        """The bytes that what is in memory really uses at this moment."""
         return 512 * sum(os.fstat(fd).st_blocks for fd in self.descriptors.values())
 
     def start_listing(self) -> None:
-        """A server is about to list what it holds; what is held stays until it has."""
+        """A server begins to list its copies; held ones stay until the list is complete."""
         self.stop_listing()
         self.on_disk = set()
 
@@ -372,12 +366,12 @@ class HeldCopies:
             into[name] = fd
 
     def finish_listing(self) -> None:
-        """Hold what the server listed, and nothing else."""
+        """Hold the listed copies, and no others."""
         close_all(self.descriptors.values())
         self.descriptors, self._incoming = self._incoming, {}
 
     def stop_listing(self) -> None:
-        """The server that was listing does not go on; safe twice."""
+        """The listing server is gone. Safe twice."""
         close_all(self._incoming.values())
         self._incoming = {}
 
@@ -396,7 +390,7 @@ class HeldCopies:
             self.descriptors[JOURNAL] = journal
 
     def free_memory(self) -> None:
-        """Stop holding all that is in memory, the journal too; safe twice."""
+        """Release all copies in memory, the journal too. Safe twice."""
         close_all(self.descriptors.values())
         self.descriptors = {}
 
@@ -404,8 +398,8 @@ class HeldCopies:
 class PendingOrders:
     """Copies to make and to free, until the server has answered; a restarted server gets them again.
 
-    `is_needed` says whether a server runs or will; where not, copies on disk, in `spill`, are freed here. Frees that
-    come together are sent and reported together.
+    `is_needed`: a server runs or will; otherwise copies on disk, in `spill`, are freed here. Frees that come
+    together are sent and reported together.
     """
 
     def __init__(
@@ -427,7 +421,6 @@ class PendingOrders:
         self._stopped = False
 
     def start(self) -> None:
-        """Forward orders; safe twice."""
         self._stopped = False
 
     def stop(self) -> None:
@@ -447,27 +440,24 @@ class PendingOrders:
         self._link.send(replica)
 
     def replica_made(self, answer: ReplicaMade) -> None:
-        """A copy was made, or could not be."""
         if self._replicas.pop((answer.source, answer.generation), None) is not None:
             self._report(CopyMadeReport(answer.source, answer.generation, answer.problem))
 
     def free(self, copies: Iterable[str]) -> None:
-        """Have these freed, and report it; also of those that are not here."""
+        """Free these, and report it, even of copies that are not here."""
         for copy in copies:
             self._to_free.setdefault(copy, False)
         self._schedule_flush()
 
     def copies_freed(self, copies: Iterable[str]) -> None:
-        """The server has freed these."""
         self._freed += [copy for copy in copies if self._to_free.pop(copy, None) is not None]
         self._schedule_flush()
 
     def server_changed(self) -> None:
-        """There is another server, which was asked for nothing yet."""
         self._to_free = dict.fromkeys(self._to_free, False)
 
     def resend(self) -> None:
-        """The server serves: ask it for all that is not answered."""
+        """The server serves: send all unanswered orders."""
         for replica in self._replicas.values():
             self._link.send(replica)
         self._schedule_flush()

@@ -86,7 +86,7 @@ class ServerSupervisor:
 
     @property
     def ready(self) -> ServerReady | None:
-        """What the server that serves has reported; None where none serves."""
+        """Report of the serving server; None if none serves."""
         return self._link.ready
 
     def _is_needed(self) -> bool:
@@ -129,7 +129,7 @@ class ServerSupervisor:
             self._lock = -1
 
     async def terminate(self) -> None:
-        """End the server, whatever it holds in memory; what is on disk stays. Safe to call twice."""
+        """End the server and free its memory; copies on disk stay. Safe twice."""
         if self.ready is not None:
             self._terminate_server()
             for _ in range(round(LEAVE_SECONDS / 0.02)):
@@ -182,11 +182,11 @@ class ServerSupervisor:
         return MemoryServedReport(node, ready.endpoint, ready.key, self._held.in_memory, on_disk)
 
     def make_copy(self, order: MakeCopyOrder) -> None:
-        """Have a copy made elsewhere, and report how that went; an order given twice is done once."""
+        """Have a copy made elsewhere, and report the result; an order given twice is done once."""
         self._orders.make_copy(order)
 
     def free_copies(self, copies: Iterable[str]) -> None:
-        """Have these freed, and report it; also of those that are not here."""
+        """Free these, and report it, even of copies that are not here."""
         self._orders.free(copies)
 
     def extend_hold(self, until_boot_ms: int) -> None:
@@ -199,7 +199,7 @@ class ServerSupervisor:
             self._check_hold()
 
     def _check_hold(self) -> None:
-        """Where no server runs, what is held is freed here when the hold has expired."""
+        """Free all copies here when the hold has expired and no server runs."""
         self._hold_timer = None
         if self._identity.hold_until_boot_ms == 0:
             return
@@ -214,15 +214,15 @@ class ServerSupervisor:
 
     @property
     def resident_bytes(self) -> int:
-        """What the copies in memory really use, as the server reported within the last second."""
+        """Memory that the copies really use, as reported by the server within the last second."""
         return self._stats.resident_bytes
 
     def measure_bytes(self) -> int:
-        """What the copies in memory really use at this moment."""
+        """Memory that the copies really use at this moment."""
         return self._held.measure_bytes()
 
     def stats(self) -> dict[str, int]:
-        """What the server holds and has done since it was started."""
+        """Copies and counters of the server since its start."""
         return {name: getattr(self._stats, name) for name in self._stats.__struct_fields__}
 
     # ------------------------------------------------------------------ server processes
@@ -281,12 +281,12 @@ class ServerSupervisor:
         self._orders.server_changed()
 
     def _disconnect(self) -> None:
-        """Leave the server to itself; safe twice."""
+        """Leave the server to itself. Safe twice."""
         self._link.disconnect()
         self._held.stop_listing()
 
     def _terminate_server(self) -> None:
-        """End the server, and keep what it held."""
+        """End the server, and keep its copies."""
         self._link.terminate()
         self._held.stop_listing()
 
