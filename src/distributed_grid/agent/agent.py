@@ -248,9 +248,19 @@ class Agent:
     def greeting(self, node: str) -> list[AgentHello | AttemptsPage]:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
-        attempts, seen = self._orders.listed(), (self._epoch, boot_id(), self.host.machine)
-        moves = self._moves.listed(node) if self._moves is not None else ()
-        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen, python=PYTHON, moves=moves))
+        hello = AgentHello(
+            PROTOCOL,
+            __version__,
+            node,
+            attempts=self._orders.listed(),
+            capacity=capacity,
+            epoch=self._epoch,
+            boot=boot_id(),
+            machine=self.host.machine,
+            python=PYTHON,
+            moves=self._moves.listed(node) if self._moves is not None else (),
+        )
+        return greeting(hello)
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""
@@ -436,22 +446,26 @@ class Agent:
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
-            if node not in self._to_reassess or self._capacity is None:
-                capacity = None
-            else:
+            capacity, clock_jump, ages = None, None, self._ages.state
+            if node in self._to_reassess and self._capacity is not None:
                 self._to_reassess.discard(node)
                 capacity = ReportedCapacity.of(self._capacity())
-            said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
-            starting = self._orders.starting(node, beat)
-            held = tuple(one for one in outgrown if running[one.lease_id].node == node)[:MAX_OUTGROWN]
-            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting, held))
-
-    def _clock_jump(self) -> PendingClockJump | None:
-        """Pending jump of this machine's wall clock, for the control plane."""
-        state = self._ages.state
-        if state.jump is None:
-            return None
-        return PendingClockJump(max(-MAX_JUMP_MS, min(state.jump.by_ms, MAX_JUMP_MS)), state.waits_ms)
+            if ages.jump is not None:
+                clock_jump = PendingClockJump(max(-MAX_JUMP_MS, min(ages.jump.by_ms, MAX_JUMP_MS)), ages.waits_ms)
+            heartbeat = Heartbeat(
+                node,
+                usage,
+                beat,
+                generation=self.guard.generation,
+                yields=self.guard.yields,
+                marks=marks,
+                capacity=capacity,
+                end=self.machine_end.reported(),
+                clock_jump=clock_jump,
+                starting=self._orders.starting(node, beat),
+                outgrown=tuple(held for held in outgrown if running[held.lease_id].node == node)[:MAX_OUTGROWN],
+            )
+            self._send_to_control(heartbeat)
 
 
 class BlockingObserver:

@@ -260,23 +260,23 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
         "key_hash": hashlib.sha256(attempt["key"].encode()).hexdigest(),
     }
     losses: list[GridError] = []
-    for at in addresses:
+    for joined_address in addresses:
         try:
-            answer, certificate = _exchange(at, token.fingerprint, asked)
+            answer, certificate = _exchange(joined_address, token.fingerprint, asked)
         except (Unreachable, OtherControlPlane) as lost:  # another address may well be the right one
             losses.append(lost)
             continue
-        found = JoinedKey(
-            at,
-            token.fingerprint,
-            str(answer["node"]),
-            attempt["key"],
-            certificate,
-            token.addresses,
-            str(answer.get("agent_socket") or ""),
+        joined = JoinedKey(
+            address=joined_address,
+            fingerprint=token.fingerprint,
+            node=str(answer["node"]),
+            key=attempt["key"],
+            certificate=certificate,
+            addresses=token.addresses,
+            socket=str(answer.get("agent_socket") or ""),
         )
-        _write(directory / "joined.json", asdict(found))
-        return found
+        _write(directory / "joined.json", asdict(joined))
+        return joined
     raise _whole(losses)
 
 
@@ -291,7 +291,10 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
     try:
         connection.connect()
-        certificate = _verify_certificate(connection.sock, fingerprint, address)
+        der = connection.sock.getpeercert(binary_form=True) or b""
+        if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
+            raise OtherControlPlane(f"{address} is not the control plane the token is for: its certificate is another")
+        certificate = ssl.DER_cert_to_PEM_cert(der)
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         found = json.loads(answer.read(MAX_ANSWER_BYTES))
@@ -308,14 +311,6 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
             or f"{address} answered {answer.status}"
         )
     return found, certificate
-
-
-def _verify_certificate(connection: Any, fingerprint: str, address: str) -> str:
-    """The certificate of the other side; refuses one that the token does not name."""
-    der = connection.getpeercert(binary_form=True) or b""
-    if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
-        raise OtherControlPlane(f"{address} is not the control plane the token is for: its certificate is another")
-    return ssl.DER_cert_to_PEM_cert(der)
 
 
 def _fingerprint_of(certificate: str) -> str:

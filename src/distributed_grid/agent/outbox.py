@@ -99,7 +99,18 @@ class Outbox:
         """Report a step of a move at its source. An unacknowledged report is sent again under its number."""
         seq = self._moved.get((move_id, step)) or next(self._numbers)
         self._moved[move_id, step] = seq
-        self._post(MoveReport(seq, move_id, step, clipped(detail), left_ms, files, kept, frozen_ms, notes))
+        report = MoveReport(
+            seq,
+            move_id,
+            step,
+            detail=clipped(detail),
+            left_ms=left_ms,
+            files=files,
+            kept=kept,
+            frozen_ms=frozen_ms,
+            notes=notes,
+        )
+        self._post(report)
 
     def forget_move(self, move_id: str) -> None:
         """Drop the reports of a move. Safe twice."""
@@ -139,11 +150,9 @@ class Outbox:
     def _report_started(self, attempt_id: str, launched: _Launched) -> None:
         if self._launched.get(attempt_id) is launched:
             del self._launched[attempt_id]
-            self._post(
-                AttemptStartedReport(
-                    next(self._numbers), attempt_id, launched.fence, launched.pid, launched.cores, launched.pid_start
-                )
-            )
+            seq, pid_start = next(self._numbers), launched.pid_start
+            fence, pid, cores = launched.fence, launched.pid, launched.cores
+            self._post(AttemptStartedReport(seq, attempt_id, fence, pid, cores, pid_start=pid_start))
 
     def _send_if_unacknowledged(self, seq: int) -> None:
         if seq in self._unacknowledged:

@@ -200,4 +200,5 @@ def _entry(row: _Row) -> ManifestEntry:
     if kind is None or not 0 <= row.size < 1 << 63:
         raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
     mode = EXECUTABLE if row.executable else PLAIN
-    return ManifestEntry(to_text(row.path), kind, row.size, mode, row.digest.hex(), to_text(row.target))
+    digest, target = row.digest.hex(), to_text(row.target)
+    return ManifestEntry(to_text(row.path), kind, row.size, mode, digest=digest, target=target)

@@ -276,7 +276,16 @@ class AWSCloudProvider(CloudProviderBase):
         alive = [one for one in self._find(worker_id, grid_id) if one["State"]["Name"] != "terminated"]
         failure: GridError | None = None
         try:
-            self._cancel_requests(worker_id, grid_id, alive)
+            ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}
+            try:
+                for request in self._spot_requests(_filters(worker_id, grid_id), "open", "active"):
+                    if TAGS.match(_tags_of(request), worker_id, grid_id):
+                        ids.add(request["SpotInstanceRequestId"])
+            except Refused:
+                if self._settings.spot_instance_enabled:
+                    raise  # without spot instances nobody needs this permission
+            for request_id in sorted(ids):
+                self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request_id])
         except GridError as raised:  # the request is tried again; the instance is ended all the same
             failure = raised
         for instance in alive:
@@ -342,18 +351,6 @@ class AWSCloudProvider(CloudProviderBase):
     def _spot_requests(self, filters: Sequence[dict[str, Any]], *states: str) -> Iterator[dict[str, Any]]:
         filters = [*filters, {"Name": "state", "Values": list(states)}]
         return self._client.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters)
-
-    def _cancel_requests(self, worker_id: str, grid_id: str, alive: Sequence[dict[str, Any]]) -> None:
-        ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}
-        try:
-            for request in self._spot_requests(_filters(worker_id, grid_id), "open", "active"):
-                if TAGS.match(_tags_of(request), worker_id, grid_id):
-                    ids.add(request["SpotInstanceRequestId"])
-        except Refused:
-            if self._settings.spot_instance_enabled:
-                raise  # without spot instances nobody needs this permission
-        for request_id in sorted(ids):
-            self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request_id])
 
     def _end(self, operation: str, **parameters: Any) -> None:
         """End something that may be unknown to EC2: because it is gone, or because it is too new."""

@@ -171,17 +171,15 @@ def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
 def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
     """Tag under which an installed package works on a node; None if it does not."""
     tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
-    fitting = (tag for tag in tags if fits(tag, facts) and (not _is_local_build(tag) or _has_libc_of_ours(facts)))
-    return next(fitting, None)
+    for tag in filter(functools.partial(fits, facts=facts), tags):
+        is_local_build = tag.split("-")[2].startswith("linux")  # compiled on this machine, for its C library
+        if not is_local_build or _has_libc_of_ours(facts):
+            return tag
+    return None
 
 
 def belongs_in_wheel(entry: metadata.PackagePath) -> bool:
     return entry.parts[0] != ".." and "__pycache__" not in entry.parts and entry.name not in _SKIPPED
-
-
-def _is_local_build(tag: str) -> bool:
-    """True if a package was compiled on this machine, for its C library."""
-    return tag.split("-")[2].startswith("linux")
 
 
 def _has_libc_of_ours(facts: NodeFacts) -> bool:
@@ -205,14 +203,11 @@ def find_cached(name: str, version: str, facts: NodeFacts, cache: Path) -> Wheel
     """A wheel that was downloaded before and fits."""
     start = f"{canonicalize_name(name).replace('-', '_')}-{version}-"
     for path in sorted(cache.glob("*.whl")):
-        if path.name.lower().startswith(start) and _file_fits(path.name, facts):
+        tag = "-".join(path.name.removesuffix(".whl").split("-")[-3:])
+        if path.name.lower().startswith(start) and fits(tag, facts):
             with contextlib.suppress(OSError):
                 return Wheel(path.name, path.read_bytes())
     return None
-
-
-def _file_fits(name: str, facts: NodeFacts) -> bool:
-    return fits("-".join(name.removesuffix(".whl").split("-")[-3:]), facts)
 
 
 def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:

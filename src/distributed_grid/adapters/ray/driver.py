@@ -471,13 +471,13 @@ def bounded_view(view: Mapping[str, Any]) -> RayView:
     """The actor's report, within the bounds of a message: Ray's names and amounts are foreign."""
     nodes = tuple(
         RayNode(
-            node["id"][:MAX_NAME_CHARS],
-            node["name"][:MAX_NAME_CHARS],
-            node["address"][:MAX_NAME_CHARS],
-            node["hostname"][:MAX_NAME_CHARS],
-            node["head"],
-            _bounded_amounts(node["has"]),
-            _bounded_amounts(node["room"]),
+            id=node["id"][:MAX_NAME_CHARS],
+            name=node["name"][:MAX_NAME_CHARS],
+            address=node["address"][:MAX_NAME_CHARS],
+            hostname=node["hostname"][:MAX_NAME_CHARS],
+            head=node["head"],
+            has=_bounded_amounts(node["has"]),
+            room=_bounded_amounts(node["room"]),
         )
         for node in view["nodes"][:MAX_NODES]
     )

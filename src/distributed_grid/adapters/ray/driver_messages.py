@@ -148,7 +148,7 @@ class PlacementGroupFreed(Report, frozen=True):
     problem: Text = ""
 
 
-class RayNode(Struct, frozen=True):
+class RayNode(Struct, frozen=True, kw_only=True):
     """A node of the cluster: Ray's names of it, its resources, and what others have not taken of them (CPU in
     thousandths, memory in bytes, GPUs in thousandths)."""
 

@@ -275,13 +275,13 @@ def parse_view(seen: RayView) -> EngineView:
     """The placement group actor's report in the grid's terms."""
     nodes = tuple(
         EngineNode(
-            node.id,
-            node.name,
-            node.address,
-            node.hostname,
-            node.head,
-            EngineResources(*node.has),
-            EngineResources(*node.room),
+            id=node.id,
+            name=node.name,
+            address=node.address,
+            hostname=node.hostname,
+            head=node.head,
+            has=EngineResources(*node.has),
+            room=EngineResources(*node.room),
         )
         for node in seen.nodes
     )

@@ -99,7 +99,14 @@ class PlacementGroupActor:
             return wanted
         try:
             while True:
-                group = self._create(name, node, wanted)
+                selector = [{"ray.io/node-id": node}]
+                options = {"name": name, "lifetime": "detached", "bundle_label_selector": selector}
+                try:
+                    group = self._ray.util.placement_group([wanted], **options)
+                except self._ray.exceptions.RaySystemError as taken:
+                    if "already exists" not in str(taken):
+                        raise
+                    group = self._ray.util.get_placement_group(name)
                 if (self._expects_room(node, wanted) and group.wait(1)) or self._is_made(group, deadline):
                     self._made[name] = (group, node, wanted)
                     return ""
@@ -118,16 +125,6 @@ class PlacementGroupActor:
             with contextlib.suppress(Exception):  # there may be none; what is left is found by the next sweep
                 self._remove(self._ray.util.get_placement_group(name))
             return f"Ray failed: {(str(failure) or type(failure).__name__).splitlines()[0][:300]}"
-
-    def _create(self, name: str, node: str, resources: Resources) -> Any:
-        selector = [{"ray.io/node-id": node}]
-        options = {"name": name, "lifetime": "detached", "bundle_label_selector": selector}
-        try:
-            return self._ray.util.placement_group([resources], **options)
-        except self._ray.exceptions.RaySystemError as taken:
-            if "already exists" not in str(taken):
-                raise
-            return self._ray.util.get_placement_group(name)
 
     def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
@@ -251,8 +248,9 @@ class PlacementGroupActor:
         groups = self._list_groups() if full else None
         marked, self._marked = self._marked, set()
         made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
+        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
         return {
-            "session": self._session_name(),
+            "session": f"{self._ray.get_runtime_context().gcs_address}/{client.cluster_id.hex()}",
             "nodes": nodes,
             "groups": groups,
             "in_use": [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))],
@@ -262,10 +260,6 @@ class PlacementGroupActor:
         """A program is about to run something in a group; use that ends before an observation counts, too."""
         if name in self._made:
             self._marked.add(name)
-
-    def _session_name(self) -> str:
-        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
-        return str(self._ray.get_runtime_context().gcs_address) + "/" + str(client.cluster_id.hex())
 
     def _free_per_node(self) -> dict[str, Resources]:
         state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from distributed_grid.adapters.child_process import (
     ChildCommand,
@@ -56,7 +57,7 @@ def parse_jump(text: str, last: Hop) -> Hop:
     host, colon, port = place.rpartition(":")
     if not colon or not port.isdigit() or (":" in host and not host.endswith("]")):  # a bare IPv6 address
         host, port = place, "0"
-    return Hop(host.strip("[]"), int(port), user, last.key, last.known_hosts, last.accept_new)
+    return replace(last, host=host.strip("[]"), port=int(port), user=user)
 
 
 class SshTarget(NodeTarget, frozen=True, kw_only=True):

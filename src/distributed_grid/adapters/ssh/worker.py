@@ -76,21 +76,18 @@ class SshWorker:
             case ForwardPorts():
                 self._forward(command)
             case RunRayDriver():
-                self._run_driver(command)
+                if self._driver is not None:
+                    if self._driver[0] == command:
+                        return
+                    self._driver[1].cancel()
+                    self._driver = None
+                if command.data:
+                    connection = self._nodes.connection_to(command.target)
+                    serve_driver = partial(serve_ray_driver, command, connection)
+                    self._driver = (command, start_restarted(serve_driver, "the socket for Ray drivers"))
             case RunOnNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
-
-    def _run_driver(self, command: RunRayDriver) -> None:
-        if self._driver is not None:
-            if self._driver[0] == command:
-                return
-            self._driver[1].cancel()
-            self._driver = None
-        if command.data:
-            connection = self._nodes.connection_to(command.target)
-            serve_driver = partial(serve_ray_driver, command, connection)
-            self._driver = (command, start_restarted(serve_driver, "the socket for Ray drivers"))
 
     def _forward(self, command: ForwardPorts) -> None:
         kept = self._forwards.get(command.target.name)
@@ -117,19 +114,18 @@ class SshWorker:
                 say("connecting")
             if command.operation in RAY_OPERATIONS:
                 async with connection.session(ray_script()) as session:
-                    return await self._run_ray(command, session, say)
+                    if command.operation == "ray-install":
+                        return RunFinished(
+                            command.number, summary=await installation.install_ray(session, self._sources, say)
+                        )
+                    return RunFinished(
+                        command.number, data=pack_answer(await session.ask(command.operation, say=say, **command.data))
+                    )
             async with connection.session() as session:
                 finished = await self._run_agent(command, session, say)
             if command.operation in ("stop", "purge"):
                 await connection.close()
             return finished
-
-    async def _run_ray(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
-        if command.operation == "ray-install":
-            return RunFinished(command.number, summary=await installation.install_ray(session, self._sources, say))
-        return RunFinished(
-            command.number, data=pack_answer(await session.ask(command.operation, say=say, **command.data))
-        )
 
     async def _run_agent(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
         match command.operation:

@@ -588,9 +588,16 @@ class AttemptHost:
     def running_trees(self) -> tuple[RunningTree, ...]:
         """The attempts whose commands run, oldest first."""
         return tuple(
-            RunningTree(one.spec, one.fence, one.shim, one.stop is not None, one.launched_boot_ms, one.exempt)
-            for one in sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
-            if one.shim is not None
+            RunningTree(
+                spec=attempt.spec,
+                fence=attempt.fence,
+                shim=attempt.shim,
+                stopping=attempt.stop is not None,
+                launched_boot_ms=attempt.launched_boot_ms,
+                exempt=attempt.exempt,
+            )
+            for attempt in sorted(self._running.values(), key=lambda attempt: attempt.launched_boot_ms)
+            if attempt.shim is not None
         )
 
     def usage(self) -> dict[str, AttemptUsage]:

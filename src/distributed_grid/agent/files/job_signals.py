@@ -141,7 +141,9 @@ class CheckpointMarks:
                 found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
                 self._reported_ms[attempt_id] = now
                 self._in_flight.setdefault(beat, {})[attempt_id] = mark.at_ns
-        self._forget_others(seen)
+        for table in (self._reported_ms, self._confirmed):
+            for attempt_id in [one for one in table if one not in seen]:
+                del table[attempt_id]
         return tuple(found)
 
     def confirm(self, beat: int) -> None:
@@ -172,11 +174,6 @@ class CheckpointMarks:
             return os.stat(f"{self._root}/{attempt_id}/{job_dir.CHECKPOINT}", follow_symlinks=False).st_mtime_ns
         except OSError:
             return None
-
-    def _forget_others(self, seen: dict[str, CheckpointMark]) -> None:
-        for table in (self._reported_ms, self._confirmed):
-            for attempt_id in [one for one in table if one not in seen]:
-                del table[attempt_id]
 
 
 def _age_ms(at_ns: int) -> int:

@@ -220,37 +220,34 @@ class OwnerGuard:
                 del self._pending[subject]
                 continue
             try:
-                await self._act(action)
+                match action:
+                    case Throttle(cores, running_milli):
+                        self._work.throttle(cores, running_milli)
+                    case Pause(why):
+                        log.info("borrowed work is paused: %s", why)
+                        self._why = why
+                    case Continue():
+                        for attempt_id in [one for one in self._paused if one not in self._standing]:
+                            self._end_pause(attempt_id)
+                        if not self._standing:
+                            self._work.resume()
+                    case Warn(attempt_id, why, in_ms):
+                        self._warned.add(attempt_id)
+                        self._work.give_notice(attempt_id, why, in_ms)
+                        self._work.resume(attempt_id)  # while paused it could not read the notice
+                    case CancelEviction(attempt_id):
+                        self._withdraw_notice(attempt_id)
+                    case Evict(attempt_id, why, grace_ms):
+                        if attempt_id not in self._evicted:
+                            log.info("%s is evicted: %s", attempt_id, why)
+                        await self._work.evict(attempt_id, why, grace_ms)
+                        self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
+                        self._warned.discard(attempt_id)
             except Exception as failure:  # the owner needs the others all the same; this one is tried again
                 log.warning("%s failed, and is tried again", type(action).__name__, exc_info=failure)
             else:
                 if not isinstance(action, Evict):
                     self._pending.pop(subject)
-
-    async def _act(self, action: Action) -> None:
-        match action:
-            case Throttle(cores, running_milli):
-                self._work.throttle(cores, running_milli)
-            case Pause(why):
-                log.info("borrowed work is paused: %s", why)
-                self._why = why
-            case Continue():
-                for attempt_id in [one for one in self._paused if one not in self._standing]:
-                    self._end_pause(attempt_id)
-                if not self._standing:
-                    self._work.resume()
-            case Warn(attempt_id, why, in_ms):
-                self._warned.add(attempt_id)
-                self._work.give_notice(attempt_id, why, in_ms)
-                self._work.resume(attempt_id)  # while paused it could not read the notice
-            case CancelEviction(attempt_id):
-                self._withdraw_notice(attempt_id)
-            case Evict(attempt_id, why, grace_ms):
-                if attempt_id not in self._evicted:
-                    log.info("%s is evicted: %s", attempt_id, why)
-                await self._work.evict(attempt_id, why, grace_ms)
-                self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
-                self._warned.discard(attempt_id)
 
     def _report_resumed(self) -> None:
         running = self._work.running()
@@ -304,7 +301,8 @@ class SamplingRate:
         else:
             self._anchor = used
             changed = anchor is not None
-        if sample.borrowed and (changed or _is_near(sample)):
+        is_near = any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)
+        if sample.borrowed and (changed or is_near):
             self._wait_ms = FAST_MS
         else:
             self._wait_ms = min(2 * self._wait_ms, WATCHFUL_MS if sample.borrowed else REST_MS)
@@ -315,8 +313,3 @@ def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:
     """True if these are the same resources, none with much different use."""
     same = len(used) == len(before)
     return same and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, before, strict=True))
-
-
-def _is_near(sample: ActivitySample) -> bool:
-    """True if some use is close to, or over, the owner's threshold."""
-    return any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)

@@ -81,7 +81,8 @@ class RayWorkers:
     def measure(self) -> tuple[int, int]:
         """The CPU time that counts, in all since the beginning, and the memory that counts now."""
         at_ms = boot_ms()
-        if self.loan == RayLoan() and not self._measures_all():
+        measures_all = bool(self._node_name) and self._record is not None and self._record.exists()
+        if self.loan == RayLoan() and not measures_all:
             self._last, self._memory_bytes, self._outside_bytes = None, 0, 0
             return self._counted_ms, 0
         used, memory = self._used(at_ms)
@@ -99,9 +100,6 @@ class RayWorkers:
     def beyond_loan(self) -> tuple[int, int]:
         """Total CPU time, and memory at the last measurement, beyond the loan."""
         return self._outside_ms, self._outside_bytes
-
-    def _measures_all(self) -> bool:
-        return bool(self._node_name) and self._record is not None and self._record.exists()
 
     def pids(self) -> set[int]:
         """The workers, where a GPU is lent to them."""

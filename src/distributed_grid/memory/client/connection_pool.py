@@ -62,16 +62,14 @@ def parse_location(answer: dict[str, Any]) -> BlockLocation:
 
 
 def _parse_copy(entry: dict[str, Any]) -> CopyLocation:
+    fingerprint, path = str(entry.get("fingerprint") or ""), str(entry.get("path") or "")
     endpoint = Endpoint(
-        str(entry["host"]),
-        int(entry["port"]),
-        str(entry.get("fingerprint") or ""),
-        str(entry.get("path") or ""),
-        str(entry.get("incarnation") or ""),
+        str(entry["host"]), int(entry["port"]), fingerprint, path, incarnation=str(entry.get("incarnation") or "")
     )
     key = "|".join((endpoint.host, str(endpoint.port), endpoint.fingerprint, endpoint.path, endpoint.incarnation))
     ticket = Ticket(base64.b64decode(entry["claims"]), base64.b64decode(entry["secret"]))
-    return CopyLocation(str(entry["node"]), str(entry["copy"]), endpoint, ticket, bool(entry.get("on_disk")), key)
+    on_disk = bool(entry.get("on_disk"))
+    return CopyLocation(str(entry["node"]), str(entry["copy"]), endpoint, ticket, on_disk, server_key=key)
 
 
 class ConnectionPool:

@@ -299,20 +299,20 @@ class ServerConnection:
         with queue:
             while queue.may_send or queue.in_flight:
                 while queue.may_send and queue.in_flight < queue.window:
-                    self._send(self._write_batch(queue, compress))
+                    item = queue.take()
+                    parts = self._write_parts(
+                        item.handle, item.offset, item.view, digest_of(item.view), compress=compress
+                    )
+                    room = CHUNK_BYTES - len(item.view)
+                    while queue.next_fits(room) and len(parts) < MAX_PARTS:
+                        item = queue.take()
+                        parts += self._write_parts(
+                            item.handle, item.offset, item.view, digest_of(item.view), compress=compress
+                        )
+                        room -= len(item.view)
+                    self._send(parts)
                 status, _, _, _ = self._receive_answer(0)
                 queue.acknowledge(status)
-
-    def _write_batch(self, queue: TransferQueue, compress: bool) -> list[bytes | memoryview]:
-        """The requests for one large range, or for several small ones."""
-        item = queue.take()
-        parts = self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
-        room = CHUNK_BYTES - len(item.view)
-        while queue.next_fits(room) and len(parts) < MAX_PARTS:
-            item = queue.take()
-            parts += self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
-            room -= len(item.view)
-        return parts
 
     def _write_parts(
         self, handle: int, offset: int, view: memoryview, digest: int, *, compress: bool

@@ -94,34 +94,30 @@ class CopyFile:
     def take_over(cls, fd: int, path: Path | None = None) -> CopyFile:
         """The copy in this file, which it owns from now on; ProtocolError where it is none (it is closed then)."""
         try:
-            return cls._read(fd, path)
+            length = os.fstat(fd).st_size
+            packed = os.pread(fd, TRAILER.size, length - TRAILER_BYTES) if length >= TRAILER_BYTES else b""
+            if len(packed) < TRAILER.size or not packed.startswith(MAGIC):
+                raise ProtocolError("the file holds no copy")
+            _, size, generation, ends, frozen, complete, name_length, boot, name = TRAILER.unpack(packed)
+            copy = name[:name_length].decode("ascii", "replace")
+            if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
+                raise ProtocolError("the trailer of the copy is invalid")
+            found = cls(fd, copy, size, path)
+            found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
+            found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
+            table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
+            found.digests = array("Q", table)
+            first = None
+            for index, digest in enumerate((*found.digests, 1)):
+                if digest == 0 and first is None:
+                    first = index
+                elif digest != 0 and first is not None:
+                    found.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, found.size) - first * CHUNK_BYTES)
+                    first = None
+            return found
         except BaseException:
             os.close(fd)
             raise
-
-    @classmethod
-    def _read(cls, fd: int, path: Path | None) -> CopyFile:
-        length = os.fstat(fd).st_size
-        packed = os.pread(fd, TRAILER.size, length - TRAILER_BYTES) if length >= TRAILER_BYTES else b""
-        if len(packed) < TRAILER.size or not packed.startswith(MAGIC):
-            raise ProtocolError("the file holds no copy")
-        _, size, generation, ends, frozen, complete, name_length, boot, name = TRAILER.unpack(packed)
-        copy = name[:name_length].decode("ascii", "replace")
-        if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
-            raise ProtocolError("the trailer of the copy is invalid")
-        found = cls(fd, copy, size, path)
-        found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
-        found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
-        table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
-        found.digests = array("Q", table)
-        first = None
-        for index, digest in enumerate((*found.digests, 1)):
-            if digest == 0 and first is None:
-                first = index
-            elif digest != 0 and first is not None:
-                found.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, found.size) - first * CHUNK_BYTES)
-                first = None
-        return found
 
     def punch_hole(self, offset: int, length: int) -> None:
         """Make this range zeros that take no room, where the file system can do that."""

@@ -132,7 +132,15 @@ class CopyStore:
             return None
         if not is_copy_id(order.source) or order.source in self._tombstones:
             return None
-        claims = TicketClaims(order.source, max(order.generation - 1, 0), size, READ, now + 1, 0, self.incarnation)
+        claims = TicketClaims(
+            copy=order.source,
+            generation=max(order.generation - 1, 0),
+            size=size,
+            rights=READ,
+            expires_boot_ms=now + 1,
+            ends_boot_ms=0,
+            incarnation=self.incarnation,
+        )
         return self._create(claims)[1]
 
     def _reopen(self, backing: CopyFile, claims: TicketClaims) -> FrameStatus:
