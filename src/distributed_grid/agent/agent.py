@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from distributed_grid import __version__
+from distributed_grid import __version__, wire
 from distributed_grid.adapters.clock import FILE as AGE_FILE
 from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
@@ -45,40 +45,6 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
-from distributed_grid.wire import (
-    HEARTBEAT_MS,
-    MAX_JUMP_MS,
-    MAX_OUTGROWN,
-    PROTOCOL,
-    AcknowledgeMarks,
-    AcknowledgeReport,
-    AgentHello,
-    AttemptsPage,
-    CheckFiles,
-    CloseStream,
-    ControlPlaneAddress,
-    ControlSide,
-    FetchedChunk,
-    FromAgent,
-    Heartbeat,
-    HeartbeatReply,
-    ListFiles,
-    ListProcesses,
-    MemoryOrder,
-    MemoryReply,
-    MoveOrder,
-    PauseAttemptOrder,
-    PendingClockJump,
-    ReadCredit,
-    ReadFile,
-    ReportedCapacity,
-    ResizeAttemptOrder,
-    StartAttemptOrder,
-    StopAttemptOrder,
-    ToAgent,
-    Welcome,
-    greeting,
-)
 
 if TYPE_CHECKING:
     from distributed_grid.agent.files.attempt_files import HeldDirectory
@@ -96,7 +62,7 @@ SIGNAL_LAG_MS = 500
 """Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
 """After so many reads without a notice one that was there is withdrawn."""
-SendToControl = Callable[[FromAgent], None]
+SendToControl = Callable[[wire.FromAgent], None]
 _ENDINGS = {"hold_expired": Ending.LOST, "over_disk_limit": Ending.OVER_LIMIT} | dict.fromkeys(
     FAILED_STARTS, Ending.NEVER_STARTED
 )
@@ -116,7 +82,7 @@ class WorkDirs(Protocol):
     async def read_tree(self, digest: str) -> Manifest:
         """List of files of this digest."""
 
-    def received(self, piece: FetchedChunk) -> None:
+    def received(self, piece: wire.FetchedChunk) -> None:
         """Bytes that were requested."""
 
     def unlinked(self) -> None:
@@ -131,7 +97,7 @@ class Agent:
         nodes: tuple[str, ...],
         jobs: Path,
         meter: UsageMeter,
-        control: ControlSide,
+        control: wire.ControlSide,
         *,
         capacity: Callable[[], Capacity] | None = None,
         workdirs: Callable[[SendToControl], WorkDirs] | None = None,
@@ -139,7 +105,7 @@ class Agent:
         grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
-        on_address: Callable[[ControlPlaneAddress], None] = lambda address: None,
+        on_address: Callable[[wire.ControlPlaneAddress], None] = lambda address: None,
         notices: NoticeSource | None = None,
         typed_on: str = "",
         ages: AgeClock | None = None,
@@ -164,7 +130,7 @@ class Agent:
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
         self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
         self._disk_observer = BlockingObserver("the measurement of the disk", 1)
-        self._beat_seconds = HEARTBEAT_MS / 1000
+        self._beat_seconds = wire.HEARTBEAT_MS / 1000
         self._reading = AttemptFileReader(
             jobs,
             self._send_to_control,
@@ -188,7 +154,7 @@ class Agent:
             boot_ms,
             shutdown_reason=lambda: self.machine_end.shutdown_reason,
         )
-        self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
+        self._queue: asyncio.Queue[wire.ToAgent] = asyncio.Queue()
         self._notices = notices
         self._typed_on = typed_on or (nodes[0] if len(nodes) == 1 else "")
         self._processes: ProcessQueries | None = None  # made when first asked
@@ -245,11 +211,11 @@ class Agent:
             await self._memory.stop()
         await self.host.stop()
 
-    def greeting(self, node: str) -> list[AgentHello | AttemptsPage]:
+    def greeting(self, node: str) -> list[wire.AgentHello | wire.AttemptsPage]:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
-        capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
-        hello = AgentHello(
-            PROTOCOL,
+        capacity = wire.ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
+        hello = wire.AgentHello(
+            wire.PROTOCOL,
             __version__,
             node,
             attempts=self._orders.listed(),
@@ -260,9 +226,9 @@ class Agent:
             python=PYTHON,
             moves=self._moves.listed(node) if self._moves is not None else (),
         )
-        return greeting(hello)
+        return wire.greeting(hello)
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def welcomed(self, welcome: wire.Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""
         if welcome.epoch > self._epoch:
             self._epoch = welcome.epoch
@@ -275,7 +241,7 @@ class Agent:
         self._marks.report_again()
         self._send_heartbeats()
 
-    def _apply_settings(self, welcome: Welcome) -> None:
+    def _apply_settings(self, welcome: wire.Welcome) -> None:
         self._attempts.max_output_bytes = welcome.max_output_bytes
         self._attempts.max_files_bytes = welcome.max_files_bytes
         self.guard.rules = welcome.owner
@@ -290,13 +256,13 @@ class Agent:
         if self._memory is not None:
             self._memory.link_lost()
 
-    def send(self, message: ToAgent) -> None:
-        if isinstance(message, FetchedChunk):
+    def send(self, message: wire.ToAgent) -> None:
+        if isinstance(message, wire.FetchedChunk):
             if self._workdirs is not None:
                 self._workdirs.received(message)
-        elif isinstance(message, AcknowledgeMarks):
+        elif isinstance(message, wire.AcknowledgeMarks):
             self._marks.confirm(message.beat)
-        elif isinstance(message, HeartbeatReply):
+        elif isinstance(message, wire.HeartbeatReply):
             loan = RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli)
             self._meter.set_ray_loan(message.node, loan)
             if message.report_capacity:
@@ -307,14 +273,14 @@ class Agent:
             self.machine_end.announce(CONTROL_PLANE, message.end)
             if message.clock_confirmed:
                 self._ages.confirm()
-        elif isinstance(message, MemoryOrder | MemoryReply):
+        elif isinstance(message, wire.MemoryOrder | wire.MemoryReply):
             if self._memory is not None:
                 self._memory.receive(message)
-        elif isinstance(message, AcknowledgeReport):
+        elif isinstance(message, wire.AcknowledgeReport):
             self._orders.acknowledged(message.seq)
-        elif isinstance(message, ControlPlaneAddress):
+        elif isinstance(message, wire.ControlPlaneAddress):
             self._on_address(message)
-        elif isinstance(message, Welcome):  # without a link, or later on: the rules of the owner may have changed
+        elif isinstance(message, wire.Welcome):  # without a link, or later on: the rules of the owner may have changed
             self._apply_settings(message)
         else:
             self._queue.put_nowait(message)
@@ -327,7 +293,7 @@ class Agent:
 
     # ------------------------------------------------------------------ reports
 
-    def _send_to_control(self, message: FromAgent) -> None:
+    def _send_to_control(self, message: wire.FromAgent) -> None:
         self._control.received(message, self)
 
     def _report(self, report: AttemptLaunch | AttemptExit) -> None:
@@ -350,14 +316,16 @@ class Agent:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
-            if isinstance(order, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder):
+            if isinstance(
+                order, wire.StartAttemptOrder | wire.StopAttemptOrder | wire.PauseAttemptOrder | wire.ResizeAttemptOrder
+            ):
                 await self._orders.carry_out(order)
-            elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
+            elif isinstance(order, wire.ReadFile | wire.ReadCredit | wire.CloseStream | wire.ListFiles):
                 try:
                     self._reading.received(order)
                 except Exception as failure:  # the outermost loop: the next order may well succeed
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
-            elif isinstance(order, ListProcesses | CheckFiles):
+            elif isinstance(order, wire.ListProcesses | wire.CheckFiles):
                 if self._processes is None:
                     from distributed_grid.agent.offloading.process_queries import (
                         ProcessQueries,
@@ -365,7 +333,7 @@ class Agent:
 
                     self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
                 self._processes.received(order)
-            elif isinstance(order, MoveOrder):
+            elif isinstance(order, wire.MoveOrder):
                 self._source_moves().carry_out(order)
 
     @property
@@ -449,10 +417,12 @@ class Agent:
             capacity, clock_jump, ages = None, None, self._ages.state
             if node in self._to_reassess and self._capacity is not None:
                 self._to_reassess.discard(node)
-                capacity = ReportedCapacity.of(self._capacity())
+                capacity = wire.ReportedCapacity.of(self._capacity())
             if ages.jump is not None:
-                clock_jump = PendingClockJump(max(-MAX_JUMP_MS, min(ages.jump.by_ms, MAX_JUMP_MS)), ages.waits_ms)
-            heartbeat = Heartbeat(
+                clock_jump = wire.PendingClockJump(
+                    max(-wire.MAX_JUMP_MS, min(ages.jump.by_ms, wire.MAX_JUMP_MS)), ages.waits_ms
+                )
+            heartbeat = wire.Heartbeat(
                 node,
                 usage,
                 beat,
@@ -463,7 +433,7 @@ class Agent:
                 end=self.machine_end.reported(),
                 clock_jump=clock_jump,
                 starting=self._orders.starting(node, beat),
-                outgrown=tuple(held for held in outgrown if running[held.lease_id].node == node)[:MAX_OUTGROWN],
+                outgrown=tuple(held for held in outgrown if running[held.lease_id].node == node)[: wire.MAX_OUTGROWN],
             )
             self._send_to_control(heartbeat)
 
@@ -516,11 +486,11 @@ class HostedAttempts:
         """True if the control plane is on another machine: then nothing here is the caller's."""
         return self._workdirs is not None and not self._workdirs.is_local
 
-    def needs_files(self, order: StartAttemptOrder) -> bool:
+    def needs_files(self, order: wire.StartAttemptOrder) -> bool:
         needed = self._workdir(order) or order.checkpoint
         return self._workdirs is not None and bool(needed) and not self._host.knows(order.lease_id)
 
-    async def fetch_files(self, order: StartAttemptOrder) -> None:
+    async def fetch_files(self, order: wire.StartAttemptOrder) -> None:
         assert self._workdirs is not None
         work = self._host.work_dir(order.lease_id)
         if workdir := self._workdir(order):
@@ -528,11 +498,11 @@ class HostedAttempts:
         if order.checkpoint:
             await self._workdirs.lay_out(order.checkpoint, work.parent / CHECKPOINT_DIR)
 
-    def _workdir(self, order: StartAttemptOrder) -> str:
+    def _workdir(self, order: wire.StartAttemptOrder) -> str:
         """Tree that its working directory begins with; empty if it runs in the caller's own directory."""
         return order.command.workdir if self.is_remote or not order.command.cwd else ""
 
-    async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
+    async def launch(self, order: wire.StartAttemptOrder, start_by_boot_ms: int) -> None:
         command, claim = order.command, order.claim
         is_remote = self.is_remote
         env = dict(command.env)
@@ -559,10 +529,10 @@ class HostedAttempts:
             )
         )
 
-    async def stop(self, order: StopAttemptOrder) -> None:
+    async def stop(self, order: wire.StopAttemptOrder) -> None:
         await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
-    def resize(self, order: ResizeAttemptOrder) -> None:
+    def resize(self, order: wire.ResizeAttemptOrder) -> None:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:

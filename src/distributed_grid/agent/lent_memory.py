@@ -22,34 +22,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from distributed_grid import wire
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.errors import GridError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.sockets import is_own_peer, short_path
 from distributed_grid.supervision import start_restarted
-from distributed_grid.wire import (
-    MAX_IDS,
-    MAX_QUERY_BYTES,
-    MAX_REPLY_BYTES,
-    CopiesFreedReport,
-    CopyMadeReport,
-    Endpoint,
-    FreeCopiesOrder,
-    MakeCopyOrder,
-    MemoryFailedReport,
-    MemoryOrder,
-    MemoryQuery,
-    MemoryReclaimReport,
-    MemoryReply,
-    MemoryReport,
-    MemoryServedReport,
-    OwnerRules,
-    ServeMemoryOrder,
-    clipped,
-    pages,
-    served_pages,
-)
 
 REPLY_SECONDS = 60.0
 CHECK_SECONDS = 2.0
@@ -62,7 +41,7 @@ class MemoryQueryProxy:
     """Serves the programs of one user; `send` is where their queries go."""
 
     def __init__(
-        self, path: Path, send: Callable[[MemoryQuery], None], *, check_seconds: float = CHECK_SECONDS
+        self, path: Path, send: Callable[[wire.MemoryQuery], None], *, check_seconds: float = CHECK_SECONDS
     ) -> None:
         self.path = path
         self._check_seconds = check_seconds
@@ -116,13 +95,13 @@ class MemoryQueryProxy:
             self.path.unlink(missing_ok=True)
         self._inode = 0
 
-    def deliver(self, reply: MemoryReply) -> None:
+    def deliver(self, reply: wire.MemoryReply) -> None:
         """Pass a complete reply on; one without a waiting program is dropped."""
         if reply.number not in self._waiting:
             return
         parts = self._parts.setdefault(reply.number, bytearray())
         parts += reply.body
-        if reply.more and len(parts) <= MAX_REPLY_BYTES:
+        if reply.more and len(parts) <= wire.MAX_REPLY_BYTES:
             return
         waiting = self._waiting.pop(reply.number)
         del self._parts[reply.number]
@@ -133,7 +112,7 @@ class MemoryQueryProxy:
         """The link is gone, and with it the replies: programs may ask again."""
         self._parts.clear()
         for number in tuple(self._waiting):
-            self.deliver(MemoryReply(number, _unreachable("the link to the control plane was lost")))
+            self.deliver(wire.MemoryReply(number, _unreachable("the link to the control plane was lost")))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -153,7 +132,7 @@ class MemoryQueryProxy:
     async def _serve_queries(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             length, kind = HEADER.unpack(await reader.readexactly(HEADER.size))
-            if length > MAX_QUERY_BYTES or kind != b"J":
+            if length > wire.MAX_QUERY_BYTES or kind != b"J":
                 return
             body = await self._query(await reader.readexactly(length))
             writer.write(HEADER.pack(len(body), b"J") + body)
@@ -163,7 +142,7 @@ class MemoryQueryProxy:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(MemoryQuery(number, body))
+            self._send(wire.MemoryQuery(number, body))
             async with asyncio.timeout(REPLY_SECONDS):
                 return await self._waiting[number]
         except TimeoutError:
@@ -199,7 +178,7 @@ class LentMemory:
         node: str,
         meter: UsageMeter,
         host: AttemptHost,
-        send: Callable[[MemoryReport | MemoryQuery], None],
+        send: Callable[[wire.MemoryReport | wire.MemoryQuery], None],
         *,
         addresses: Callable[[], Iterable[str]] = tuple,
         has_proxy: bool = True,
@@ -211,9 +190,9 @@ class LentMemory:
         self._addresses = addresses
         self._supervisor = ServerSupervisor(folder, report=self._report)
         self.proxy = MemoryQueryProxy(folder / QUERY_SOCKET, send) if has_proxy else None
-        self._orders: asyncio.Queue[MemoryOrder] = asyncio.Queue()
+        self._orders: asyncio.Queue[wire.MemoryOrder] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._rules: OwnerRules | None = None
+        self._rules: wire.OwnerRules | None = None
 
     async def start(self) -> None:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
@@ -237,9 +216,9 @@ class LentMemory:
             await self.proxy.stop()
         await self._supervisor.stop()
 
-    def receive(self, order: MemoryOrder | MemoryReply) -> None:
+    def receive(self, order: wire.MemoryOrder | wire.MemoryReply) -> None:
         """Queue an order; they are carried out one after the other. Replies go to the program that asked."""
-        if not isinstance(order, MemoryReply):
+        if not isinstance(order, wire.MemoryReply):
             self._orders.put_nowait(order)
         elif self.proxy is not None:
             self.proxy.deliver(order)
@@ -249,7 +228,7 @@ class LentMemory:
         if self.proxy is not None:
             self.proxy.fail_pending()
 
-    def set_owner_rules(self, rules: OwnerRules | None) -> None:
+    def set_owner_rules(self, rules: wire.OwnerRules | None) -> None:
         self._rules = rules
 
     def report_served(self) -> None:
@@ -268,39 +247,43 @@ class LentMemory:
 
     # ------------------------------------------------------------------ orders
 
-    def _report(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
-        if isinstance(report, MemoryServedReport):
+    def _report(
+        self, report: wire.MemoryServedReport | wire.MemoryFailedReport | wire.CopyMadeReport | wire.CopiesFreedReport
+    ) -> None:
+        if isinstance(report, wire.MemoryServedReport):
             self._send_served(report)
-        elif isinstance(report, CopiesFreedReport):
-            for page in pages(len(report.copies), MAX_IDS):
-                self._send(CopiesFreedReport(report.copies[page]))
+        elif isinstance(report, wire.CopiesFreedReport):
+            for page in wire.pages(len(report.copies), wire.MAX_IDS):
+                self._send(wire.CopiesFreedReport(report.copies[page]))
         else:
-            self._send(replace(report, problem=clipped(report.problem)))
+            self._send(replace(report, problem=wire.clipped(report.problem)))
 
-    def _send_served(self, report: MemoryServedReport) -> None:
-        for page in served_pages(report):
+    def _send_served(self, report: wire.MemoryServedReport) -> None:
+        for page in wire.served_pages(report):
             self._send(page)
 
     async def _process_orders(self) -> None:
         while True:
             order = await self._orders.get()
             try:
-                if isinstance(order, ServeMemoryOrder):
+                if isinstance(order, wire.ServeMemoryOrder):
                     host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
                     served = self._supervisor.served(order.node)
                     if served is not None and _is_as_ordered(served.endpoint, host, order):
                         self._report(served)
                     else:
                         await self._supervisor.serve(replace(order, host=host))
-                elif isinstance(order, MakeCopyOrder):
+                elif isinstance(order, wire.MakeCopyOrder):
                     self._supervisor.make_copy(order)
-                elif isinstance(order, FreeCopiesOrder):
+                elif isinstance(order, wire.FreeCopiesOrder):
                     self._supervisor.free_copies(order.copies)
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 is_expected = isinstance(failure, GridError | OSError)
                 log.warning("a memory order failed: %s", failure, exc_info=None if is_expected else failure)
-                if isinstance(order, ServeMemoryOrder):
-                    self._send(MemoryFailedReport(order.node, clipped(str(failure) or type(failure).__name__)))
+                if isinstance(order, wire.ServeMemoryOrder):
+                    self._send(
+                        wire.MemoryFailedReport(order.node, wire.clipped(str(failure) or type(failure).__name__))
+                    )
 
     # ------------------------------------------------------------------ the owner
 
@@ -319,7 +302,7 @@ class LentMemory:
             polls = polls + 1 if needed else 0
             if polls % REPORT_EVERY == 2:
                 log.info("the owner needs %d bytes of what blocks hold", needed)
-                self._send(MemoryReclaimReport(self._node, needed))
+                self._send(wire.MemoryReclaimReport(self._node, needed))
 
 
 class LocalMemory:
@@ -339,14 +322,14 @@ class LocalMemory:
         """Stop; servers with copies keep running. Safe twice."""
         await asyncio.gather(*(one.stop() for one in self._lent.values()))
 
-    def receive(self, order: MemoryOrder | MemoryReply) -> None:
-        if not isinstance(order, MemoryReply) and order.node in self._lent:
+    def receive(self, order: wire.MemoryOrder | wire.MemoryReply) -> None:
+        if not isinstance(order, wire.MemoryReply) and order.node in self._lent:
             self._lent[order.node].receive(order)
 
     def link_lost(self) -> None:
         """The link in memory cannot break."""
 
-    def set_owner_rules(self, rules: OwnerRules | None) -> None:
+    def set_owner_rules(self, rules: wire.OwnerRules | None) -> None:
         for one in self._lent.values():
             one.set_owner_rules(rules)
 
@@ -360,12 +343,12 @@ class LocalMemory:
             one.extend_hold(until_boot_ms)
 
 
-def _is_as_ordered(endpoint: Endpoint, host: str, order: ServeMemoryOrder) -> bool:
+def _is_as_ordered(endpoint: wire.Endpoint, host: str, order: wire.ServeMemoryOrder) -> bool:
     """True if the served endpoint fits the order; a certificate of another order is as good."""
     return endpoint.host == host and bool(endpoint.fingerprint) == bool(order.certificate)
 
 
-def bytes_to_reclaim(rules: OwnerRules, *, total: int, used: int, outside: int) -> int:
+def bytes_to_reclaim(rules: wire.OwnerRules, *, total: int, used: int, outside: int) -> int:
     """How many bytes of copies have to move away for the owner.
 
     That is everything above the mark, when the owner alone is above it; and at any time what is missing to a minimum of

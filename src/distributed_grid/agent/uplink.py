@@ -20,20 +20,9 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
+from distributed_grid import wire
 from distributed_grid.errors import GridError, ProtocolError
 from distributed_grid.supervision import start_logged
-from distributed_grid.wire import (
-    AgentHello,
-    AgentSide,
-    AttemptsPage,
-    FromAgent,
-    RejectAgent,
-    ToAgent,
-    Welcome,
-    check_greeting,
-    decode_to_agent,
-    encode,
-)
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +48,11 @@ Dial = Callable[[], Awaitable[ClientConnection]]
 class UplinkClient(Protocol):
     """The agent behind the link."""
 
-    def greeting(self, node: str) -> Sequence[FromAgent]:
+    def greeting(self, node: str) -> Sequence[wire.FromAgent]:
         """First messages on a link, beginning with the hello."""
 
-    def welcomed(self, welcome: Welcome) -> None: ...
-    def send(self, message: ToAgent) -> None: ...
+    def welcomed(self, welcome: wire.Welcome) -> None: ...
+    def send(self, message: wire.ToAgent) -> None: ...
     def unlinked(self) -> None:
         """The link is gone: drop all state of it."""
 
@@ -84,10 +73,10 @@ class Uplink:
     def seconds_disconnected(self) -> float:
         return 0.0 if self._is_up else time.monotonic() - self._last_up
 
-    def received(self, message: FromAgent, via: AgentSide) -> None:
+    def received(self, message: wire.FromAgent, via: wire.AgentSide) -> None:
         """Send a message; without a link it is dropped, because everything important is repeated."""
-        if self._is_up and not isinstance(message, AgentHello | AttemptsPage):
-            self._outbox.append(encode(message))
+        if self._is_up and not isinstance(message, wire.AgentHello | wire.AttemptsPage):
+            self._outbox.append(wire.encode(message))
             self._waiting.set()
 
     async def run(self, agent: UplinkClient) -> None:
@@ -120,7 +109,7 @@ class Uplink:
 
     async def _serve(self, connection: ClientConnection, agent: UplinkClient) -> None:
         for part in agent.greeting(self._node):
-            await connection.send(encode(part))
+            await connection.send(wire.encode(part))
         async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)
         welcome = _welcome(first)
@@ -133,8 +122,8 @@ class Uplink:
             while True:
                 async with asyncio.timeout(self._timing.silence):
                     data = await connection.recv(decode=False)
-                message = decode_to_agent(data)
-                if isinstance(message, RejectAgent):
+                message = wire.decode_to_agent(data)
+                if isinstance(message, wire.RejectAgent):
                     raise ProtocolError(f"refused by the control plane: {message.message}")
                 agent.send(message)
         finally:
@@ -151,11 +140,11 @@ class Uplink:
                     await connection.send(self._outbox.popleft())
 
 
-def _welcome(data: bytes) -> Welcome:
-    message = decode_to_agent(data)
-    if isinstance(message, RejectAgent):
+def _welcome(data: bytes) -> wire.Welcome:
+    message = wire.decode_to_agent(data)
+    if isinstance(message, wire.RejectAgent):
         raise ProtocolError(f"refused by the control plane: {message.message}")
-    if not isinstance(message, Welcome):
+    if not isinstance(message, wire.Welcome):
         raise ProtocolError("the control plane did not welcome this agent")
-    check_greeting(data, mine="this agent", theirs="the control plane")
+    wire.check_greeting(data, mine="this agent", theirs="the control plane")
     return message

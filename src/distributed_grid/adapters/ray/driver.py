@@ -33,38 +33,8 @@ from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropA
 from distributed_grid.adapters.node.node_worker import NodeWorker
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.probes.procfs import find_raylets
+from distributed_grid.adapters.ray import driver_messages as messages
 from distributed_grid.adapters.ray import placement_group_actor
-from distributed_grid.adapters.ray.driver_messages import (
-    AUTO,
-    AWAY,
-    CLIENT_SCHEME,
-    COMMANDS,
-    MAX_GROUPS,
-    MAX_IN_USE,
-    MAX_NODES,
-    RAY_MISSING,
-    AttachedNode,
-    Close,
-    Closed,
-    Connect,
-    Connected,
-    ExtendGroupHold,
-    FreeGroups,
-    GroupsObserved,
-    GroupSpec,
-    HoldExtended,
-    KeepAttachedNode,
-    ObserveGroups,
-    PackageSettings,
-    PlacementGroupFreed,
-    PlacementGroupReserved,
-    RayCommand,
-    RayNode,
-    RayRefused,
-    RayView,
-    ReserveGroups,
-    RunOnAttachedNode,
-)
 from distributed_grid.adapters.ray.node_transport import NodeActorConnection
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.supervision import start_logged
@@ -144,11 +114,11 @@ class RayConnectError(Exception):
         self.final = final
 
 
-def connect(settings: Connect) -> tuple[Connected, Endpoint]:
+def connect(settings: messages.Connect) -> tuple[messages.Connected, Endpoint]:
     """Connect this process with the cluster; the address where it listens. Blocks. Raises RayConnectError with the
     reason in one line."""
     if importlib.util.find_spec("ray") is None:
-        raise RayConnectError(RAY_MISSING, final=True)
+        raise RayConnectError(messages.RAY_MISSING, final=True)
     os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call on a connection that is gone must not start a Ray of its own
     address, probed = _usable_address(settings.address, await_raylet=settings.await_raylet)
@@ -168,11 +138,11 @@ def connect(settings: Connect) -> tuple[Connected, Endpoint]:
     except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
         raise _explain(address, failure) from failure
     authenticated = bool(own_token()) if probed.wants_token is None else probed.wants_token
-    if address.startswith(CLIENT_SCHEME):
-        endpoint = _host_and_port(address.removeprefix(CLIENT_SCHEME), CLIENT_PORT)
+    if address.startswith(messages.CLIENT_SCHEME):
+        endpoint = _host_and_port(address.removeprefix(messages.CLIENT_SCHEME), CLIENT_PORT)
     else:
         endpoint = _host_and_port(ray.get_runtime_context().gcs_address, GCS_PORT)
-    return Connected("", ray.__version__, platform.python_version(), authenticated), endpoint
+    return messages.Connected("", ray.__version__, platform.python_version(), authenticated), endpoint
 
 
 def is_connected() -> bool:
@@ -196,15 +166,15 @@ async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
 
 def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResult]:
     """The address by which this machine can speak to the cluster, and what probing it showed."""
-    if address == AUTO:
+    if address == messages.AUTO:
         if not _runs_ray_node():
             raise RayConnectError(
                 "no Ray of this user runs on this machine; give the address of a cluster, for instance ray://HOST:10001"
             )
         return address, ProbeResult()
-    if address.startswith(CLIENT_SCHEME):
+    if address.startswith(messages.CLIENT_SCHEME):
         return address, _probe_or_raise(
-            address, *_host_and_port(address.removeprefix(CLIENT_SCHEME), CLIENT_PORT), client=True
+            address, *_host_and_port(address.removeprefix(messages.CLIENT_SCHEME), CLIENT_PORT), client=True
         )
     host, port = _host_and_port(address, GCS_PORT)
     probed = _probe_or_raise(address, host, port, client=False)
@@ -215,7 +185,7 @@ def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResu
             f"this machine is no node of the Ray cluster at {address}, and that has no client server on port "
             f"{CLIENT_PORT}; join it with `ray start --address={address}`, or give ray://HOST:PORT"
         )
-    return f"{CLIENT_SCHEME}{host}:{CLIENT_PORT}", probed
+    return f"{messages.CLIENT_SCHEME}{host}:{CLIENT_PORT}", probed
 
 
 def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> ProbeResult:
@@ -285,8 +255,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     def report(message: Report) -> None:
         writer.write(encode_frame(message))
 
-    first = await read_frame(reader, COMMANDS)
-    if not isinstance(first, Connect):
+    first = await read_frame(reader, messages.COMMANDS)
+    if not isinstance(first, messages.Connect):
         return
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -294,11 +264,11 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             driver = RayDriver(first, report, await asyncio.to_thread(_placement_group_actor, first))
             seen = await driver.observe(full=False)
     except TimeoutError:
-        report(RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
+        report(messages.RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
     except RayConnectError as refusal:
-        report(RayRefused(str(refusal), refusal.final))
+        report(messages.RayRefused(str(refusal), refusal.final))
     except Exception as failure:  # Ray raises what it likes while it is being met
-        report(RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
+        report(messages.RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
         report(replace(connected, session=seen.session))
         handling = start_logged(_handle_all(reader, driver), "carrying out commands")
@@ -306,12 +276,12 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
         if handling.done():
             return
-        report(RayRefused(f"Ray at {first.address} broke off"))
+        report(messages.RayRefused(f"Ray at {first.address} broke off"))
     await writer.drain()
 
 
 async def _handle_all(reader: asyncio.StreamReader, driver: RayDriver) -> None:
-    while (command := await read_frame(reader, COMMANDS)) is not None:
+    while (command := await read_frame(reader, messages.COMMANDS)) is not None:
         driver.handle(command)
 
 
@@ -322,11 +292,11 @@ class RayFailed(Exception):
 class RayDriver:
     """Carries out commands; holds nothing that the next control plane does not ask for again."""
 
-    def __init__(self, settings: Connect, report: Callable[[Report], None], actor: Any) -> None:
+    def __init__(self, settings: messages.Connect, report: Callable[[Report], None], actor: Any) -> None:
         self._report = report
         self._actor = actor
         self._sources = installation.InstallSources(Path(settings.wheels))
-        self._nodes: NodeWorker[AttachedNode, NodeActorConnection] = NodeWorker(
+        self._nodes: NodeWorker[messages.AttachedNode, NodeActorConnection] = NodeWorker(
             NodeActorConnection, report, max_operations=MAX_OPERATIONS, prepare=self._install
         )
         self._misses = 0
@@ -341,29 +311,29 @@ class RayDriver:
             await asyncio.sleep(RECHECK_SECONDS if refusals else WATCH_SECONDS)
             refusals = refusals + 1 if await is_refused(endpoint, WATCH_SECONDS) else 0
 
-    def handle(self, command: RayCommand) -> None:
+    def handle(self, command: messages.RayCommand) -> None:
         """Begin what a command asks for."""
         match command:
-            case ReserveGroups():
+            case messages.ReserveGroups():
                 self._begin(self._reserve(list(command.items), command.seconds))
-            case FreeGroups():
+            case messages.FreeGroups():
                 self._begin(self._free(command.names))
-            case ObserveGroups():
+            case messages.ObserveGroups():
                 self._begin(self._report_view(command))
-            case ExtendGroupHold():
+            case messages.ExtendGroupHold():
                 self._begin(self._extend_hold(command))
-            case Close():
+            case messages.Close():
                 self._begin(self._close(command))
-            case PackageSettings():
+            case messages.PackageSettings():
                 self._sources.environ, self._sources.cache = command.environ, Path(command.wheels)
-            case KeepAttachedNode():
+            case messages.KeepAttachedNode():
                 self._nodes.keep_link(command.target)
             case DropAgentLink():
                 self._nodes.drop_link(command.node)
-            case RunOnAttachedNode():
+            case messages.RunOnAttachedNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
-            case Connect():
+            case messages.Connect():
                 log.error("a second Connect was ignored")
 
     # ------------------------------------------------------------------ nodes
@@ -377,7 +347,7 @@ class RayDriver:
         async with self._nodes.slots:
             await installation.install(session, self._sources, say)
 
-    async def _run(self, command: RunOnAttachedNode, say: Say) -> RunFinished:
+    async def _run(self, command: messages.RunOnAttachedNode, say: Say) -> RunFinished:
         target = command.target
         self._nodes.drop_link(target.name, target)
         connection = self._nodes.pop_connection(target)
@@ -406,7 +376,7 @@ class RayDriver:
         except Exception as failure:  # Ray raises what it likes, what the actor raised included
             raise RayFailed(_one_line(failure)) from failure
 
-    async def _reserve(self, items: list[GroupSpec], seconds: float) -> None:
+    async def _reserve(self, items: list[messages.GroupSpec], seconds: float) -> None:
         """Answer each item as soon as it is known; one that takes its time does not hold up the others."""
         wait_seconds = FIRST_WAIT_SECONDS
         try:
@@ -415,12 +385,12 @@ class RayDriver:
                 answers = await self._call("reserve", asked, seconds, wait_seconds, seconds=seconds + CALL_SECONDS)
                 for item, answer in zip(items, answers, strict=True):
                     if answer is not None:
-                        self._report(PlacementGroupReserved(item.name, answer))
+                        self._report(messages.PlacementGroupReserved(item.name, answer))
                 items = [item for item, answer in zip(items, answers, strict=True) if answer is None]
                 wait_seconds = WAIT_SECONDS
         except RayFailed as failure:
             for item in items:
-                self._report(PlacementGroupReserved(item.name, f"{AWAY}{failure}"))
+                self._report(messages.PlacementGroupReserved(item.name, f"{messages.AWAY}{failure}"))
 
     async def _free(self, names: tuple[str, ...]) -> None:
         problem = ""
@@ -429,33 +399,33 @@ class RayDriver:
         except RayFailed as failure:
             problem = str(failure)
         for name in names:
-            self._report(PlacementGroupFreed(name, problem))
+            self._report(messages.PlacementGroupFreed(name, problem))
 
-    async def observe(self, *, full: bool) -> RayView:
+    async def observe(self, *, full: bool) -> messages.RayView:
         seen = await self._call("observe", full)
         try:
             return bounded_view(seen)
         except (AttributeError, KeyError, TypeError, ValueError) as failure:
             raise RayFailed(f"its actor reports something else than a view: {_one_line(failure)}") from failure
 
-    async def _report_view(self, command: ObserveGroups) -> None:
+    async def _report_view(self, command: messages.ObserveGroups) -> None:
         try:
-            self._report(GroupsObserved(command.number, await self.observe(full=command.full)))
+            self._report(messages.GroupsObserved(command.number, await self.observe(full=command.full)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(GroupsObserved(command.number, None, str(failure)))
+            self._report(messages.GroupsObserved(command.number, None, str(failure)))
         else:
             self._misses = 0
 
-    async def _extend_hold(self, command: ExtendGroupHold) -> None:
+    async def _extend_hold(self, command: messages.ExtendGroupHold) -> None:
         try:
             missing = await self._call("extend_hold", command.seconds, command.terms)
-            self._report(HoldExtended(command.number, tuple(missing)))
+            self._report(messages.HoldExtended(command.number, tuple(missing)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(HoldExtended(command.number, problem=str(failure)))
+            self._report(messages.HoldExtended(command.number, problem=str(failure)))
 
-    async def _close(self, command: Close) -> None:
+    async def _close(self, command: messages.Close) -> None:
         problem = ""
         try:
             if self._actor is not None:
@@ -464,13 +434,13 @@ class RayDriver:
                 self._actor = None
         except RayFailed as failure:
             problem = str(failure)
-        self._report(Closed(command.number, problem))
+        self._report(messages.Closed(command.number, problem))
 
 
-def bounded_view(view: Mapping[str, Any]) -> RayView:
+def bounded_view(view: Mapping[str, Any]) -> messages.RayView:
     """The actor's report, within the bounds of a message: Ray's names and amounts are foreign."""
     nodes = tuple(
-        RayNode(
+        messages.RayNode(
             id=node["id"][:MAX_NAME_CHARS],
             name=node["name"][:MAX_NAME_CHARS],
             address=node["address"][:MAX_NAME_CHARS],
@@ -479,13 +449,15 @@ def bounded_view(view: Mapping[str, Any]) -> RayView:
             has=_bounded_amounts(node["has"]),
             room=_bounded_amounts(node["room"]),
         )
-        for node in view["nodes"][:MAX_NODES]
+        for node in view["nodes"][: messages.MAX_NODES]
     )
     groups = view["groups"]
     if groups is not None:  # a longer name is not one of ours
         groups = tuple((name, place) for name, place in groups if max(len(name), len(place)) <= MAX_NAME_CHARS)
-    in_use = tuple(name for name in view["in_use"] if len(name) <= MAX_NAME_CHARS)[:MAX_IN_USE]
-    return RayView(str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[:MAX_GROUPS], in_use)
+    in_use = tuple(name for name in view["in_use"] if len(name) <= MAX_NAME_CHARS)[: messages.MAX_IN_USE]
+    return messages.RayView(
+        str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[: messages.MAX_GROUPS], in_use
+    )
 
 
 def _bounded_amounts(amounts: Sequence[int]) -> tuple[int, int, int]:
@@ -498,7 +470,7 @@ def _one_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {words[:300]}" if words else type(failure).__name__
 
 
-def _placement_group_actor(settings: Connect) -> Any:
+def _placement_group_actor(settings: messages.Connect) -> Any:
     """The actor of this grid, made where there is none, and made anew where it is of another build; blocks."""
     ray: Any = importlib.import_module("ray")
     pinned: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy

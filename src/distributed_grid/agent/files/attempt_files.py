@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from distributed_grid import wire
 from distributed_grid.adapters.clock import sealed, unsealed
 from distributed_grid.agent.files.job_dir import (
     AGE,
@@ -49,24 +50,6 @@ from distributed_grid.trees.tree_listing import (
     TreeListing,
     list_tree,
 )
-from distributed_grid.wire import (
-    MAX_CHUNK_BYTES,
-    MAX_LISTING_BYTES,
-    MAX_SKIPPED,
-    MAX_SKIPPED_CHARS,
-    STREAM_CREDIT_BYTES,
-    CloseStream,
-    FetchContent,
-    FetchCredit,
-    FetchedChunk,
-    FileChunk,
-    FileListing,
-    ListFiles,
-    ReadCredit,
-    ReadFile,
-    clipped,
-    pages,
-)
 
 MAX_STREAMS, MAX_LISTINGS = 256, 16
 MAX_DIGESTED = 16
@@ -87,7 +70,7 @@ class HeldDirectory(Protocol):
 
 
 class _Stream:
-    def __init__(self, order: ReadFile, fd: int, at: int, credit: int) -> None:
+    def __init__(self, order: wire.ReadFile, fd: int, at: int, credit: int) -> None:
         self.order = order
         self.fd = fd
         self.at = at
@@ -105,7 +88,7 @@ class AttemptFileReader:
     def __init__(
         self,
         root: Path,
-        send: Callable[[FileChunk | FileListing], None],
+        send: Callable[[wire.FileChunk | wire.FileListing], None],
         moved_from: Callable[[str], HeldDirectory | None] = lambda move_id: None,
         read_tree: Callable[[str], Awaitable[manifest.Manifest]] | None = None,
     ) -> None:
@@ -119,17 +102,17 @@ class AttemptFileReader:
         self._listings: dict[int, asyncio.Task[None]] = {}
         self._digests: dict[str, TreeDigests] = {}
 
-    def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
+    def received(self, order: wire.ReadFile | wire.ReadCredit | wire.CloseStream | wire.ListFiles) -> None:
         """Begin, continue or end a stream; failures are sent as the answer."""
-        if isinstance(order, CloseStream):
+        if isinstance(order, wire.CloseStream):
             self._end(order.stream)
-        elif isinstance(order, ReadCredit):
+        elif isinstance(order, wire.ReadCredit):
             if order.stream in self._streams:
                 self._streams[order.stream].credit += order.credit
                 self._continue(order.stream)
-        elif isinstance(order, ListFiles):
+        elif isinstance(order, wire.ListFiles):
             if len(self._listings) >= MAX_LISTINGS:
-                self._send(FileListing(order.stream, problem="too many directories are being listed at once"))
+                self._send(wire.FileListing(order.stream, problem="too many directories are being listed at once"))
                 return
             self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
         else:
@@ -145,17 +128,19 @@ class AttemptFileReader:
                         raise ValueError("looks like a secret")
                     fd = open_inside(directory.fd, rest)
             except FileNotFoundError:
-                problem = "" if order.name in OUTPUT else clipped(f"there is no {display_path(order.name)}")
-                self._send(FileChunk(order.stream, b"", problem))
+                problem = "" if order.name in OUTPUT else wire.clipped(f"there is no {display_path(order.name)}")
+                self._send(wire.FileChunk(order.stream, b"", problem))
                 return
             except (OSError, ValueError) as failure:
                 self._send(
-                    FileChunk(order.stream, b"", clipped(f"{display_path(order.name)} cannot be read: {failure}"))
+                    wire.FileChunk(
+                        order.stream, b"", wire.clipped(f"{display_path(order.name)} cannot be read: {failure}")
+                    )
                 )
                 return
             if len(self._streams) >= MAX_STREAMS:
                 os.close(fd)
-                self._send(FileChunk(order.stream, b"", "too many files are being read at once"))
+                self._send(wire.FileChunk(order.stream, b"", "too many files are being read at once"))
                 return
             self._end(order.stream)
             start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
@@ -175,7 +160,7 @@ class AttemptFileReader:
     async def _read(self, number: int, stream: _Stream) -> None:
         problem = ""
         while stream.credit > 0 and self._streams.get(number) is stream:
-            at, most, order = stream.at, min(stream.credit, MAX_CHUNK_BYTES), stream.order
+            at, most, order = stream.at, min(stream.credit, wire.MAX_CHUNK_BYTES), stream.order
             try:
                 at, data = await asyncio.to_thread(
                     read_at, self._root, order.lease_id, order.name, stream.fd, most, stream.at
@@ -183,11 +168,11 @@ class AttemptFileReader:
                 if stream.is_begun and at > stream.at:  # dropped meanwhile: the next reading begins behind the hole
                     at, data = stream.at, b""
             except (OSError, OverflowError) as failure:
-                data, problem = b"", clipped(f"it cannot be read: {failure}")
+                data, problem = b"", wire.clipped(f"it cannot be read: {failure}")
             if self._streams.get(number) is not stream:
                 break
             stream.credit -= len(data)
-            self._send(FileChunk(number, data, problem, at=at))
+            self._send(wire.FileChunk(number, data, problem, at=at))
             stream.at, stream.is_begun = at + len(data), True
             if not data:
                 self._streams.pop(number)
@@ -203,7 +188,7 @@ class AttemptFileReader:
         if listing is not None:
             listing.cancel()
 
-    async def _send_listing(self, order: ListFiles) -> None:
+    async def _send_listing(self, order: wire.ListFiles) -> None:
         shipped = await self._shipped_tree(order.shipped)
         listing = await asyncio.to_thread(self._listing, order, shipped)
         if self._listings.pop(order.stream, None) is not None:
@@ -220,7 +205,7 @@ class AttemptFileReader:
         except (GridError, OSError, TimeoutError):
             return manifest.Manifest()
 
-    def _listing(self, order: ListFiles, shipped: manifest.Manifest) -> list[FileListing]:
+    def _listing(self, order: wire.ListFiles, shipped: manifest.Manifest) -> list[wire.FileListing]:
         found: file_selection.SelectedFiles | ListedTree | TreeListing
         changed: file_selection.ChangedFiles | None = None
         directory = self._moved_from(order.lease_id)  # held until it is listed
@@ -235,23 +220,23 @@ class AttemptFileReader:
                     found = file_selection.select_files(work, order.patterns)
                     changed = file_selection.changed_files(work, found.entries, shipped)
         except FileNotFoundError:
-            return [FileListing(order.stream, problem=DIRECTORY_GONE)]
+            return [wire.FileListing(order.stream, problem=DIRECTORY_GONE)]
         except (GridError, OSError, ValueError, RecursionError) as failure:
-            return [FileListing(order.stream, problem=clipped(str(failure)))]
-        skipped = [f"{display_path(one.path)}: {one.reason}"[:MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]
+            return [wire.FileListing(order.stream, problem=wire.clipped(str(failure)))]
+        skipped = [f"{display_path(one.path)}: {one.reason}"[: wire.MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]
         entries = found.entries if changed is None else changed.entries
         unchanged = 0 if changed is None else changed.unchanged
-        files = manifest.encode_listing_pages(entries, MAX_LISTING_BYTES)
-        files += [b""] * (len(pages(len(skipped), MAX_SKIPPED)) - len(files))
+        files = manifest.encode_listing_pages(entries, wire.MAX_LISTING_BYTES)
+        files += [b""] * (len(wire.pages(len(skipped), wire.MAX_SKIPPED)) - len(files))
         return [
-            FileListing(
+            wire.FileListing(
                 order.stream,
                 listed,
                 tuple(skipped[page]),
-                more=page.stop < MAX_SKIPPED * len(files),
+                more=page.stop < wire.MAX_SKIPPED * len(files),
                 unchanged=0 if page.start else unchanged,
             )
-            for listed, page in zip(files, pages(MAX_SKIPPED * len(files), MAX_SKIPPED), strict=True)
+            for listed, page in zip(files, wire.pages(wire.MAX_SKIPPED * len(files), wire.MAX_SKIPPED), strict=True)
         ]
 
     def _tree_digests(self, lease_id: str) -> TreeDigests:
@@ -379,7 +364,7 @@ class StoredWorkDirs:
         with self._stores.holder(digest).open(digest) as file:
             return _decode_tree(file.read(), digest)
 
-    def received(self, chunk: FetchedChunk) -> None:
+    def received(self, chunk: wire.FetchedChunk) -> None:
         """Drops it: nothing is requested."""
 
     def unlinked(self) -> None:
@@ -391,16 +376,16 @@ class FetchedWorkDirs:
 
     is_local = False
 
-    def __init__(self, folder: Path, send: Callable[[FetchContent | FetchCredit], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[wire.FetchContent | wire.FetchCredit], None]) -> None:
         self._folder = folder
         self._send = send
         self._numbers = itertools.count(1)
-        self._streams: dict[int, asyncio.Queue[FetchedChunk | None]] = {}
+        self._streams: dict[int, asyncio.Queue[wire.FetchedChunk | None]] = {}
         self._store: ContentStore | None = None
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def received(self, chunk: FetchedChunk) -> None:
+    def received(self, chunk: wire.FetchedChunk) -> None:
         """Chunk of a stream; chunks of unknown streams are dropped."""
         waiting = self._streams.get(chunk.stream)
         if waiting is not None:
@@ -452,9 +437,9 @@ class FetchedWorkDirs:
 
     async def _fetch(self, store: ContentStore, digest: str, max_bytes: int) -> None:
         stream = next(self._numbers)
-        chunks: asyncio.Queue[FetchedChunk | None] = asyncio.Queue()
+        chunks: asyncio.Queue[wire.FetchedChunk | None] = asyncio.Queue()
         self._streams[stream] = chunks
-        self._send(FetchContent(stream, digest, STREAM_CREDIT_BYTES))
+        self._send(wire.FetchContent(stream, digest, wire.STREAM_CREDIT_BYTES))
         received = uncredited = 0
         try:
             with store.writer(digest=digest) as writer:
@@ -476,12 +461,12 @@ class FetchedWorkDirs:
                     if received > max_bytes:
                         raise GridError("more was sent than was promised")
                     writer.write(chunk.data)
-                    if uncredited >= STREAM_CREDIT_BYTES // 2:
-                        self._send(FetchCredit(stream, uncredited))
+                    if uncredited >= wire.STREAM_CREDIT_BYTES // 2:
+                        self._send(wire.FetchCredit(stream, uncredited))
                         uncredited = 0
         finally:
             del self._streams[stream]
-            self._send(FetchCredit(stream, 0))
+            self._send(wire.FetchCredit(stream, 0))
 
 
 def _decode_tree(content: bytes, digest: str) -> manifest.Manifest:

@@ -27,27 +27,7 @@ from typing import Final
 
 from distributed_grid.errors import GridError, ProtocolError
 from distributed_grid.memory.client.server_connection import ServerConnection
-from distributed_grid.memory.protocol.control_messages import (
-    JOURNAL,
-    CommandFailed,
-    ConfigureServer,
-    ControlSocket,
-    CopyFreed,
-    CopyOnDisk,
-    FreeCopy,
-    HeldCopy,
-    MakeReplica,
-    Message,
-    NewIncarnation,
-    ReplicaMade,
-    ServerReady,
-    ServerStats,
-    SetHold,
-    StartServing,
-    SupervisorLeaving,
-    batches,
-    close_all,
-)
+from distributed_grid.memory.protocol import control_messages as messages
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, fingerprint_of, read_claims, tls_context
 from distributed_grid.memory.server.client_connection import ClientConnection
 from distributed_grid.memory.server.copy_file import CopyFile, boot_id_bytes
@@ -69,7 +49,7 @@ log = logging.getLogger(__name__)
 class ReplicationTask:
     """A replica to be made, with a descriptor of the source of its own."""
 
-    def __init__(self, order: MakeReplica, backing: CopyFile) -> None:
+    def __init__(self, order: messages.MakeReplica, backing: CopyFile) -> None:
         self.order = order
         self.fd = os.dup(backing.fd)
         self.size = backing.size
@@ -122,7 +102,7 @@ class CopyReplicator:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.watch(self._wake, lambda _: self._collect())
 
-    def start(self, order: MakeReplica, backing: CopyFile) -> None:
+    def start(self, order: messages.MakeReplica, backing: CopyFile) -> None:
         """Make a replica, unless that is running or done; one that is done is reported again."""
         key = (order.source, order.generation)
         if key in self._done:
@@ -183,12 +163,12 @@ class MemoryServer:
 
     def __init__(
         self,
-        control: ControlSocket,
-        configuration: ConfigureServer,
+        control: messages.ControlSocket,
+        configuration: messages.ConfigureServer,
         copies: list[CopyFile],
         journal: WriteJournal | None,
     ) -> None:
-        self._control: ControlSocket | None = None
+        self._control: messages.ControlSocket | None = None
         self._unsupervised_since = time.monotonic()
         self._folder = Path(configuration.folder)
         self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -209,7 +189,7 @@ class MemoryServer:
         self._loop = EventLoop(self._make_connection, configuration.max_connections_per_peer)
         self._listen()
         self._replicator = CopyReplicator(self._loop, self._report_replica)
-        self._last_stats = ServerStats()
+        self._last_stats = messages.ServerStats()
         self._attach_supervisor(control)
 
     def run(self) -> None:
@@ -247,24 +227,24 @@ class MemoryServer:
     def _accept_supervisor(self) -> None:
         sock, _ = self._control_listener.accept()
         if is_own_peer(sock):
-            self._attach_supervisor(ControlSocket(sock))
+            self._attach_supervisor(messages.ControlSocket(sock))
         else:
             sock.close()
 
-    def _attach_supervisor(self, control: ControlSocket) -> None:
+    def _attach_supervisor(self, control: messages.ControlSocket) -> None:
         """This one is the supervisor from now on; list everything that is held to it."""
         self._detach_supervisor()
         self._control = control
         self._loop.watch(control.fileno(), lambda _: self._receive(control))
-        self._send(HeldCopy((JOURNAL,)), [self._journal.fd])
-        for names in batches(one.copy for one in self._store.in_memory):
-            self._send(HeldCopy(names), [self._store.held[name].fd for name in names])
-        for names in batches(one.copy for one in self._store.held.values() if one.on_disk):
-            self._send(CopyOnDisk(names))
+        self._send(messages.HeldCopy((messages.JOURNAL,)), [self._journal.fd])
+        for names in messages.batches(one.copy for one in self._store.in_memory):
+            self._send(messages.HeldCopy(names), [self._store.held[name].fd for name in names])
+        for names in messages.batches(one.copy for one in self._store.held.values() if one.on_disk):
+            self._send(messages.CopyOnDisk(names))
         host, port = self._address
         endpoint = Endpoint(host, port, self._fingerprint, str(self._folder / DATA_SOCKET), self._store.incarnation)
         self._send(
-            ServerReady(
+            messages.ServerReady(
                 endpoint=endpoint,
                 key=self._store.key,
                 certificate=self._configuration.certificate,
@@ -281,7 +261,7 @@ class MemoryServer:
             self._control = None
             self._unsupervised_since = time.monotonic()
 
-    def _send(self, message: Message, fds: list[int] | None = None) -> None:
+    def _send(self, message: messages.Message, fds: list[int] | None = None) -> None:
         if self._control is None:
             return
         try:
@@ -295,12 +275,12 @@ class MemoryServer:
     def hold_elsewhere(self, backing: CopyFile) -> bool:
         """Have the supervisor hold a new copy, too; False where that is not possible just now."""
         if backing.on_disk:
-            self._send(CopyOnDisk((backing.copy,)))
+            self._send(messages.CopyOnDisk((backing.copy,)))
             return True
         if self._control is None:
             return True  # nobody is there to hold it; the next supervisor gets everything
         try:
-            return self._control.send_now(HeldCopy((backing.copy,)), [backing.fd])
+            return self._control.send_now(messages.HeldCopy((backing.copy,)), [backing.fd])
         except OSError:
             self._detach_supervisor()
             return True
@@ -311,29 +291,29 @@ class MemoryServer:
             if nonce and connection.nonce == nonce:
                 self._loop.drop(connection)
 
-    def _receive(self, control: ControlSocket) -> None:
+    def _receive(self, control: messages.ControlSocket) -> None:
         try:
             if control.waits_to_send and control.flush():
                 self._loop.watch_for(control.fileno(), select.EPOLLIN)
             received = control.receive()
             for _, fds in received:  # all of them before the first is handled: that may end the connection
-                close_all(fds)
+                messages.close_all(fds)
             for message, _ in received:
                 self._handle(message)
         except (EOFError, OSError, ProtocolError):
             if control is self._control:
                 self._detach_supervisor()
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: messages.Message) -> None:
         match message:
-            case SetHold():
+            case messages.SetHold():
                 self._hold_until_boot_ms = message.until_boot_ms
-            case FreeCopy():
+            case messages.FreeCopy():
                 for copy in message.copies:
                     self._replicator.cancel(copy)
                     self._store.free(copy, boot_ms())
-                self._send(CopyFreed(message.copies))
-            case MakeReplica():
+                self._send(messages.CopyFreed(message.copies))
+            case messages.MakeReplica():
                 backing = self._store.held.get(message.source) or self._store.create_untouched(message, boot_ms())
                 if backing is None or not backing.complete:
                     self._report_replica(message.source, message.generation, f"{message.source} is not here")
@@ -345,7 +325,7 @@ class MemoryServer:
                 else:
                     self._store.freeze(backing)
                     self._replicator.start(message, backing)
-            case SupervisorLeaving():
+            case messages.SupervisorLeaving():
                 if not self._store.held:
                     self._loop.stop()
             case _:
@@ -354,7 +334,7 @@ class MemoryServer:
     def _report_replica(self, source: str, generation: int, problem: str) -> None:
         if problem:
             log.warning("could not make a copy of %s: %s", source, problem)
-        self._send(ReplicaMade(source, generation, clipped(problem)))
+        self._send(messages.ReplicaMade(source, generation, clipped(problem)))
 
     # ------------------------------------------------------------------ timers
 
@@ -369,7 +349,7 @@ class MemoryServer:
             log.warning("hold expired: freeing all in-memory copies")
             self._hold_until_boot_ms = 0
             self._store.start_incarnation(now)
-            self._send(NewIncarnation(self._store.incarnation, self._store.key))
+            self._send(messages.NewIncarnation(self._store.incarnation, self._store.key))
         unsupervised_seconds = self._configuration.unsupervised_ms / 1000
         if self._control is None and time.monotonic() - self._unsupervised_since >= unsupervised_seconds:
             for backing in self._store.in_memory:
@@ -379,7 +359,7 @@ class MemoryServer:
                 log.info("no copies and no supervisor: ending")
                 self._loop.stop()
         counters = self._store.counters
-        stats = ServerStats(
+        stats = messages.ServerStats(
             resident_bytes=self._store.resident_bytes(),
             copies=len(self._store.held),
             reads=counters.reads,
@@ -397,23 +377,23 @@ class MemoryServer:
 
 def start_server(sock: socket.socket) -> MemoryServer | None:
     """Receive the configuration from the supervisor; None where a server cannot start with it, which is reported."""
-    control = ControlSocket(sock)
+    control = messages.ControlSocket(sock)
     held: list[CopyFile] = []
     journal: WriteJournal | None = None
-    configuration: ConfigureServer | None = None
+    configuration: messages.ConfigureServer | None = None
     is_complete = False
     try:
         for message, fds in _startup_messages(control):
             match message:
-                case ConfigureServer():
+                case messages.ConfigureServer():
                     configuration = message
-                case HeldCopy():
+                case messages.HeldCopy():
                     for name, fd in zip(message.copies, fds, strict=True):
-                        if name == JOURNAL:
+                        if name == messages.JOURNAL:
                             journal = WriteJournal(fd)
                         else:
                             held.append(CopyFile.take_over(fd))
-                case StartServing():
+                case messages.StartServing():
                     is_complete = True
                 case _:
                     break
@@ -426,18 +406,18 @@ def start_server(sock: socket.socket) -> MemoryServer | None:
     except (OSError, ValueError, ProtocolError) as error:
         log.error("cannot start: %s", error)
         with contextlib.suppress(OSError):
-            control.send(CommandFailed(clipped(f"the memory server cannot start: {error}")))
+            control.send(messages.CommandFailed(clipped(f"the memory server cannot start: {error}")))
         return None
 
 
-def _startup_messages(control: ControlSocket) -> Iterator[tuple[Message, list[int]]]:
+def _startup_messages(control: messages.ControlSocket) -> Iterator[tuple[messages.Message, list[int]]]:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         select.select([control], [], [], deadline - time.monotonic())
         try:
             for message, fds in control.receive():
                 yield message, fds
-                if isinstance(message, StartServing):
+                if isinstance(message, messages.StartServing):
                     return
         except EOFError:
             return

@@ -18,22 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.control_messages import (
-    JOURNAL,
-    ConfigureServer,
-    ControlSocket,
-    FreeCopy,
-    HeldCopy,
-    MakeReplica,
-    Message,
-    NewIncarnation,
-    ReplicaMade,
-    ServerReady,
-    StartServing,
-    SupervisorLeaving,
-    batches,
-    close_all,
-)
+from distributed_grid.memory.protocol import control_messages as messages
 from distributed_grid.memory.protocol.frames import TICKET_LIFE_MS, is_copy_id
 from distributed_grid.memory.server.copy_file import COPY_SUFFIX
 from distributed_grid.memory.server.copy_store import KEY_BYTES
@@ -46,7 +31,7 @@ from distributed_grid.wire import CopiesFreedReport, CopyMadeReport, MakeCopyOrd
 LOG_FILE: Final = "memory.log"
 MAX_LOG_BYTES: Final = 1024 * 1024
 INHERITED_VARIABLES: Final = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_START")
-_BEFORE_SERVING = (ConfigureServer, HeldCopy, StartServing, SupervisorLeaving)
+_BEFORE_SERVING = (messages.ConfigureServer, messages.HeldCopy, messages.StartServing, messages.SupervisorLeaving)
 
 
 class ServerProcess:
@@ -142,29 +127,29 @@ class ServerLink:
     Before a server serves, only its configuration and a farewell are sent to it.
     """
 
-    def __init__(self, on_message: Callable[[Message, list[int]], None], on_lost: Callable[[], None]) -> None:
+    def __init__(self, on_message: Callable[[messages.Message, list[int]], None], on_lost: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._control: ControlSocket | None = None
+        self._control: messages.ControlSocket | None = None
         self._process: ServerProcess | None = None
         self._received = asyncio.Event()
-        self._ready: ServerReady | None = None
+        self._ready: messages.ServerReady | None = None
 
     @property
     def is_connected(self) -> bool:
         return self._control is not None
 
     @property
-    def ready(self) -> ServerReady | None:
+    def ready(self) -> messages.ServerReady | None:
         """Report of the serving server; None before it serves."""
         return self._ready
 
-    def set_ready(self, ready: ServerReady) -> None:
+    def set_ready(self, ready: messages.ServerReady) -> None:
         self._ready = ready
 
     def connect(self, sock: socket.socket, process: ServerProcess | None) -> None:
         """Use this control socket from now on; `process` where this process started the server."""
-        self._control = control = ControlSocket(sock)
+        self._control = control = messages.ControlSocket(sock)
         self._process = process
         self._ready = None
         asyncio.get_running_loop().add_reader(control.fileno(), self._receive, control)
@@ -196,7 +181,7 @@ class ServerLink:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    def send(self, message: Message, fds: list[int] | None = None) -> None:
+    def send(self, message: messages.Message, fds: list[int] | None = None) -> None:
         """Send or queue this; nothing happens where there is no server for it."""
         if self._control is None or (self._ready is None and not isinstance(message, _BEFORE_SERVING)):
             return
@@ -205,14 +190,14 @@ class ServerLink:
             if self._control.waits_to_send:
                 asyncio.get_running_loop().add_writer(self._control.fileno(), self._flush, self._control)
 
-    def _flush(self, control: ControlSocket) -> None:
+    def _flush(self, control: messages.ControlSocket) -> None:
         done = True
         with contextlib.suppress(OSError):
             done = control.flush()
         if done:
             asyncio.get_running_loop().remove_writer(control.fileno())
 
-    def _receive(self, control: ControlSocket) -> None:
+    def _receive(self, control: messages.ControlSocket) -> None:
         try:
             for message, fds in control.receive():
                 self._on_message(message, fds)
@@ -275,14 +260,14 @@ class ServerIdentity:
         if not is_serving or self.order is None or self.order.node in ("", order.node):
             self.order = order
 
-    def must_restart_for(self, order: ServeMemoryOrder, ready: ServerReady) -> bool:
+    def must_restart_for(self, order: ServeMemoryOrder, ready: messages.ServerReady) -> bool:
         """Whether the server has to be replaced for this order."""
         if self.order is not None and self.order.node not in ("", order.node):
             return False
         moved = (order.host or DEFAULT_HOST) != ready.endpoint.host
         return moved or bool(order.certificate) != bool(ready.certificate)
 
-    def configuration(self) -> ConfigureServer:
+    def configuration(self) -> messages.ConfigureServer:
         """The first message to a new server. Where there is no incarnation to continue, one begins."""
         assert self.order is not None
         if self._incarnation is None:
@@ -292,7 +277,7 @@ class ServerIdentity:
             self._incarnation = saved or (secrets.token_hex(8), secrets.token_bytes(KEY_BYTES))
         order, (incarnation, key) = self.order, self._incarnation
         host = order.host or DEFAULT_HOST
-        return ConfigureServer(
+        return messages.ConfigureServer(
             folder=str(self._folder),
             host=host,
             port=self._address[1] if self._address[0] == host else 0,
@@ -306,7 +291,7 @@ class ServerIdentity:
             unsupervised_ms=self._unsupervised_ms,
         )
 
-    def adopt(self, ready: ServerReady) -> bool:
+    def adopt(self, ready: messages.ServerReady) -> bool:
         """Continue as this server; whether it has to be sent another hold than it has."""
         endpoint = ready.endpoint
         self._incarnation = (endpoint.incarnation, ready.key)
@@ -318,7 +303,7 @@ class ServerIdentity:
         self.hold_until_boot_ms = ready.hold_until_boot_ms
         return False
 
-    def change_incarnation(self, new: NewIncarnation) -> None:
+    def change_incarnation(self, new: messages.NewIncarnation) -> None:
         self._incarnation = (new.incarnation, new.key)
         self._floor_boot_ms = 0
         self.hold_until_boot_ms = 0
@@ -339,11 +324,11 @@ class HeldCopies:
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        return tuple(name for name in self.descriptors if name != JOURNAL)
+        return tuple(name for name in self.descriptors if name != messages.JOURNAL)
 
     @property
     def is_empty(self) -> bool:
-        return not self.descriptors.keys() - {JOURNAL} and not self.on_disk
+        return not self.descriptors.keys() - {messages.JOURNAL} and not self.on_disk
 
     def measure_bytes(self) -> int:
         return 512 * sum(os.fstat(fd).st_blocks for fd in self.descriptors.values())
@@ -362,36 +347,36 @@ class HeldCopies:
         if len(fds) < len(names):
             log.warning("too many open files: %d copies are held by the server alone", len(names) - len(fds))
         for name, fd in zip(names, fds, strict=False):
-            close_all([into.pop(name)] if name in into else [])
+            messages.close_all([into.pop(name)] if name in into else [])
             into[name] = fd
 
     def finish_listing(self) -> None:
         """Hold the listed copies, and no others."""
-        close_all(self.descriptors.values())
+        messages.close_all(self.descriptors.values())
         self.descriptors, self._incoming = self._incoming, {}
 
     def stop_listing(self) -> None:
         """The listing server is gone. Safe twice."""
-        close_all(self._incoming.values())
+        messages.close_all(self._incoming.values())
         self._incoming = {}
 
     def free(self, copies: Iterable[str]) -> None:
         """Stop holding these; those that are not here are no error."""
         for copy in copies:
             fd = self.descriptors.pop(copy, -1)
-            close_all([fd] if fd >= 0 else [])
+            messages.close_all([fd] if fd >= 0 else [])
             self.on_disk.discard(copy)
 
     def free_copies_in_memory(self) -> None:
         """Stop holding every copy in memory; the journal stays."""
-        journal = self.descriptors.pop(JOURNAL, -1)
+        journal = self.descriptors.pop(messages.JOURNAL, -1)
         self.free_memory()
         if journal >= 0:
-            self.descriptors[JOURNAL] = journal
+            self.descriptors[messages.JOURNAL] = journal
 
     def free_memory(self) -> None:
         """Release all copies in memory, the journal too. Safe twice."""
-        close_all(self.descriptors.values())
+        messages.close_all(self.descriptors.values())
         self.descriptors = {}
 
 
@@ -414,7 +399,7 @@ class PendingOrders:
         self._spill = spill
         self._is_needed = is_needed
         self._report = report
-        self._replicas: dict[tuple[str, int], MakeReplica] = {}
+        self._replicas: dict[tuple[str, int], messages.MakeReplica] = {}
         self._to_free: dict[str, bool] = {}  # and whether this server was asked
         self._freed: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -435,11 +420,11 @@ class PendingOrders:
         if not self._is_needed():
             self._report(CopyMadeReport(order.source, order.generation, "no memory server runs here"))
             return
-        replica = MakeReplica(order.source, order.generation, order.target, order.ticket)
+        replica = messages.MakeReplica(order.source, order.generation, order.target, order.ticket)
         self._replicas[order.source, order.generation] = replica
         self._link.send(replica)
 
-    def replica_made(self, answer: ReplicaMade) -> None:
+    def replica_made(self, answer: messages.ReplicaMade) -> None:
         if self._replicas.pop((answer.source, answer.generation), None) is not None:
             self._report(CopyMadeReport(answer.source, answer.generation, answer.problem))
 
@@ -469,8 +454,8 @@ class PendingOrders:
     def _flush(self) -> None:
         self._timer = None
         if self._link.ready is not None:
-            for names in batches([copy for copy, asked in self._to_free.items() if not asked]):
-                self._link.send(FreeCopy(names))
+            for names in messages.batches([copy for copy, asked in self._to_free.items() if not asked]):
+                self._link.send(messages.FreeCopy(names))
                 self._to_free.update(dict.fromkeys(names, True))
         elif not self._is_needed():
             for copy in list(self._to_free):

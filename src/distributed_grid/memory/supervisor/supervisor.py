@@ -16,22 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from distributed_grid.memory.protocol.control_messages import (
-    CommandFailed,
-    CopyFreed,
-    CopyOnDisk,
-    HeldCopy,
-    Message,
-    NewIncarnation,
-    ReplicaMade,
-    ServerReady,
-    ServerStats,
-    SetHold,
-    StartServing,
-    SupervisorLeaving,
-    batches,
-    close_all,
-)
+from distributed_grid.memory.protocol import control_messages as messages
 from distributed_grid.memory.server.server import SPILL_DIR
 from distributed_grid.memory.supervisor.server_process import (
     HeldCopies,
@@ -77,7 +62,7 @@ class ServerSupervisor:
         self._held = HeldCopies()
         self._link = ServerLink(self._on_message, self._on_lost)
         self._orders = PendingOrders(self._link, folder / SPILL_DIR, is_needed=self._is_needed, report=report)
-        self._stats = ServerStats()
+        self._stats = messages.ServerStats()
         self._problem = ""  # why the last server could not start
         self._hold_timer: asyncio.TimerHandle | None = None
         self._starting = asyncio.Lock()
@@ -85,7 +70,7 @@ class ServerSupervisor:
         self._stopped = False
 
     @property
-    def ready(self) -> ServerReady | None:
+    def ready(self) -> messages.ServerReady | None:
         """Report of the serving server; None if none serves."""
         return self._link.ready
 
@@ -117,7 +102,7 @@ class ServerSupervisor:
             await asyncio.gather(self._restart, return_exceptions=True)
             self._restart = None
         if self._link.is_connected:
-            self._link.send(SupervisorLeaving())
+            self._link.send(messages.SupervisorLeaving())
             if self._held.is_empty:
                 await self._link.wait_until(lambda: not self._link.is_connected, LEAVE_SECONDS)
             self._disconnect()
@@ -194,7 +179,7 @@ class ServerSupervisor:
         if until_boot_ms == self._identity.hold_until_boot_ms:
             return
         self._identity.hold_until_boot_ms = until_boot_ms
-        self._link.send(SetHold(until_boot_ms))
+        self._link.send(messages.SetHold(until_boot_ms))
         if self._hold_timer is None:
             self._check_hold()
 
@@ -265,9 +250,9 @@ class ServerSupervisor:
             self._link.connect(process.sock, process)
             self._begin_listing()
             self._link.send(configuration)
-            for names in batches(self._held.descriptors):
-                self._link.send(HeldCopy(names), [self._held.descriptors[name] for name in names])
-            self._link.send(StartServing())
+            for names in messages.batches(self._held.descriptors):
+                self._link.send(messages.HeldCopy(names), [self._held.descriptors[name] for name in names])
+            self._link.send(messages.StartServing())
             await self._link.wait_until_ready(deadline - loop.time())
             if self.ready is None:
                 self._disconnect()
@@ -313,38 +298,38 @@ class ServerSupervisor:
 
     # ------------------------------------------------------------------ messages of the server
 
-    def _on_message(self, message: Message, fds: list[int]) -> None:
+    def _on_message(self, message: messages.Message, fds: list[int]) -> None:
         match message:
-            case HeldCopy():
+            case messages.HeldCopy():
                 self._held.add(message.copies, fds, is_listed=self.ready is not None)
                 return
-            case CopyOnDisk():
+            case messages.CopyOnDisk():
                 self._held.on_disk.update(message.copies)
-            case ServerReady():
+            case messages.ServerReady():
                 self._held.finish_listing()
                 self._link.set_ready(message)
                 if self._identity.adopt(message):
-                    self._link.send(SetHold(self._identity.hold_until_boot_ms))
+                    self._link.send(messages.SetHold(self._identity.hold_until_boot_ms))
                 self._orders.resend()
-            case CommandFailed():
+            case messages.CommandFailed():
                 self._problem = message.problem
-            case NewIncarnation():
+            case messages.NewIncarnation():
                 self._held.free_copies_in_memory()
                 self._identity.change_incarnation(message)
                 if self.ready is not None:
                     endpoint = replace(self.ready.endpoint, incarnation=message.incarnation)
                     self._link.set_ready(replace(self.ready, endpoint=endpoint, key=message.key))
                     self._report_served()
-            case CopyFreed():
+            case messages.CopyFreed():
                 self._held.free(message.copies)
                 self._orders.copies_freed(message.copies)
-            case ReplicaMade():
+            case messages.ReplicaMade():
                 self._orders.replica_made(message)
-            case ServerStats():
+            case messages.ServerStats():
                 self._stats = message
             case _:
                 pass
-        close_all(fds)
+        messages.close_all(fds)
 
     def _report_served(self) -> None:
         for node in self._nodes:
