@@ -222,11 +222,11 @@ class ChildProcess(Generic[T]):
         try:
             self.send(request.command)
             async with asyncio.timeout(seconds):
-                found = await request.answer
+                report = await request.answer
         finally:
             del self._requests[number]
-        assert isinstance(found, answer)
-        return found
+        assert isinstance(report, answer)
+        return report
 
     async def _run(self, before: asyncio.Task[None] | None, socket_path: str) -> None:
         if before is not None:

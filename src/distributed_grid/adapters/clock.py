@@ -177,12 +177,12 @@ class AgeClock:
         self._saved: ClockState | None = None
         try:
             content = unsealed(path.read_bytes())
-            found = msgspec.json.decode(content, type=ClockState) if content is not None else None
+            state = msgspec.json.decode(content, type=ClockState) if content is not None else None
         except (OSError, msgspec.DecodeError):
-            found = None
-        if found is None and path.exists():
+            state = None
+        if state is None and path.exists():
             log.warning("%s cannot be used: ages begin anew, and nothing is deleted by age before its time", path)
-        self._state = found or ClockState(self._reading())
+        self._state = state or ClockState(self._reading())
         self.look()
 
     def look(self) -> ClockState:

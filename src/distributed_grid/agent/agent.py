@@ -375,8 +375,8 @@ class Agent:
     async def _observe_attempts(self) -> None:
         """Observe GPUs and checkpoint marks; the heartbeat does not wait for a driver or a file system that hangs."""
         running = self.host.running_trees()
-        own_pids = {proc.pid for one in running if one.spec.gpu_indexes for proc in one.processes()}
-        attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
+        own_pids = {proc.pid for tree in running if tree.spec.gpu_indexes for proc in tree.processes()}
+        attempts = [(tree.attempt_id, tree.fence, tree.spec.node) for tree in running]
         await self._gpu_observer.run(lambda: self._meter.sample_gpus(own_pids))
         await self._mark_observer.run(lambda: self._marks.observe(attempts))
         await self._disk_observer.run(self._meter.sample_disk)
@@ -397,15 +397,15 @@ class Agent:
         silent, problem = 0, ""
         while True:
             try:
-                said = await asyncio.to_thread(source.read)
+                announced = await asyncio.to_thread(source.read)
             except MetadataFailed as failure:
                 if not problem:  # once, until it is read again
                     log.warning("the notices of the cloud cannot be read: %s", failure)
                 problem = str(failure)
             else:
-                problem, silent = "", 0 if said is not None else silent + 1
-                if said is not None or silent >= SILENT_POLLS:
-                    self.machine_end.announce(METADATA, said)
+                problem, silent = "", 0 if announced is not None else silent + 1
+                if announced is not None or silent >= SILENT_POLLS:
+                    self.machine_end.announce(METADATA, announced)
             await asyncio.sleep(POLL_SECONDS)
 
     def _send_heartbeats(self) -> None:
@@ -562,7 +562,7 @@ class HostedCommands:
 
     def running(self) -> list[HostedCommand]:
         trees = self._host.running_trees()
-        return [HostedCommand(one.attempt_id, one.spec.grace_ms, one.stopping) for one in trees]
+        return [HostedCommand(tree.attempt_id, tree.spec.grace_ms, tree.stopping) for tree in trees]
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._guard.displace(attempt_id, why, in_ms)

@@ -117,10 +117,10 @@ class AgentDir:
     def read(self, name: str) -> dict[str, object]:
         """The content of a JSON file; empty where it is missing or broken."""
         try:
-            found = json.loads((self.path / name).read_bytes())
+            content = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def write(self, name: str, content: dict[str, object]) -> None:
         """Replace a JSON file atomically; on a full disk in place."""
@@ -327,8 +327,8 @@ def _addresses(agent_dir: AgentDir) -> list[str]:
     key = join_client.read_joined_key(agent_dir.path)
     if key is not None:
         return [address_towards(key.address.rpartition(":")[0].strip("[]"))]
-    found = agent_dir.read("link.json").get("address")
-    return [found] if isinstance(found, str) else []
+    address = agent_dir.read("link.json").get("address")
+    return [address] if isinstance(address, str) else []
 
 
 async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> str | None:

@@ -108,11 +108,11 @@ async def join(address: str | None, token: str, node: str | None, directory: Pat
 
 def read_joined_key(directory: Path) -> JoinedKey | None:
     """Key of an earlier `join`, if any."""
-    found = _read(directory / "joined.json")
-    if found is None:
+    fields = _read(directory / "joined.json")
+    if fields is None:
         return None
     try:
-        return JoinedKey(**{**found, "addresses": tuple(found.get("addresses", ()))})
+        return JoinedKey(**{**fields, "addresses": tuple(fields.get("addresses", ()))})
     except TypeError:
         raise GridError(f"{directory / 'joined.json'} cannot be used; join again") from None
 
@@ -228,7 +228,7 @@ def _authorization(joined: JoinedKey) -> dict[str, str]:
 def _whole(losses: Sequence[GridError]) -> GridError:
     """Common error of addresses that all failed."""
     message = "; ".join(map(str, losses))
-    return Refused(message) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(message)
+    return Refused(message) if all(isinstance(loss, OtherControlPlane) for loss in losses) else Unreachable(message)
 
 
 def _join(address: str | None, text: str, node: str | None, directory: Path) -> JoinedKey:
@@ -297,20 +297,20 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
         certificate = ssl.DER_cert_to_PEM_cert(der)
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        found = json.loads(answer.read(MAX_ANSWER_BYTES))
+        fields = json.loads(answer.read(MAX_ANSWER_BYTES))
     except (OSError, HTTPException, ValueError) as lost:
         raise Unreachable(f"{address} cannot be reached: {lost}") from lost
     finally:
         connection.close()
     if answer.status >= 500:
         raise Unreachable(f"{address} answered {answer.status}")
-    if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("node"), str):
-        error = found.get("error") if isinstance(found, dict) else None
+    if answer.status != 200 or not isinstance(fields, dict) or not isinstance(fields.get("node"), str):
+        error = fields.get("error") if isinstance(fields, dict) else None
         raise Refused(
             (str(error.get("message", ""))[:500] if isinstance(error, dict) else "")
             or f"{address} answered {answer.status}"
         )
-    return found, certificate
+    return fields, certificate
 
 
 def _fingerprint_of(certificate: str) -> str:
@@ -347,12 +347,12 @@ def _split(address: str) -> tuple[str, int]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as failure:
         raise GridError(f"cannot read {path}: {failure}") from failure
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

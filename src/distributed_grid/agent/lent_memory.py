@@ -315,12 +315,12 @@ class LocalMemory:
 
     async def start(self) -> None:
         """Find the memory servers that outlived the last agent."""
-        for one in self._lent.values():
-            await one.start()
+        for lent in self._lent.values():
+            await lent.start()
 
     async def stop(self) -> None:
         """Stop; servers with copies keep running. Safe twice."""
-        await asyncio.gather(*(one.stop() for one in self._lent.values()))
+        await asyncio.gather(*(lent.stop() for lent in self._lent.values()))
 
     def receive(self, order: wire.MemoryOrder | wire.MemoryReply) -> None:
         if not isinstance(order, wire.MemoryReply) and order.node in self._lent:
@@ -330,17 +330,17 @@ class LocalMemory:
         """The link in memory cannot break."""
 
     def set_owner_rules(self, rules: wire.OwnerRules | None) -> None:
-        for one in self._lent.values():
-            one.set_owner_rules(rules)
+        for lent in self._lent.values():
+            lent.set_owner_rules(rules)
 
     def report_served(self) -> None:
-        for one in self._lent.values():
-            one.report_served()
+        for lent in self._lent.values():
+            lent.report_served()
 
     def extend_hold(self, until_boot_ms: int) -> None:
         """Hold everything until then; 0 is without end."""
-        for one in self._lent.values():
-            one.extend_hold(until_boot_ms)
+        for lent in self._lent.values():
+            lent.extend_hold(until_boot_ms)
 
 
 def _is_as_ordered(endpoint: wire.Endpoint, host: str, order: wire.ServeMemoryOrder) -> bool:
@@ -388,7 +388,7 @@ def _addresses_of(name: str) -> list[str]:
     if not name:
         return []
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):  # the latter: nothing that a host can be called
         return []
 

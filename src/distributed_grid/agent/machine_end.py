@@ -99,7 +99,7 @@ class MachineEnd:
 
     @property
     def end(self) -> KnownEnd | None:
-        known = [one for one in self._ends.values() if one.ends_at_ms]
+        known = [known_end for known_end in self._ends.values() if known_end.ends_at_ms]
         return min(known, key=lambda one: one.ends_at_ms) if known else None
 
     @property
@@ -119,8 +119,8 @@ class MachineEnd:
         if said is None or said.withdrawn:
             if known is None or known.withdrawn:
                 return
-            why = said.why if said is not None else f"the notice was withdrawn: {known.why}"
-            self._ends[source] = KnownEnd(why, withdrawn=True)
+            reason = said.why if said is not None else f"the notice was withdrawn: {known.why}"
+            self._ends[source] = KnownEnd(reason, withdrawn=True)
         elif said.ends_in_ms is None:
             if known is not None and not known.withdrawn:
                 return
@@ -140,13 +140,13 @@ class MachineEnd:
 
     def reported(self) -> AnnouncedEnd | None:
         """End for the control plane: the earliest that it has not announced itself, counted from now."""
-        own = [one for source, one in self._ends.items() if source != CONTROL_PLANE]
+        own = [known_end for source, known_end in self._ends.items() if source != CONTROL_PLANE]
         if not own:
             return None
-        found = min(own, key=lambda one: (one.withdrawn, not one.ends_at_ms, one.ends_at_ms))
-        if found.withdrawn or not found.ends_at_ms:
-            return AnnouncedEnd(found.why, withdrawn=found.withdrawn)
-        return AnnouncedEnd(found.why, min(max(found.ends_at_ms - self._boot_ms(), 0), MAX_NOTICE_MS))
+        earliest = min(own, key=lambda one: (one.withdrawn, not one.ends_at_ms, one.ends_at_ms))
+        if earliest.withdrawn or not earliest.ends_at_ms:
+            return AnnouncedEnd(earliest.why, withdrawn=earliest.withdrawn)
+        return AnnouncedEnd(earliest.why, min(max(earliest.ends_at_ms - self._boot_ms(), 0), MAX_NOTICE_MS))
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
         """Tell and stop attempts in time, for ever."""
@@ -165,19 +165,19 @@ class MachineEnd:
                 self._work.withdraw_notice(attempt_id)
             self._noticed = {}
             return
-        why = f"this machine is taken away: {end.why}"
+        reason = f"this machine is taken away: {end.why}"
         noticed, self._noticed = self._noticed, {}
-        for one in self._work.running():
-            if one.stopping:
+        for command in self._work.running():
+            if command.stopping:
                 continue
-            told, stop_in = noticed.get(one.attempt_id, 0), end.stop_by_ms - one.grace_ms - now
-            if told and told < end.stop_by_ms:
-                self._work.withdraw_notice(one.attempt_id)
-            if told != end.stop_by_ms:
-                self._work.give_notice(one.attempt_id, why, max(stop_in, 0))
-            self._noticed[one.attempt_id] = end.stop_by_ms
+            deadline, stop_in = noticed.get(command.attempt_id, 0), end.stop_by_ms - command.grace_ms - now
+            if deadline and deadline < end.stop_by_ms:
+                self._work.withdraw_notice(command.attempt_id)
+            if deadline != end.stop_by_ms:
+                self._work.give_notice(command.attempt_id, reason, max(stop_in, 0))
+            self._noticed[command.attempt_id] = end.stop_by_ms
             if stop_in <= 0:
-                await self._work.stop(one.attempt_id, why, min(one.grace_ms, max(end.stop_by_ms - now, 0)))
+                await self._work.stop(command.attempt_id, reason, min(command.grace_ms, max(end.stop_by_ms - now, 0)))
 
 
 SOURCE_VARIABLE, METADATA_VARIABLE = "GRID_NOTICE_SOURCE", "GRID_METADATA_URL"
@@ -302,10 +302,10 @@ class Ec2Notices:
 
 def _spot_action(answer: MetadataAnswer) -> AnnouncedEnd:
     try:
-        said = json.loads(answer.text)
-        action = str(said["action"])[:40]
-        at = datetime.fromisoformat(said["time"])
-        ends_in_ms = round(1000 * (at.replace(tzinfo=at.tzinfo or UTC).timestamp() - answer.now))
+        notice = json.loads(answer.text)
+        action = str(notice["action"])[:40]
+        ends_at = datetime.fromisoformat(notice["time"])
+        ends_in_ms = round(1000 * (ends_at.replace(tzinfo=ends_at.tzinfo or UTC).timestamp() - answer.now))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as failure:
         raise MetadataFailed(f"invalid spot notice: {failure}") from failure
     return AnnouncedEnd(f"EC2 spot notice ({action})", min(max(ends_in_ms, 0), EC2_NOTICE_MS))

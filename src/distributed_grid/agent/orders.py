@@ -159,7 +159,10 @@ class OrderExecutor(Generic[Task]):
     def under_way(self) -> list[Task]:
         """Background tasks."""
         noticed = [task for task in self._displaced.values() if task is not None]
-        return [*(one.task for one in self._preparing.values() if one.task is not None), *noticed]
+        return [
+            *(preparation.task for preparation in self._preparing.values() if preparation.task is not None),
+            *noticed,
+        ]
 
     def starting(self, node: str, beat: int) -> tuple[str, ...]:
         """The attempts that the heartbeat `beat` of a node names: those that may have started, or may yet start, though
@@ -176,14 +179,14 @@ class OrderExecutor(Generic[Task]):
     def heartbeat_answered(self, node: str, beat: int) -> None:
         """The control plane has a heartbeat of this node: what that named may start for as long after it as after the
         first order."""
-        for one in self._preparing.values():
+        for preparation in self._preparing.values():
             if (
-                one.order.node == node
-                and one.listed_beat is not None
-                and one.listed_beat <= beat
-                and one.order.start_ms
+                preparation.order.node == node
+                and preparation.listed_beat is not None
+                and preparation.listed_beat <= beat
+                and preparation.order.start_ms
             ):
-                one.start_by_boot_ms = max(one.start_by_boot_ms, beat + one.order.start_ms)
+                preparation.start_by_boot_ms = max(preparation.start_by_boot_ms, beat + preparation.order.start_ms)
 
     def ended(self, attempt_id: str) -> None:
         """An attempt has ended: cancel its pending stop."""
@@ -272,10 +275,10 @@ class OrderExecutor(Generic[Task]):
         their report."""
         if not self._attempts.is_held:
             given_up, self._preparing = self._preparing, {}
-            for one in given_up.values():
-                if one.task is not None:
-                    self._tasks.cancel(one.task)
-                self._refuse_late(one.order)
+            for preparation in given_up.values():
+                if preparation.task is not None:
+                    self._tasks.cancel(preparation.task)
+                self._refuse_late(preparation.order)
         self._attempts.hold(until_boot_ms)
 
     def _refuse_late(self, order: StartAttemptOrder) -> None:

@@ -31,9 +31,9 @@ def variables_for(config_text: str, environ: Mapping[str, str]) -> dict[str, str
     names = set(_NAMED.findall(config_text))
     prefixes = tuple(
         prefix
-        for provider, found in LIBRARY_VARIABLES.items()
+        for provider, variables in LIBRARY_VARIABLES.items()
         if re.search(rf"\b{provider}\b", config_text)
-        for prefix in found
+        for prefix in variables
     )
     return {name: value for name, value in environ.items() if name in names or (prefixes and name.startswith(prefixes))}
 
@@ -66,10 +66,10 @@ def child_environment() -> dict[str, str]:
 def holds_home(directory: str | os.PathLike[str]) -> bool:
     """True if a directory is the user's home directory or above it, by whatever name it was reached."""
     try:
-        found = os.stat(directory)
+        status = os.stat(directory)
     except OSError:
         return False
-    return any(_is_at_or_above(found, home) for home in home_directories())
+    return any(_is_at_or_above(status, home) for home in home_directories())
 
 
 def home_directories() -> tuple[str, ...]:

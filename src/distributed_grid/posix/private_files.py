@@ -161,8 +161,8 @@ def distrust_of(path: str) -> str | None:
     folder = os.path.dirname(path) or "."
     try:
         for place, name in ((folder, "its folder"), (path, "it")):
-            for found in (os.lstat(place), os.stat(place)):
-                reason = _distrust(found, name)
+            for status in (os.lstat(place), os.stat(place)):
+                reason = _distrust(status, name)
                 if reason is not None:
                     return reason
     except OSError as failure:

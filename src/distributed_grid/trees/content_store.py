@@ -65,10 +65,10 @@ class ContentStore:
         """Whether this content is stored. Asking counts as a use."""
         path = self._path(digest)
         try:
-            found = os.stat(path, follow_symlinks=False)
-            if found.st_size != size:
+            status = os.stat(path, follow_symlinks=False)
+            if status.st_size != size:
                 return False  # cut short when the machine went down
-            if abs(time.time() - found.st_mtime) > TOUCH_SECONDS:
+            if abs(time.time() - status.st_mtime) > TOUCH_SECONDS:
                 os.utime(path, follow_symlinks=False)
         except FileNotFoundError:
             return False
@@ -117,10 +117,10 @@ class ContentStore:
 
         What is in `keep`, or was used within the grace period, stays even if that is too much.
         """
-        found = sorted(self._contents())
-        surplus = sum(size for _, size, _, _ in found) - max_bytes
+        contents = sorted(self._contents())
+        surplus = sum(size for _, size, _, _ in contents) - max_bytes
         freed = 0
-        for used_ns, size, digest, path in found:
+        for used_ns, size, digest, path in contents:
             if freed >= surplus:
                 break
             if digest in keep or abs(time.time_ns() - used_ns) < grace_seconds * 1e9:
@@ -146,10 +146,10 @@ class ContentStore:
             with os.scandir(f"{self.root}/{folder}") as entries:
                 for entry in entries:
                     try:
-                        found = entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
-                    yield found.st_mtime_ns, found.st_size, entry.name, entry.path
+                    yield status.st_mtime_ns, status.st_size, entry.name, entry.path
 
 
 class ContentStores:
@@ -192,10 +192,10 @@ class HashingWriter:
         """The digest of what was written, once it is what was announced."""
         if self._size is not None and self._written != self._size:
             raise ProtocolError(f"{self._label} ended after {self._written} of {self._size} bytes")
-        found = self._hash.hexdigest()
-        if digest is not None and found != digest:
-            raise ProtocolError(f"{self._label} arrived damaged: its digest is {found}, {digest} was announced")
-        return found
+        actual = self._hash.hexdigest()
+        if digest is not None and actual != digest:
+            raise ProtocolError(f"{self._label} arrived damaged: its digest is {actual}, {digest} was announced")
+        return actual
 
 
 def file_digest(fd: int) -> str:

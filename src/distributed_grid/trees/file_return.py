@@ -311,8 +311,8 @@ class ReturnDirectory:
     def _try_name(self, file: _IncomingFile, digest: str, name: bytes, folder: int, shown: str) -> bool:
         """Put the file under this name; False where a local file has it that must stay."""
         for _ in range(2):  # somebody may write to it meanwhile
-            found = _stat(name, folder)
-            if found is None:
+            existing = _stat(name, folder)
+            if existing is None:
                 whole = 0o777 if file.executable else 0o666
                 umask = self._policy.umask
                 if file.link(
@@ -324,7 +324,7 @@ class ReturnDirectory:
                     self._count(file, shown, is_new_bit=file.executable)
                     return True
                 continue
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(existing.st_mode):
                 return False
             local = _digest(name, folder)
             if local == digest:
@@ -333,10 +333,10 @@ class ReturnDirectory:
             known = {self._policy.shipped.get(shown), self._policy.fetched.get(shown)} - {None}
             if local not in known and not (self._policy.overwrite and name == file.names[-1]):
                 return False
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(existing.st_mode)
             is_new_bit = file.executable and not mode & stat.S_IXUSR
             mode |= (mode & 0o444) >> 2 if is_new_bit else 0
-            if file.replace(name, folder, mode, found, durable=self._policy.durable):
+            if file.replace(name, folder, mode, existing, durable=self._policy.durable):
                 self.report.replaced += 1
                 self._count(file, shown, is_new_bit=is_new_bit)
                 return True

@@ -95,16 +95,16 @@ def changed_files(
 ) -> ChangedFiles:
     """Leave out the files that are as they were shipped; only files of the same size are read for that."""
     before = {entry.path: entry for entry in shipped.entries}
-    found = tuple(entries)
-    if not before or not found:
-        return ChangedFiles(found)
+    current = tuple(entries)
+    if not before or not current:
+        return ChangedFiles(current)
     with translate_os_errors("the job's directory", "compare the files"):
         fd = os.dup(root) if isinstance(root, int) else open_root(root)
         try:
-            changed = tuple(entry for entry in found if not _is_as_shipped(fd, entry, before.get(entry.path)))
+            changed = tuple(entry for entry in current if not _is_as_shipped(fd, entry, before.get(entry.path)))
         finally:
             os.close(fd)
-    return ChangedFiles(changed, len(found) - len(changed))
+    return ChangedFiles(changed, len(current) - len(changed))
 
 
 def _is_as_shipped(root: int, entry: ManifestEntry, before: ManifestEntry | None) -> bool:
@@ -154,13 +154,13 @@ class _Selector:
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add the matching files of one directory; the subdirectories in which more may match."""
         below = []
-        with os.scandir(folder) as found:
-            for one in found:
-                name = os.fsencode(one.name)
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                name = os.fsencode(entry.name)
                 path = b"/".join((*names, name))
                 matching = self._patterns.matches(path)
                 self._matched.update(matching)
-                if one.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False):
                     if matching or self._patterns.may_match_below(path):
                         below.append(name)
                 elif matching:

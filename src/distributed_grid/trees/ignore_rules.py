@@ -81,8 +81,8 @@ class _LastMatch:
         self._pattern = re.compile(b"|".join(b"(" + pattern + b")" for _, pattern in newest_first), re.DOTALL)
 
     def last(self, path: bytes) -> int:
-        found = self._pattern.fullmatch(path)
-        return -1 if found is None or found.lastindex is None else self._numbers[found.lastindex - 1]
+        match = self._pattern.fullmatch(path)
+        return -1 if match is None or match.lastindex is None else self._numbers[match.lastindex - 1]
 
 
 class _Layer(Struct, frozen=True):
@@ -134,10 +134,10 @@ class GridIgnoreMatcher(IgnoreMatcher, frozen=True):
     """The rules of `.gridignore` files alone: nothing else is ignored."""
 
     def inside(self, folder: int, path: bytes) -> GridIgnoreMatcher:
-        found = _read_ignore_file(folder, GRIDIGNORE, path)
-        if found is None:
+        content = _read_ignore_file(folder, GRIDIGNORE, path)
+        if content is None:
             return self
-        return GridIgnoreMatcher(grid=(_Layer(IgnoreRules(found), len(path) + 1 if path else 0), *self.grid))
+        return GridIgnoreMatcher(grid=(_Layer(IgnoreRules(content), len(path) + 1 if path else 0), *self.grid))
 
 
 def rules_for(root: bytes, *, own_dirs: Iterable[bytes] = ()) -> IgnoreMatcher:

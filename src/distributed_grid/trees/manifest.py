@@ -102,16 +102,16 @@ def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LI
 
 def encode_listing_pages(entries: Iterable[ManifestEntry], max_bytes: int) -> list[bytes]:
     """Rows of a list of files in parts of at most `max_bytes`, which are lists themselves."""
-    found: list[list[bytes]] = [[]]
+    pages: list[list[bytes]] = [[]]
     size = 0
     for entry in entries:
         row = msgspec.msgpack.encode(_row(entry))
-        if found[-1] and size + len(row) > max_bytes - _LIST_HEAD_BYTES:
-            found.append([])
+        if pages[-1] and size + len(row) > max_bytes - _LIST_HEAD_BYTES:
+            pages.append([])
             size = 0
-        found[-1].append(row)
+        pages[-1].append(row)
         size += len(row)
-    return [msgspec.msgpack.encode([msgspec.Raw(row) for row in rows]) if rows else b"" for rows in found]
+    return [msgspec.msgpack.encode([msgspec.Raw(row) for row in rows]) if rows else b"" for rows in pages]
 
 
 def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...]:

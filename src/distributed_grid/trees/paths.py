@@ -125,9 +125,9 @@ def pattern_regex(pattern: bytes) -> bytes:
     if not rest:
         return first
     *middle, last = rest
-    found = first + b"/" if runs[0] else b""
-    found += b"".join(b"(?>(?:[^/]+/)*?" + run + b"/)" for run in middle if run)
-    return found + (b"(?:[^/]+/)*" + last if runs[-1] else b".+")
+    regex = first + b"/" if runs[0] else b""
+    regex += b"".join(b"(?>(?:[^/]+/)*?" + run + b"/)" for run in middle if run)
+    return regex + (b"(?:[^/]+/)*" + last if runs[-1] else b".+")
 
 
 def is_malformed(pattern: bytes) -> bool:
@@ -158,27 +158,27 @@ def _split(tokens: list[bytes], mark: bytes) -> list[list[bytes]]:
 
 def _tokens(pattern: bytes) -> list[bytes] | None:
     tokens: list[bytes] = []
-    at = 0
-    while at < len(pattern):
-        byte = pattern[at : at + 1]
-        at += 1
+    position = 0
+    while position < len(pattern):
+        byte = pattern[position : position + 1]
+        position += 1
         if byte == b"*":
-            end = at + len(pattern[at:]) - len(pattern[at:].lstrip(b"*"))
-            tokens.append(_STAR if end == at else _STARS)
-            at = end
+            end = position + len(pattern[position:]) - len(pattern[position:].lstrip(b"*"))
+            tokens.append(_STAR if end == position else _STARS)
+            position = end
         elif byte == b"?":
             tokens.append(b"[^/]")
         elif byte == b"[":
-            chosen = _bracket_regex(pattern, at)
+            chosen = _bracket_regex(pattern, position)
             if chosen is None:
                 return None
-            token, at = chosen
+            token, position = chosen
             tokens.append(token)
         elif byte == b"\\":
-            if at == len(pattern):
+            if position == len(pattern):
                 return None
-            tokens.append(re.escape(pattern[at : at + 1]))
-            at += 1
+            tokens.append(re.escape(pattern[position : position + 1]))
+            position += 1
         else:
             tokens.append(re.escape(byte))
     return tokens

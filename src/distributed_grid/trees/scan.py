@@ -120,9 +120,9 @@ class Survey:
         if self._deadline is not None:
             self._refuse(so_far="")
         if self._secrets is not None:
-            self.withheld, dropped = self._secrets.settle(one.path for one in self.found)
+            self.withheld, dropped = self._secrets.settle(surveyed.path for surveyed in self.found)
             if dropped:
-                self.found = [one for one in self.found if one.path not in dropped]
+                self.found = [surveyed for surveyed in self.found if surveyed.path not in dropped]
 
     def _visit_directory(
         self, path: bytes, walker: DirectoryWalker, above: IgnoreMatcher, zone: SecretZone
@@ -274,7 +274,7 @@ def scan_directory(
             secrets = SecretFilter(tree, allowed)
             survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files, secrets=secrets)
             survey.walk(rules_for(tree, own_dirs=ignored))
-            links = {one.path: one.target for one in survey.found if one.kind == "link"}
+            links = {surveyed.path: surveyed.target for surveyed in survey.found if surveyed.kind == "link"}
             for path in sorted(links):
                 if leads_outside(path, links):
                     link = f"{display_path(path)} -> {display_path(links[path])}"
@@ -318,18 +318,22 @@ class _Scanner:
     def read_entries(self, root: int, found: list[SurveyedFile]) -> list[ManifestEntry]:
         entries = []
         with DirectoryWalker(root) as walker:
-            for one in sorted(found, key=lambda one: one.path.split(b"/")):
-                if one.kind != "file":
-                    entries.append(ManifestEntry(to_text(one.path), one.kind, 0, one.mode, target=to_text(one.target)))
+            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
+                if surveyed.kind != "file":
+                    entries.append(
+                        ManifestEntry(
+                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
+                        )
+                    )
                     continue
-                fd = open_surveyed(walker, one, self.skipped)
+                fd = open_surveyed(walker, surveyed, self.skipped)
                 if fd is None:
                     continue
                 try:
-                    digest, size = self._store_content(fd, one.path)
+                    digest, size = self._store_content(fd, surveyed.path)
                 finally:
                     os.close(fd)
-                entries.append(ManifestEntry(to_text(one.path), "file", size, one.mode, digest))
+                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
         self._cache.save()
         return entries
 
@@ -360,13 +364,13 @@ class _Scanner:
         if size <= READ_BYTES:
             content = os.pread(fd, size + 1, 0)
             return self._store.add(content), len(content)
-        at = 0
+        offset = 0
         with self._store.writer() as writer:
-            while part := os.pread(fd, READ_BYTES, at):
+            while part := os.pread(fd, READ_BYTES, offset):
                 writer.write(part)
-                at += len(part)
-                self._check_growth(at)
-            return writer.finish(), at
+                offset += len(part)
+                self._check_growth(offset)
+            return writer.finish(), offset
 
     def _check_growth(self, size: int) -> None:
         if size > self._bytes_left:

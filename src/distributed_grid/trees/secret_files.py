@@ -130,10 +130,10 @@ def is_withheld(top: str, path: bytes) -> bool:
     for depth in range(len(names)):
         rules = _rules_inside(top, b"/".join(names[:depth]), rules)
         below, is_directory = b"/".join(names[: depth + 1]), depth + 1 < len(names)
-        found = secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=False)
-        if found is None:
+        inside = secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=False)
+        if inside is None:
             return True
-        zone = found
+        zone = inside
     return False
 
 

@@ -88,11 +88,11 @@ class _Lister:
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add what is in one directory; the names of its subdirectories."""
         below = []
-        with os.scandir(folder) as found:
-            for one in found:
-                name = os.fsencode(one.name)
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                name = os.fsencode(entry.name)
                 path = b"/".join((*names, name))
-                seen = one.stat(follow_symlinks=False)
+                seen = entry.stat(follow_symlinks=False)
                 if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
                     raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
                 if stat.S_ISDIR(seen.st_mode):
@@ -176,18 +176,22 @@ class TreeDigests:
         entries: list[ManifestEntry] = []
         kept: dict[bytes, tuple[Fingerprint, str]] = {}
         with DirectoryWalker(root) as walker:
-            for one in sorted(found, key=lambda one: one.path.split(b"/")):
-                if one.kind != "file":
-                    entries.append(ManifestEntry(to_text(one.path), one.kind, 0, one.mode, target=to_text(one.target)))
+            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
+                if surveyed.kind != "file":
+                    entries.append(
+                        ManifestEntry(
+                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
+                        )
+                    )
                     continue
-                fd = open_surveyed(walker, one, skipped)
+                fd = open_surveyed(walker, surveyed, skipped)
                 if fd is None:
                     continue
                 try:
-                    digest, size = self._digest(fd, one.path, kept)
+                    digest, size = self._digest(fd, surveyed.path, kept)
                 finally:
                     os.close(fd)
-                entries.append(ManifestEntry(to_text(one.path), "file", size, one.mode, digest))
+                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
         self._known = kept
         return entries
 
@@ -198,12 +202,14 @@ class TreeDigests:
         if known is not None and known[0] == fingerprint(before):
             kept[path] = known
             return known[1], before.st_size
-        found, at = hashlib.sha256(), 0
-        while at < before.st_size and (part := os.pread(fd, min(READ_BYTES, before.st_size - at), at)):
-            found.update(part)
-            at += len(part)
-        digest = found.hexdigest()
+        hasher, offset = hashlib.sha256(), 0
+        while offset < before.st_size and (part := os.pread(fd, min(READ_BYTES, before.st_size - offset), offset)):
+            hasher.update(part)
+            offset += len(part)
+        digest = hasher.hexdigest()
         settled = read_at_ns - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
-        if at == before.st_size and settled:  # file system clocks are coarse: one that changed just now is read again
+        if (
+            offset == before.st_size and settled
+        ):  # file system clocks are coarse: one that changed just now is read again
             kept[path] = (fingerprint(before), digest)
-        return digest, at
+        return digest, offset

@@ -191,8 +191,8 @@ def _has_content(entry: ManifestEntry, name: bytes, folder: int) -> bool:
     except OSError:
         return False
     try:
-        found = os.fstat(fd)
-        if found.st_size != entry.size or found.st_nlink != 1:
+        status = os.fstat(fd)
+        if status.st_size != entry.size or status.st_nlink != 1:
             return False
         digest = hashlib.sha256()
         while part := os.read(fd, READ_BYTES):
@@ -347,8 +347,8 @@ def _temporary_name() -> bytes:
 
 def _refuse_non_file(name: bytes, folder: int, path: str) -> None:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise Refused(f"'{display_path(path)}' cannot be written: what exists {describe_file_type(name, folder)}")

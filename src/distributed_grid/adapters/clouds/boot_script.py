@@ -207,7 +207,7 @@ def _addresses(token: str) -> tuple[str, str]:
         addresses, fingerprint, _, _ = read_token(token)
     except ValueError:
         return "", ""
-    safe = (one for one in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", one))
+    safe = (address for address in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", address))
     return " ".join(list(safe)[:MAX_ADDRESSES]), str(fingerprint)
 
 

@@ -363,9 +363,9 @@ class GCPCloudProvider(CloudProviderBase):
 
     def create(self, order: WorkerOrder) -> WorkerInstance:
         """Insert the machine and wait until Google has made it; one that is there is compared with the order."""
-        why, deadline = f"create {order.worker_id}", self._deadline()
+        action, deadline = f"create {order.worker_id}", self._deadline()
         try:
-            return self._create(order, why, deadline)
+            return self._create(order, action, deadline)
         except GridError as failure:
             text = str(failure)  # Google may quote the boot script
             for value in order.environ.values():
@@ -380,8 +380,8 @@ class GCPCloudProvider(CloudProviderBase):
             return []
         machines = self._labelled({LABELS.grid: grid_id}, "list", self._deadline())
         return [
-            worker_instance(machine, at)
-            for machine, at in machines
+            worker_instance(machine, time)
+            for machine, time in machines
             if is_ours(machine, labels_of(machine).get(LABELS.worker, ""), grid_id)
         ]
 
@@ -392,24 +392,26 @@ class GCPCloudProvider(CloudProviderBase):
 
     def terminate(self, worker_id: str, grid_id: str) -> None:
         """Have the machine deleted, with its disk. No key goes with it: Google would repeat a failure."""
-        why, deadline = f"terminate {worker_id}", self._deadline()
-        seen = self._find(worker_id, grid_id, why, deadline)
+        action, deadline = f"terminate {worker_id}", self._deadline()
+        seen = self._find(worker_id, grid_id, action, deadline)
         if seen is None:
             return
         path = f"/zones/{zone_of(seen[0])}/instances/{seen[0]['name']}"
         try:
-            self._api.call("DELETE", path, deadline, why=why)
+            self._api.call("DELETE", path, deadline, why=action)
         except ApiFailure as failure:
             if failure.status != 404:
-                raise call_error(failure, why) from None
+                raise call_error(failure, action) from None
 
     def offers(self) -> Sequence[WorkerOffer]:
         """Each kind of worker on each market, spot first, of each machine type, in each zone; in the config's order."""
-        why, deadline, settings = "offers", self._deadline(), self._settings
+        action, deadline, settings = "offers", self._deadline(), self._settings
         if not settings.machine_types:
             raise BadInput("providers.gcp.machine_types names no machine type, such as {cpu: e2-standard-4}")
         markets = [SPOT, STANDARD] if settings.preemptible_enabled else [STANDARD]
-        limits = {region: self._limits(region, why, deadline) for region in dict.fromkeys(map(region_of, self._where))}
+        limits = {
+            region: self._limits(region, action, deadline) for region in dict.fromkeys(map(region_of, self._where))
+        }
         offers: list[WorkerOffer] = []
         for kind, shapes in shapes_of(settings).items():
             for market in markets:
@@ -417,7 +419,7 @@ class GCPCloudProvider(CloudProviderBase):
                     for zone in self._where:
                         key = (wanted.shape.machine_type, zone)
                         if key not in self._machine_types:
-                            answer = self._get(f"/zones/{zone}/machineTypes/{key[0]}", why, deadline)
+                            answer = self._get(f"/zones/{zone}/machineTypes/{key[0]}", action, deadline)
                             if answer is None:
                                 continue  # the zone does not have this type
                             self._machine_types[key] = answer.body
@@ -431,11 +433,11 @@ class GCPCloudProvider(CloudProviderBase):
 
     def check(self) -> Sequence[str]:
         """Credentials, permissions, image and machine types, each by a call that changes nothing."""
-        why, deadline, settings = "check", self._deadline(), self._settings
+        action, deadline, settings = "check", self._deadline(), self._settings
         lines = [self._api.source_of_credentials()]
         needed = needed_permissions(settings)
         try:
-            granted = set(self._api.granted(needed, deadline, why=why))
+            granted = set(self._api.granted(needed, deadline, why=action))
         except ApiFailure as failure:
             lines.append(f"which permissions there are cannot be asked: {failure.message}")
         else:
@@ -445,7 +447,7 @@ class GCPCloudProvider(CloudProviderBase):
         image = image_path(settings.image)  # an image or a family of images, maybe of another project
         other = image.removeprefix("projects/") if image.startswith("projects/") else ""
         project, _, rest = other.partition("/")
-        if self._get(f"/{rest or image}", why, deadline, project=project) is None:
+        if self._get(f"/{rest or image}", action, deadline, project=project) is None:
             raise Refused(f"providers.gcp.image: there is no image {image}, or the credentials may not read it")
         lines.append(f"image {image}")
         offers = self.offers()

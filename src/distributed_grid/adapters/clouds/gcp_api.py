@@ -300,10 +300,10 @@ class ComputeApi:
         if not isinstance(answer, dict):
             raise Unreachable(f"{why}: Google answered with something that is not JSON")
         try:
-            at = parsedate_to_datetime(response.headers.get("Date") or "").timestamp()
+            seconds = parsedate_to_datetime(response.headers.get("Date") or "").timestamp()
         except ValueError:
-            at = time.time()
-        return ApiAnswer(answer, at)
+            seconds = time.time()
+        return ApiAnswer(answer, seconds)
 
     def _open(self) -> None:
         """Load the library and the credentials, once."""

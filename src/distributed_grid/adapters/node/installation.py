@@ -93,8 +93,8 @@ def python_minor(facts: NodeFacts) -> tuple[int, int]:
 
 def libc_version(facts: NodeFacts) -> tuple[int, int]:
     """C library of the node; (0, 0) if unknown."""
-    found = re.match(r"(\d+)\.(\d+)", facts.libc_version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", facts.libc_version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def gather_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
@@ -106,8 +106,8 @@ def source_signature() -> str:
     """Digest of names, sizes and times of the packed files; quicker than packing."""
     digest = hashlib.sha256(repr([(name, find_distribution(name).version) for name in AGENT_PACKAGES]).encode())
     for path in sorted(_own_files()):
-        found = path.stat()
-        digest.update(f"{path}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
+        status = path.stat()
+        digest.update(f"{path}\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -133,8 +133,8 @@ def own_wheel() -> Wheel:
 
 
 def _own_files() -> list[Path]:
-    found = (path for path in PACKAGE.rglob("*") if path.is_file())
-    return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
+    files = (path for path in PACKAGE.rglob("*") if path.is_file())
+    return [path for path in files if "__pycache__" not in path.parts and path.suffix != ".pyc"]
 
 
 def find_distribution(name: str) -> metadata.Distribution:
@@ -145,11 +145,11 @@ def find_distribution(name: str) -> metadata.Distribution:
 
 
 def _wheel_for(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
-    found = find_distribution(name)
+    distribution = find_distribution(name)
     return (
-        repack(found, facts)
-        or find_cached(name, found.version, facts, cache)
-        or download(name, found.version, facts, cache, environ)
+        repack(distribution, facts)
+        or find_cached(name, distribution.version, facts, cache)
+        or download(name, distribution.version, facts, cache, environ)
     )
 
 
@@ -218,7 +218,7 @@ def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Ma
     command += ["--only-binary=:all:", "--no-deps", "--python-version", minor, "--implementation", "cp"]
     for name_of in platforms_of(facts):
         command += ["--platform", name_of]
-    what = f"{name} {version} for Python {minor} on {facts.machine} ({facts.libc or 'unknown C library'})"
+    wheel = f"{name} {version} for Python {minor} on {facts.machine} ({facts.libc or 'unknown C library'})"
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
         command += ["--dest", folder, f"{name}=={version}"]
         try:
@@ -232,16 +232,16 @@ def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Ma
             )
         except subprocess.TimeoutExpired:
             raise NodeOperationFailed(
-                f"{what} could not be downloaded within {DOWNLOAD_SECONDS:g} s", final=False
+                f"{wheel} could not be downloaded within {DOWNLOAD_SECONDS:g} s", final=False
             ) from None
-        found = sorted(Path(folder).glob("*.whl"))
-        if done.returncode or not found:
-            said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        wheels = sorted(Path(folder).glob("*.whl"))
+        if done.returncode or not wheels:
+            lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
             raise NodeOperationFailed(
-                f"{what} could not be downloaded: {said[-1][:300] if said else 'pip said nothing'}"
+                f"{wheel} could not be downloaded: {lines[-1][:300] if lines else 'pip said nothing'}"
             )
-        kept = cache / found[0].name
-        found[0].replace(kept)
+        kept = cache / wheels[0].name
+        wheels[0].replace(kept)
     return Wheel(kept.name, kept.read_bytes())
 
 
@@ -386,32 +386,34 @@ def ray_requirements(facts: NodeFacts) -> list[str]:
     """Ray with its dashboard, and what that stands on, as this environment has it and the node's Python asks for."""
     python = "{}.{}".format(*python_minor(facts))
     environment = {"python_version": python, "python_full_version": facts.python, "platform_machine": facts.machine}
-    found: dict[str, set[str]] = {}
+    needed: dict[str, set[str]] = {}
     ahead = [("ray", frozenset({"", "default"}))]
     while ahead:
         name, extras = ahead.pop()
-        fresh = extras - found.setdefault(name, set())
+        fresh = extras - needed.setdefault(name, set())
         if not fresh:
             continue
-        found[name] |= fresh
+        needed[name] |= fresh
         try:
             requirements = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             raise NodeOperationFailed(f"{name}, which Ray needs, is not installed here; type: make ray") from None
         for text in requirements:
-            one = Requirement(text)
-            if one.marker is None or any(one.marker.evaluate({**environment, "extra": extra}) for extra in fresh):
-                ahead.append((canonicalize_name(one.name), frozenset({"", *one.extras})))
-    return sorted(found)
+            requirement = Requirement(text)
+            if requirement.marker is None or any(
+                requirement.marker.evaluate({**environment, "extra": extra}) for extra in fresh
+            ):
+                ahead.append((canonicalize_name(requirement.name), frozenset({"", *requirement.extras})))
+    return sorted(needed)
 
 
 def _ray_wheel(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> WheelFile:
-    found = find_distribution(name)
-    tag = compatible_tag(found, facts)
-    path = _repack_to_file(found, tag, cache) if tag else None
+    distribution = find_distribution(name)
+    tag = compatible_tag(distribution, facts)
+    path = _repack_to_file(distribution, tag, cache) if tag else None
     if path is None:
-        kept = find_cached(name, found.version, facts, cache)
-        path = cache / (kept or download(name, found.version, facts, cache, environ)).name
+        kept = find_cached(name, distribution.version, facts, cache)
+        path = cache / (kept or download(name, distribution.version, facts, cache, environ)).name
     return _describe(str(path), path.stat().st_mtime_ns)
 
 

@@ -64,10 +64,10 @@ def agent_dir_of(request: Map) -> str:
 def make_private_dir(folder: str) -> None:
     """Have a directory that only its owner can use."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ScriptError("%s is not a directory of your own" % folder)
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         os.chmod(folder, 0o700)
 
 
@@ -220,8 +220,8 @@ def receive_wheels(wheels: List[Map], source: BinaryIO) -> None:
             os.replace(fresh, path)
         os.utime(path)  # young again: nobody sweeps it away before it is unpacked
         with open(path, "rb") as file:
-            found = hashlib.sha256(file.read()).hexdigest()
-        if found != digest:
+            actual = hashlib.sha256(file.read()).hexdigest()
+        if actual != digest:
             os.unlink(path)
             raise ScriptError("%s arrived damaged; try again" % wheel["name"])
 
@@ -280,13 +280,13 @@ def unpack(path: str, target: str) -> None:
 
 
 def file_sizes(root: str) -> List[Tuple[str, int]]:
-    found = []
+    sizes = []
     for where, _, names in os.walk(root):
         for name in names:
             path = os.path.join(where, name)
             if not os.path.islink(path):
-                found.append((os.path.relpath(path, root), os.stat(path).st_size))
-    return found
+                sizes.append((os.path.relpath(path, root), os.stat(path).st_size))
+    return sizes
 
 
 def used_versions() -> List[str]:
@@ -417,8 +417,8 @@ def start_agent(folder: str, version: str) -> int:
         process.kill()
         process.wait()
         raise ScriptError("the agent did not come up within %d s; see %s" % (START_SECONDS, log))
-    said = read_text(log)[before:].strip().splitlines()
-    raise ScriptError("the agent ended while starting: %s" % (said[-1][:300] if said else "see " + log))
+    lines = read_text(log)[before:].strip().splitlines()
+    raise ScriptError("the agent ended while starting: %s" % (lines[-1][:300] if lines else "see " + log))
 
 
 def retire(request: Map, source: BinaryIO) -> Map:
@@ -442,8 +442,8 @@ def starting_agents(folder: str) -> Iterator[int]:
     give a process that command: only this user's count."""
     command = "\0".join(("distributed_grid.agent", "--dir", folder, ""))
     for name in filter(str.isdigit, list_dir("/proc")):
-        said = read_text("/proc", name, "cmdline")
-        if command in said and "\0--end\0" not in said and owner_of(os.path.join("/proc", name)) == os.geteuid():
+        listing = read_text("/proc", name, "cmdline")
+        if command in listing and "\0--end\0" not in listing and owner_of(os.path.join("/proc", name)) == os.geteuid():
             yield int(name)
 
 
@@ -514,8 +514,8 @@ def stop_jobs(folder: str, version: str) -> None:
     except subprocess.TimeoutExpired:
         raise ScriptError("jobs are still being stopped after %d s; try again" % END_SECONDS) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ScriptError("jobs could not be stopped: %s" % (said[-1][:300] if said else "exit %d" % done.returncode))
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ScriptError("jobs could not be stopped: %s" % (lines[-1][:300] if lines else "exit %d" % done.returncode))
 
 
 # ---------------------------------------------------------------- what jobs have left
@@ -549,8 +549,8 @@ def list_results(request: Map, source: BinaryIO) -> Map:
     except subprocess.TimeoutExpired:
         raise ScriptError("the results could not be listed within %d s" % LIST_SECONDS) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1][:300] if said else "exit %d" % done.returncode
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1][:300] if lines else "exit %d" % done.returncode
         raise ScriptError("the results could not be listed: %s%s" % (reason, again))
     return {"results": json.loads(done.stdout.decode())}
 
@@ -581,10 +581,10 @@ def dropped_output(jobs: str, attempt: str, name: str) -> int:
     """Bytes at the head of an output file that its shim has dropped; 0 where none were."""
     try:
         with open(os.path.join(jobs, ".control", attempt, "output.json")) as file:
-            found = json.loads(file.read(MAX_SOCKET_BYTES * 10))
+            counts = json.loads(file.read(MAX_SOCKET_BYTES * 10))
     except (OSError, ValueError):
         return 0
-    dropped = found.get(name) if isinstance(found, dict) else None
+    dropped = counts.get(name) if isinstance(counts, dict) else None
     return dropped if type(dropped) is int else 0
 
 
@@ -653,8 +653,8 @@ def handle(request: Map, source: BinaryIO) -> Optional[Map]:
 def main() -> None:
     os.umask(0o077)
     if sys.version_info < MIN_PYTHON:
-        found = "it has Python %d.%d, at least %d.%d is needed; set `python:` for this node"
-        send_message({"failed": found % (sys.version_info[:2] + MIN_PYTHON)})
+        template = "it has Python %d.%d, at least %d.%d is needed; set `python:` for this node"
+        send_message({"failed": template % (sys.version_info[:2] + MIN_PYTHON)})
         return
     source = sys.stdin.buffer
     while True:

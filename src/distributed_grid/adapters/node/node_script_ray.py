@@ -83,17 +83,17 @@ def ray_dir(request: Map) -> str:
 def ray_inspect(request: Map, source: BinaryIO) -> Map:
     """Which Python and Ray would be used, and what runs of ours; without `versions` only the interpreter,
     where there is one, and the latter."""
-    found = ray_state(ray_dir(request))
-    if found["state"] == "stopped":
+    state = ray_state(ray_dir(request))
+    if state["state"] == "stopped":
         check_ports(request.get("ports") or {})
     if request.get("versions", True):
-        found.update(query_versions(find_ray_python(request)))
+        state.update(query_versions(find_ray_python(request)))
     else:
         try:
-            found["interpreter"] = find_ray_python(request)
+            state["interpreter"] = find_ray_python(request)
         except ScriptError:  # removed while Ray runs
-            found["interpreter"] = ""
-    return found
+            state["interpreter"] = ""
+    return state
 
 
 def find_ray_python(request: Map) -> str:
@@ -105,10 +105,10 @@ def find_ray_python(request: Map) -> str:
             raise ScriptError("Ray is not installed there; type: grid cluster install --ray %s" % request["node"])
         return os.path.join(VERSIONS, version, "bin", "python")
     path = os.path.expanduser(wanted) if wanted.startswith("~/") else wanted
-    found = shutil.which(path)
-    if not found:
+    path_found = shutil.which(path)
+    if not path_found:
         raise ScriptError("it has no %s (`ray.python`)" % wanted)
-    return found
+    return path_found
 
 
 def query_versions(python: str) -> Map:
@@ -116,8 +116,8 @@ def query_versions(python: str) -> Map:
     try:
         asked = [python, "-c", VERSION_QUERY]
         done = subprocess.run(asked, capture_output=True, timeout=QUERY_SECONDS, cwd="/", check=False)
-        said = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
-        versions = {"python": str(said["python"]), "ray": str(said["ray"])}
+        answer = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
+        versions = {"python": str(answer["python"]), "ray": str(answer["ray"])}
     except (OSError, ValueError, KeyError, IndexError, TypeError, subprocess.SubprocessError):
         raise ScriptError("%s does not say which Python it is" % python) from None
     if not versions["ray"]:
@@ -197,19 +197,19 @@ def own_processes(note: Map) -> Set[int]:
     leads = start_ticks(session) if session else 0
     if leads and leads != note.get("leader_start"):
         session = 0  # the number belongs to somebody else now, so nobody of ours can be left under it
-    found, parents = set(), {}
+    pids, parents = set(), {}
     for name in os.listdir("/proc"):
         fields = read_text("/proc/%s/stat" % name).rpartition(")")[2].split() if name.isdigit() else []
         if len(fields) > 3 and fields[0] not in "ZX":
             parents[int(name)] = int(fields[1])
             is_in = session and int(fields[3]) == session
             if is_in or wanted in read_bytes("/proc/%s/environ" % name).split(b"\0"):
-                found.add(int(name))
+                pids.add(int(name))
     while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
+        more = {pid for pid, parent in parents.items() if parent in pids} - pids
         if not more:
-            return found
-        found |= more
+            return pids
+        pids |= more
 
 
 def read_bytes(path: str) -> bytes:
@@ -385,8 +385,8 @@ def run_ray_start(command: List[str], environ: Dict[str, str], folder: str, note
             raise ScriptError("Ray did not start within %d s; see %s" % (RAY_SECONDS, log))
         time.sleep(0.05)
     if process.returncode:
-        why = read_last_error(log)
-        raise (RayStartTimeout if "timed out during startup" in why else ScriptError)("Ray did not start: %s" % why)
+        error = read_last_error(log)
+        raise (RayStartTimeout if "timed out during startup" in error else ScriptError)("Ray did not start: %s" % error)
     return os.path.basename(os.readlink(latest))
 
 
@@ -408,8 +408,10 @@ def answers(head: Tuple[str, int]) -> bool:
 
 
 def read_last_error(log: str) -> str:
-    said = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
-    telling = [line for line in said if re.search(r"\b\w*(Error|Exception)\b", line)] or [line for line in said if line]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
+    telling = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b", line)] or [
+        line for line in lines if line
+    ]
     return telling[-1][:300] if telling else "see " + log
 
 
@@ -429,21 +431,22 @@ def check_ports(ports: Map, seconds: float = 0.0) -> None:
         listening = listeners()
     for name, port in ports.items():
         if int(port) in listening:
-            who = describe_holder(listening[int(port)])
+            holder = describe_holder(listening[int(port)])
             raise ScriptError(
-                "port %d is taken by %s, which this grid did not start; end that, or set `ray.%s`" % (port, who, name)
+                "port %d is taken by %s, which this grid did not start; end that, or set `ray.%s`"
+                % (port, holder, name)
             )
 
 
 def listeners() -> Dict[int, str]:
     """The inode of the socket that listens on each port of this machine."""
-    found = {}
+    inodes = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in read_text(table).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == "0A":
-                found[int(fields[1].rpartition(":")[2], 16)] = fields[9]
-    return found
+                inodes[int(fields[1].rpartition(":")[2], 16)] = fields[9]
+    return inodes
 
 
 def describe_holder(inode: str) -> str:
@@ -537,11 +540,11 @@ def send(pid: int, number: int) -> None:
 def resolve_address(request: Map, source: BinaryIO) -> Map:
     """The address that a name has here."""
     try:
-        found = socket.getaddrinfo(str(request["host"]), None, proto=socket.IPPROTO_TCP)
+        entries = socket.getaddrinfo(str(request["host"]), None, proto=socket.IPPROTO_TCP)
     except OSError as failure:
         raise ScriptError("%s is not known there: %s" % (request["host"], failure)) from None
-    addresses: List[str] = [str(entry[4][0]) for entry in found]
-    chosen: Optional[str] = next((one for one in addresses if ":" not in one), addresses[0])
+    addresses: List[str] = [str(entry[4][0]) for entry in entries]
+    chosen: Optional[str] = next((address for address in addresses if ":" not in address), addresses[0])
     return {"address": chosen}
 
 

@@ -180,8 +180,8 @@ async def relay(reader: Any, writer: Any, other_reader: Any, other_writer: Any) 
     """Copy between two connections in both directions, until either ends."""
     copies = [asyncio.create_task(_copy(reader, other_writer)), asyncio.create_task(_copy(other_reader, writer))]
     await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
-    for one in copies:
-        one.cancel()
+    for copy in copies:
+        copy.cancel()
     for ended in await asyncio.gather(*copies, return_exceptions=True):
         if isinstance(ended, Exception):
             log.warning("a relayed connection broke off: %s: %s", type(ended).__name__, ended)

@@ -96,14 +96,14 @@ class ScriptSession(ABC):
 
 
 def _file_chunks(files: Sequence[Path], say: Say) -> Iterator[bytes]:
-    total, sent, said = sum(file.stat().st_size for file in files), 0, -1
+    total, sent, shown = sum(file.stat().st_size for file in files), 0, -1
     for file in files:
         with file.open("rb") as source:
             while chunk := source.read(CHUNK_BYTES):
                 yield chunk
                 sent += len(chunk)
-                if (tenth := 10 * sent // total) != said:
-                    said = tenth
+                if (tenth := 10 * sent // total) != shown:
+                    shown = tenth
                     say(f"sending {total / 1e6:.0f} MB of wheels: {10 * tenth} %")
 
 

@@ -254,10 +254,10 @@ class GpuProbe:
         newest, older = (
             getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_{version}") for version in ("v3", "v2")
         )
-        found: list[Any] | None = self._query(
+        processes: list[Any] | None = self._query(
             newest, handle, otherwise=lambda: self._query(older, handle, otherwise=None)
         )
-        return found
+        return processes
 
     def _query(self, query: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
         """The result of a query; `otherwise` (called if callable) where this driver or device does not support it."""

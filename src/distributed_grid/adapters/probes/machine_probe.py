@@ -168,8 +168,8 @@ def _number(file: Path) -> int | None:
 
 def _field(file: Path, name: str) -> int | None:
     """Number beside a name in a file of `name number` lines."""
-    _, found, rest = f"\n{_text(file)}".partition(f"\n{name} ")
-    return int(rest.partition("\n")[0]) if found else None
+    _, name_found, rest = f"\n{_text(file)}".partition(f"\n{name} ")
+    return int(rest.partition("\n")[0]) if name_found else None
 
 
 def _text(file: Path) -> str:

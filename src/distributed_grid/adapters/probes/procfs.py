@@ -42,8 +42,8 @@ def read_memory(root: Path) -> MemoryInfo:
 
 
 def _kilobytes(text: bytes, name: bytes) -> int | None:
-    _, found, rest = (b"\n" + text).partition(b"\n%s:" % name)
-    return int(rest.split(maxsplit=1)[0]) if found else None
+    _, key_found, rest = (b"\n" + text).partition(b"\n%s:" % name)
+    return int(rest.split(maxsplit=1)[0]) if key_found else None
 
 
 def read_busy_ms(root: Path, cores: Collection[bytes]) -> int:
@@ -54,7 +54,7 @@ def read_busy_ms(root: Path, cores: Collection[bytes]) -> int:
             break
         columns = line.split()
         if columns[0] in cores:
-            ticks += sum(int(columns[at]) for at in _BUSY_COLUMNS)
+            ticks += sum(int(columns[column]) for column in _BUSY_COLUMNS)
     return ticks * TICK_MS
 
 
@@ -84,7 +84,7 @@ class Disk(Struct, frozen=True):
 def physical_cores(root: Path, cores: Sequence[int]) -> int:
     """Cores, with hyper-threads of one core counted once; all of them if the topology is unknown."""
     topology = [root / f"sys/devices/system/cpu/cpu{core}/topology" for core in cores]
-    whole = {(_read_text(at / "physical_package_id"), _read_text(at / "core_id")) for at in topology}
+    whole = {(_read_text(folder / "physical_package_id"), _read_text(folder / "core_id")) for folder in topology}
     return len(cores) if ("", "") in whole else len(whole)
 
 
@@ -115,14 +115,16 @@ def disks() -> tuple[Disk, ...]:
     """The disks with a file system on them, and the one `/` is on, each once. Network file systems are left out."""
     import psutil  # slow to import, and only this needs it
 
-    found: dict[str, Disk] = {}
+    disks_by_device: dict[str, Disk] = {}
     mounted = [(part.device, part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=False)]
     for device, mountpoint, kind in sorted(mounted, key=lambda one: len(one[1])):
-        if device not in found and Path(mountpoint).is_dir():  # a file can be mounted on, too: containers do it
-            found.update(_describe_disk(device, mountpoint, kind))
-    if not any(disk.mountpoint == "/" for disk in found.values()):
-        found = _describe_disk("/", "/", "") | found
-    return tuple(found.values())
+        if (
+            device not in disks_by_device and Path(mountpoint).is_dir()
+        ):  # a file can be mounted on, too: containers do it
+            disks_by_device.update(_describe_disk(device, mountpoint, kind))
+    if not any(disk.mountpoint == "/" for disk in disks_by_device.values()):
+        disks_by_device = _describe_disk("/", "/", "") | disks_by_device
+    return tuple(disks_by_device.values())
 
 
 def _describe_disk(device: str, mountpoint: str, kind: str) -> dict[str, Disk]:
@@ -150,13 +152,13 @@ def is_raylet(pid: int, besides: str = "") -> bool:
     """
     try:
         program = os.readlink(f"/proc/{pid}/exe")
-        found, runner = os.stat(f"/proc/{pid}/exe"), os.stat(f"/proc/{pid}").st_uid
+        status, runner = os.stat(f"/proc/{pid}/exe"), os.stat(f"/proc/{pid}").st_uid
     except OSError:  # ended, or another user's
         return False
     if besides and program.startswith(os.path.join(os.path.realpath(besides), "")):
         return False
-    is_trusted = found.st_uid in (0, os.geteuid()) or found.st_uid != runner
-    return program.endswith(RAYLET_PROGRAM) and is_trusted and not found.st_mode & 0o002
+    is_trusted = status.st_uid in (0, os.geteuid()) or status.st_uid != runner
+    return program.endswith(RAYLET_PROGRAM) and is_trusted and not status.st_mode & 0o002
 
 
 def find_raylets() -> Iterator[int]:
@@ -187,29 +189,29 @@ class OpenSockets:
 
 def read_open_sockets(proc: str = "/proc") -> OpenSockets:
     """All sockets now. A table that this kernel does not have is empty."""
-    found = OpenSockets()
+    sockets = OpenSockets()
     for name in ("tcp", "tcp6"):
         for state, local, remote, inode in _inet_rows(f"{proc}/net/{name}"):
             if state == _TCP_LISTEN:
-                found.listening[inode] = f"tcp {_address(local)}"
+                sockets.listening[inode] = f"tcp {_address(local)}"
             elif state not in _NO_CONNECTION and not remote.endswith(b":0000"):
-                found.connected.add(inode)
+                sockets.connected.add(inode)
     for name in ("udp", "udp6"):
         for _, local, remote, inode in _inet_rows(f"{proc}/net/{name}"):
             if not remote.endswith(b":0000"):
-                found.connected.add(inode)
+                sockets.connected.add(inode)
             elif not local.endswith(b":0000"):
-                found.listening[inode] = f"udp {_address(local)}"
+                sockets.listening[inode] = f"udp {_address(local)}"
     peers = _unix_peers()
     for line in _lines(f"{proc}/net/unix"):
         columns = line.split(maxsplit=7)
         inode = int(columns[6])
         path = columns[7].decode(errors="replace") if len(columns) > 7 else ""
         if int(columns[3], 16) & _UNIX_LISTENS:
-            found.listening[inode] = f"unix {path}".rstrip()
+            sockets.listening[inode] = f"unix {path}".rstrip()
         elif columns[5] == _UNIX_CONNECTED:
-            found.unix_peers[inode] = peers.get(inode)
-    return found
+            sockets.unix_peers[inode] = peers.get(inode)
+    return sockets
 
 
 def _inet_rows(path: str) -> list[tuple[bytes, bytes, bytes, int]]:
@@ -229,7 +231,7 @@ def _lines(path: str) -> list[bytes]:
 def _address(text: bytes) -> str:
     """An address of the kernel's tables in words: words of 32 bits in the machine's own order, and the port."""
     host, _, port = text.decode().partition(":")
-    words = (int(host[at : at + 8], 16) for at in range(0, len(host), 8))
+    words = (int(host[start : start + 8], 16) for start in range(0, len(host), 8))
     address = ip_address(b"".join(struct.pack("=I", word) for word in words))
     shown = "*" if address.is_unspecified else f"[{address}]" if address.version == 6 else str(address)
     return f"{shown}:{int(port, 16)}"
@@ -252,18 +254,18 @@ def _unix_peers() -> dict[int, int]:
 
 def _take_peers(data: bytes, peers: dict[int, int]) -> bool:
     """Take in one datagram of a dump; whether more will come."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, at)
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, *_ = _HEADER.unpack_from(data, offset)
         if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < _HEADER.size:
             return False
         if kind == _SOCK_DIAG_BY_FAMILY:
-            inode = _MESSAGE.unpack_from(data, at + _HEADER.size)[4]
-            part = at + _HEADER.size + _MESSAGE.size
-            while part + 4 <= at + length:
+            inode = _MESSAGE.unpack_from(data, offset + _HEADER.size)[4]
+            part = offset + _HEADER.size + _MESSAGE.size
+            while part + 4 <= offset + length:
                 size, name = struct.unpack_from("=HH", data, part)
                 if name == _UNIX_DIAG_PEER and size >= 8:
                     peers[inode] = struct.unpack_from("=I", data, part + 4)[0]
                 part += max((size + 3) & ~3, 4)
-        at += (length + 3) & ~3
+        offset += (length + 3) & ~3
     return True

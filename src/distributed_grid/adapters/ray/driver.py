@@ -102,8 +102,8 @@ def _probe_request(host: str, port: int, method: str, token: str) -> tuple[str, 
 
 
 def _version(answer: bytes) -> str:
-    found = re.search(rb"(\d+\.\d+\.\d+)", answer)
-    return found[1].decode() if found else ""
+    match = re.search(rb"(\d+\.\d+\.\d+)", answer)
+    return match[1].decode() if match else ""
 
 
 class RayConnectError(Exception):
@@ -195,9 +195,9 @@ def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> Prob
         raise RayConnectError(silent)
     probed = _probe(host, port, client=client)
     if not probed.accepts:
-        why = "does not accept this token" if own_token() else "asks for a token"
+        refusal = "does not accept this token" if own_token() else "asks for a token"
         raise RayConnectError(
-            f"Ray at {address} {why}; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and try again", final=True
+            f"Ray at {address} {refusal}; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and try again", final=True
         )
     return probed
 

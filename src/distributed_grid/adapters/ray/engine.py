@@ -239,7 +239,7 @@ class RayEngine:
 
 def batched(items: Iterable[T]) -> list[tuple[T, ...]]:
     rest = tuple(items)
-    return [rest[at : at + messages.MAX_GROUPS] for at in range(0, len(rest), messages.MAX_GROUPS)]
+    return [rest[start : start + messages.MAX_GROUPS] for start in range(0, len(rest), messages.MAX_GROUPS)]
 
 
 def _settle(future: asyncio.Future[str] | None, result: str) -> None:

@@ -134,9 +134,9 @@ class NodeActor:
         if process is None:
             return ""
         with contextlib.suppress(TimeoutError):
-            said = await asyncio.wait_for(process.stderr.read(MAX_STDERR_BYTES), 2.0)
+            output = await asyncio.wait_for(process.stderr.read(MAX_STDERR_BYTES), 2.0)
             await asyncio.wait_for(process.wait(), 2.0)
-            return str(said.decode(errors="replace"))
+            return str(output.decode(errors="replace"))
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         return ""

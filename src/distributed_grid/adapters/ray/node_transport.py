@@ -135,8 +135,8 @@ class RayScriptSession(ScriptSession):
         while b"\n" not in self._buffer:
             data = await self._transport.read(self._number)
             if not data:
-                said = str(await self._transport.call("close", self._number)).strip().splitlines()
-                raise NodeOperationFailed("its script ended" + (f": {said[-1][:300]}" if said else ""))
+                lines = str(await self._transport.call("close", self._number)).strip().splitlines()
+                raise NodeOperationFailed("its script ended" + (f": {lines[-1][:300]}" if lines else ""))
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line + b"\n"

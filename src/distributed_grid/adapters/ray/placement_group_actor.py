@@ -129,10 +129,10 @@ class PlacementGroupActor:
     def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
         # What a node has in all; asked for seldom, because Ray counts every group among it.
-        at, totals = self._nodes
-        if node not in totals or time.monotonic() - at > TOTALS_SECONDS:
-            alive = (one for one in self._ray.nodes() if one["Alive"])
-            plain = {one["NodeID"]: {k: v for k, v in one["Resources"].items() if "_group_" not in k} for one in alive}
+        read_at, totals = self._nodes
+        if node not in totals or time.monotonic() - read_at > TOTALS_SECONDS:
+            alive = (row for row in self._ray.nodes() if row["Alive"])
+            plain = {row["NodeID"]: {k: v for k, v in row["Resources"].items() if "_group_" not in k} for row in alive}
             self._nodes = (time.monotonic(), plain)
         has = self._nodes[1].get(node)
         if has is None:
@@ -146,8 +146,8 @@ class PlacementGroupActor:
     def _expects_room(self, node: str, resources: Resources) -> bool:
         """True if Ray had enough free a moment ago: then waiting for Ray's answer is cheaper than polling."""
         with self._lock:
-            at, free = self._room
-            if time.monotonic() - at > ROOM_SECONDS:
+            read_at, free = self._room
+            if time.monotonic() - read_at > ROOM_SECONDS:
                 free = self._free_per_node()
                 self._room = (time.monotonic(), free)
             there = free.get(node, {})
@@ -226,7 +226,7 @@ class PlacementGroupActor:
         # What we have of each node, what was freed a moment ago included: Ray does not call that free at once.
         sums: dict[str, Resources] = {}
         lately = time.monotonic() - RETURN_SECONDS
-        self._returning = [one for one in self._returning if one[0] > lately]
+        self._returning = [entry for entry in self._returning if entry[0] > lately]
         for _, node, resources in [*self._made.values(), *self._returning]:
             there = sums.setdefault(node, {})
             for kind, amount in resources.items():
@@ -247,7 +247,7 @@ class PlacementGroupActor:
         ]
         groups = self._list_groups() if full else None
         marked, self._marked = self._marked, set()
-        made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
+        made = [(name, *entry) for name, entry in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
         client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
         return {
             "session": f"{self._ray.get_runtime_context().gcs_address}/{client.cluster_id.hex()}",
@@ -263,17 +263,17 @@ class PlacementGroupActor:
 
     def _free_per_node(self) -> dict[str, Resources]:
         state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
-        found: dict[str, Resources] = state.available_resources_per_node()
-        return found
+        resources: dict[str, Resources] = state.available_resources_per_node()
+        return resources
 
     def _list_groups(self) -> list[tuple[str, str]]:
         """The names of all groups that are named as ours and were not removed, each with the node it is on."""
-        found = []
+        groups = []
         for row in self._ray.util.placement_group_table().values():
             if row["name"].startswith(PREFIX) and row["state"] != "REMOVED" and self._is_ours(row["name"]):
                 made = row["state"] == "CREATED"
-                found.append((row["name"], next(iter(row["bundles_to_node_id"].values()), "") if made else "nowhere"))
-        return found
+                groups.append((row["name"], next(iter(row["bundles_to_node_id"].values()), "") if made else "nowhere"))
+        return groups
 
     def _is_ours(self, name: str) -> bool:
         """Whether a group is in our own namespace: another grid's groups are not ours to remove."""

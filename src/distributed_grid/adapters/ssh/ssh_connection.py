@@ -82,14 +82,14 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
     user, port = hop.user, hop.port or SSH_PORT
     keys = _KeyRing(hop, auth_sock)
     try:
-        found = asyncssh.SSHClientConnectionOptions(
+        options = asyncssh.SSHClientConnectionOptions(
             config=(), host=hop.host, **_explicit_options(hop), client_keys=None
         )
-        user, port = found.username, found.port
+        user, port = options.username, options.port
         if not chain:
-            for before in _configured_jumps(found.tunnel, hop):
+            for before in _configured_jumps(options.tunnel, hop):
                 await _extend(chain, before, auth_sock)
-        await _connect_hop(chain, hop, found, keys)
+        await _connect_hop(chain, hop, options, keys)
     except (NodeOperationFailed, asyncssh.Error, OSError, ValueError, TimeoutError) as failure:
         raise _explain(failure, hop, user=user, port=port, keys=keys.advice()) from failure
 
@@ -385,7 +385,7 @@ class SshScriptSession(ScriptSession):
 
     async def _last_words(self) -> str:
         """Reason of a script's end without an answer."""
-        said = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip().splitlines()
+        lines = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip().splitlines()
         done = await self._process.wait()
         if done.exit_status == NO_PYTHON:
             return "it has no Python; install Python 3.11 or newer there, or set `python:` for this node"
@@ -393,7 +393,7 @@ class SshScriptSession(ScriptSession):
             return f"it has no {self._python} (`python:` of this node)"
         if done.exit_status is None:
             return "the connection was lost while it worked"
-        return f"its shell ended with {done.exit_status}" + (f": {said[-1][:300]}" if said else "")
+        return f"its shell ended with {done.exit_status}" + (f": {lines[-1][:300]}" if lines else "")
 
 
 async def start_session(connection: SshConnection, target: SshTarget, script: bytes | None = None) -> SshScriptSession:

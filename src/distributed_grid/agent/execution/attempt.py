@@ -266,7 +266,9 @@ class RunningAttempt:
         overdue_ms = now - self.stop.kill_at_boot_ms
         signums = [STOP_SIGNALS.get(self.stop.kind, STOP_SIGNALS["cancelled"])]
         signums += [KILL_SIGNAL] if overdue_ms >= 0 else []
-        is_there = all(process_tree.send_signal(self.shim, one) for one in (*signums, signal.SIGUSR1, signal.SIGCONT))
+        is_there = all(
+            process_tree.send_signal(self.shim, number) for number in (*signums, signal.SIGUSR1, signal.SIGCONT)
+        )
         if is_there and overdue_ms >= TREE_OVERDUE_MS:
             left = process_tree.descendants(self.shim.pid, self.exempt)
             process_tree.signal_all(left, signal.SIGKILL)
@@ -289,7 +291,7 @@ DAMAGED = "its record is damaged; nothing of it is left"
 
 def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAttempt], list[str]]:
     """The attempts whose end is not acknowledged, oldest first, each as ordered; and those whose record is damaged."""
-    found, damaged = [], []
+    attempts, damaged = [], []
     for live in tuple(Path(root, job_dir.LIVE).iterdir()):
         try:
             with JobDir(root, live.name) as job:
@@ -298,17 +300,17 @@ def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAtt
         except (FileNotFoundError, NotADirectoryError, ValueError):
             spec, began = None, False
         if spec is not None:
-            found.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
+            attempts.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
         elif began:
             damaged.append(live.name)
         else:  # the last agent died before it had written what to run
             remove_file(str(live))
-    return sorted(found, key=lambda one: (one.launched_boot_ms, one.id)), damaged
+    return sorted(attempts, key=lambda one: (one.launched_boot_ms, one.id)), damaged
 
 
 def find_hold_key(attempts: list[RunningAttempt]) -> str:
     """Key of the hold of these attempts, of this boot; empty if there is none."""
-    specs = (one.spec for one in attempts if isinstance(one.spec, SpecRecord))
+    specs = (attempt.spec for attempt in attempts if isinstance(attempt.spec, SpecRecord))
     return next((spec.hold_key for spec in specs if spec.boot == boot_id()), "")
 
 

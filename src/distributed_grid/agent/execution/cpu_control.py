@@ -135,17 +135,17 @@ class Throttler:
     def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
         """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
         self._mark(True)
-        fresh = [one for one in self._running() if one.attempt_id not in spared]
-        for one in fresh:
-            process_tree.stop_tree(one.shim.pid, one.exempt)
-            self._paused.add(one.attempt_id)
+        fresh = [tree for tree in self._running() if tree.attempt_id not in spared]
+        for tree in fresh:
+            process_tree.stop_tree(tree.shim.pid, tree.exempt)
+            self._paused.add(tree.attempt_id)
         return fresh
 
     def resume(self, attempt_id: str | None = None) -> None:
         """Resume one, or all, paused attempts within the limits of `throttle`."""
         resumed = self._paused & {attempt_id} if attempt_id is not None else self._paused
         self._paused = self._paused - resumed
-        _signal([one for one in self._host.running_trees() if one.attempt_id in resumed], signal.SIGCONT)
+        _signal([tree for tree in self._host.running_trees() if tree.attempt_id in resumed], signal.SIGCONT)
 
     def release(self) -> None:
         """Let everything run freely again. Safe twice."""
@@ -164,7 +164,7 @@ class Throttler:
     def _running(self) -> list[RunningTree]:
         """Trees that are neither being stopped nor paused."""
         trees = self._host.running_trees()
-        return [one for one in trees if not one.stopping and one.attempt_id not in self._paused]
+        return [tree for tree in trees if not tree.stopping and tree.attempt_id not in self._paused]
 
     def _mark(self, throttled: bool) -> None:
         if throttled == self._marked:
@@ -177,10 +177,10 @@ class Throttler:
 
 
 def _signal(trees: list[RunningTree], signum: int) -> None:
-    for one in trees:
-        now = process_tree.read_process(one.shim.pid)
-        if now is not None and now.start == one.shim.start:  # else another process has its pid by now
-            process_tree.signal_all(one.processes(), signum)
+    for tree in trees:
+        now = process_tree.read_process(tree.shim.pid)
+        if now is not None and now.start == tree.shim.start:  # else another process has its pid by now
+            process_tree.signal_all(tree.processes(), signum)
 
 
 def mark_throttled(root: str) -> None:

@@ -123,13 +123,13 @@ class TreeSize:
     def _add(self, entry: os.DirEntry[str]) -> None:
         here = self._open[-1]
         try:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:
             return
-        if found.st_dev != self._device:
+        if status.st_dev != self._device:
             return
-        if stat.S_ISDIR(found.st_mode):
-            self._bytes += ENTRY_BYTES + found.st_blocks * BLOCK_BYTES
+        if stat.S_ISDIR(status.st_mode):
+            self._bytes += ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
             if len(self._open) < MAX_DEPTH:
                 try:
                     fd = os.open(entry.name, _FLAGS, dir_fd=here.fd)
@@ -137,14 +137,14 @@ class TreeSize:
                     return
                 self._enter(fd)
             return
-        size = ENTRY_BYTES + found.st_blocks * BLOCK_BYTES
-        if found.st_nlink > 1:
-            if found.st_ino in self._linked:
+        size = ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
+        if status.st_nlink > 1:
+            if status.st_ino in self._linked:
                 size = 0
             elif len(self._linked) < self._max_linked:
-                self._linked.add(found.st_ino)
+                self._linked.add(status.st_ino)
             else:
-                size //= found.st_nlink
+                size //= status.st_nlink
         if len(self._open) == 1 and entry.name in self._apart:
             self._apart_bytes += size
         else:
@@ -343,14 +343,16 @@ class DiskGuard:
         """On a full disk, end the attempt that has written most."""
         if not self._full_since:
             return
-        running = [one for one in self._watched.values() if not one.is_counting]
-        is_fresh = all(one.began_ms >= self._full_since and not one.size.is_under_way for one in running)
+        running = [watched for watched in self._watched.values() if not watched.is_counting]
+        is_fresh = all(watched.began_ms >= self._full_since and not watched.size.is_under_way for watched in running)
         if not is_fresh and boot_ms() < self._full_since + FRESH_MS:
             return
         reserve = disk_reserve(self._disk_bytes)
-        if any(one.tree.stopping and one.written_bytes >= reserve for one in running):  # its end comes first
+        if any(
+            watched.tree.stopping and watched.written_bytes >= reserve for watched in running
+        ):  # its end comes first
             return
-        written = {one.tree.attempt_id: one.written_bytes for one in running if not one.tree.stopping}
+        written = {watched.tree.attempt_id: watched.written_bytes for watched in running if not watched.tree.stopping}
         attempt_id = largest_writer(written, reserve)
         if attempt_id is None:
             return

@@ -147,12 +147,12 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
     name = argv[0]
     if "/" in name:
         return name
-    found = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
-    found = [path for path in found if os.access(path, os.F_OK)]
-    if not found:
+    paths = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
+    paths = [path for path in paths if os.access(path, os.F_OK)]
+    if not paths:
         raise LaunchFailed(f"no such command: {name}")
-    runnable = (path for path in found if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
-    return next(runnable, found[0])
+    runnable = (path for path in paths if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
+    return next(runnable, paths[0])
 
 
 def launch_failure(name: str, error: OSError) -> LaunchFailed:

@@ -52,11 +52,11 @@ class OutputLimit:
         elapsed = max(now - self._checked_ms, 1) if self._checked_ms else 0
         pause = min(2 * elapsed or MIN_CHECK_MS, MAX_CHECK_MS)
         for name, file in self._files.items():
-            found = os.fstat(file.fd)
-            grown, file.size = max(found.st_size - file.size, 0), found.st_size
-            held = found.st_size - file.dropped
-            if found.st_blocks:  # else its file system does not count them
-                held = min(held, found.st_blocks * 512)
+            status = os.fstat(file.fd)
+            grown, file.size = max(status.st_size - file.size, 0), status.st_size
+            held = status.st_size - file.dropped
+            if status.st_blocks:  # else its file system does not count them
+                held = min(held, status.st_blocks * 512)
             if held > self.limit_bytes:
                 try:
                     held -= self._drop(name, file)

@@ -518,7 +518,7 @@ def has_fields(content: dict[str, Any], fields: dict[str, type]) -> bool:
 
 
 def is_list_of(kind: type, content: Any) -> bool:
-    return isinstance(content, list) and all(type(one) is kind for one in content)
+    return isinstance(content, list) and all(type(item) is kind for item in content)
 
 
 def signal_name(signum: int) -> str:

@@ -107,11 +107,11 @@ class HoldWatcher:
             if left_ms <= 0 or is_orphan:
                 held = self._held_attempts()
                 has_killed = self._end_overdue(held)
-                left = [one for one in held if one.shim is not None or not one.is_overdue]
+                left = [attempt for attempt in held if attempt.shim is not None or not attempt.is_overdue]
                 if not left and not has_killed and (is_orphan or not is_hold_pending(self._root)):
                     os._exit(0)
                 look_ms = LOOK_MS if has_killed else min(2 * look_ms, MAX_LOOK_MS)
-                left_ms = min((one.until_boot_ms for one in left), default=0) + OVERDUE_MS - boot_ms()
+                left_ms = min((attempt.until_boot_ms for attempt in left), default=0) + OVERDUE_MS - boot_ms()
             wait_ms = min(left_ms, LOOK_MS) if left_ms > 0 else look_ms
             signal.sigtimedwait({PARENT_DIED}, wait_ms / 1000)
 
@@ -139,7 +139,7 @@ class HoldWatcher:
             names = os.listdir(f"{self._root}/{job_dir.LIVE}")
         except OSError:  # the root was removed
             return []
-        found = []
+        attempts = []
         for name in names:
             try:
                 with JobDir(self._root, name) as job:
@@ -147,8 +147,8 @@ class HoldWatcher:
             except (OSError, ValueError):
                 continue
             if attempt is not None:
-                found.append(attempt)
-        return found
+                attempts.append(attempt)
+        return attempts
 
     def _read_attempt(self, job: JobDir) -> HeldAttempt | None:
         """None for one without a hold, one that has ended, one that no shim has begun, and one of another boot."""
@@ -175,20 +175,20 @@ class HoldWatcher:
 
     def _end_overdue(self, held: list[HeldAttempt]) -> bool:
         """Kill the trees after their hold, then their shims that are stopped; True if there were any."""
-        overdue = [one for one in held if one.is_overdue]
+        overdue = [attempt for attempt in held if attempt.is_overdue]
         has_killed = False
         beyond: set[Proc] = set()
         for _ in range(MAX_KILL_ROUNDS if overdue else 0):
             procs = process_tree.read_processes()
-            left = [proc for one in overdue for proc in self._tree(one, procs) if proc not in beyond]
+            left = [proc for attempt in overdue for proc in self._tree(attempt, procs) if proc not in beyond]
             if not left:
                 break
             has_killed = True
             beyond.update(process_tree.signal_all(left, signal.SIGKILL))
             time.sleep(KILL_PAUSE_S)
-        for one in overdue:
-            shim = process_tree.read_process(one.shim.pid) if one.shim is not None else None
-            if shim is not None and shim.stopped and one.shim is not None and shim.start == one.shim.start:
+        for attempt in overdue:
+            shim = process_tree.read_process(attempt.shim.pid) if attempt.shim is not None else None
+            if shim is not None and shim.stopped and attempt.shim is not None and shim.start == attempt.shim.start:
                 has_killed = True
                 process_tree.signal_all([shim], signal.SIGKILL)
         return has_killed

@@ -160,20 +160,20 @@ class AttemptFileReader:
     async def _read(self, number: int, stream: _Stream) -> None:
         problem = ""
         while stream.credit > 0 and self._streams.get(number) is stream:
-            at, most, order = stream.at, min(stream.credit, wire.MAX_CHUNK_BYTES), stream.order
+            offset, most, order = stream.at, min(stream.credit, wire.MAX_CHUNK_BYTES), stream.order
             try:
-                at, data = await asyncio.to_thread(
+                offset, data = await asyncio.to_thread(
                     read_at, self._root, order.lease_id, order.name, stream.fd, most, stream.at
                 )
-                if stream.is_begun and at > stream.at:  # dropped meanwhile: the next reading begins behind the hole
-                    at, data = stream.at, b""
+                if stream.is_begun and offset > stream.at:  # dropped meanwhile: the next reading begins behind the hole
+                    offset, data = stream.at, b""
             except (OSError, OverflowError) as failure:
                 data, problem = b"", wire.clipped(f"it cannot be read: {failure}")
             if self._streams.get(number) is not stream:
                 break
             stream.credit -= len(data)
-            self._send(wire.FileChunk(number, data, problem, at=at))
-            stream.at, stream.is_begun = at + len(data), True
+            self._send(wire.FileChunk(number, data, problem, at=offset))
+            stream.at, stream.is_begun = offset + len(data), True
             if not data:
                 self._streams.pop(number)
         if self._streams.get(number) is not stream:
@@ -206,25 +206,27 @@ class AttemptFileReader:
             return manifest.Manifest()
 
     def _listing(self, order: wire.ListFiles, shipped: manifest.Manifest) -> list[wire.FileListing]:
-        found: file_selection.SelectedFiles | ListedTree | TreeListing
+        listing: file_selection.SelectedFiles | ListedTree | TreeListing
         changed: file_selection.ChangedFiles | None = None
         directory = self._moved_from(order.lease_id)  # held until it is listed
         try:
             if order.checkpoint:
-                found = list_checkpoint(self._root, order.lease_id)
+                listing = list_checkpoint(self._root, order.lease_id)
             else:
                 work = directory.fd if directory is not None else work_dir(self._root, order.lease_id)
                 if order.tree:
-                    found = self._tree_digests(order.lease_id).list_tree(work, secrets=_secrets_of(directory))
+                    listing = self._tree_digests(order.lease_id).list_tree(work, secrets=_secrets_of(directory))
                 else:
-                    found = file_selection.select_files(work, order.patterns)
-                    changed = file_selection.changed_files(work, found.entries, shipped)
+                    listing = file_selection.select_files(work, order.patterns)
+                    changed = file_selection.changed_files(work, listing.entries, shipped)
         except FileNotFoundError:
             return [wire.FileListing(order.stream, problem=DIRECTORY_GONE)]
         except (GridError, OSError, ValueError, RecursionError) as failure:
             return [wire.FileListing(order.stream, problem=wire.clipped(str(failure)))]
-        skipped = [f"{display_path(one.path)}: {one.reason}"[: wire.MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]
-        entries = found.entries if changed is None else changed.entries
+        skipped = [
+            f"{display_path(skip.path)}: {skip.reason}"[: wire.MAX_SKIPPED_CHARS] for skip in listing.skipped[:1000]
+        ]
+        entries = listing.entries if changed is None else changed.entries
         unchanged = 0 if changed is None else changed.unchanged
         files = manifest.encode_listing_pages(entries, wire.MAX_LISTING_BYTES)
         files += [b""] * (len(wire.pages(len(skipped), wire.MAX_SKIPPED)) - len(files))
@@ -241,11 +243,11 @@ class AttemptFileReader:
 
     def _tree_digests(self, lease_id: str) -> TreeDigests:
         """The digests of a directory that is listed again and again; only of the last few."""
-        found = self._digests.pop(lease_id, None) or TreeDigests()
-        self._digests[lease_id] = found
+        digests = self._digests.pop(lease_id, None) or TreeDigests()
+        self._digests[lease_id] = digests
         while len(self._digests) > MAX_DIGESTED:
             del self._digests[next(iter(self._digests))]
-        return found
+        return digests
 
 
 def _secrets_of(directory: HeldDirectory | None) -> SecretFilter | None:
@@ -279,8 +281,8 @@ def read_at(root: str, lease_id: str, name: bytes, fd: int, most: int, start: in
         data = os.pread(fd, most, start)
         if name not in OUTPUT or not data:
             return start, data
-        found = os.fstat(fd)
-        if found.st_blocks * 512 >= found.st_size:  # it has no hole
+        status = os.fstat(fd)
+        if status.st_blocks * 512 >= status.st_size:  # it has no hole
             return start, data
         dropped = dropped_output(root, lease_id, name.decode())
         if start >= dropped:

@@ -169,8 +169,8 @@ class JobDir:
             return parse_json(self._contents(name))
         files, key = _JOURNAL_PARTS[name]
         nonce = self.nonce()
-        found = (find_entry(text, key, nonce) for text in map(self._contents, files))
-        return next((entry for entry in found if entry is not None), None)
+        values = (find_entry(text, key, nonce) for text in map(self._contents, files))
+        return next((entry for entry in values if entry is not None), None)
 
     def nonce(self) -> str:
         """Mark on all records of the attempt's shim and host; empty if the spec is damaged."""
@@ -309,8 +309,8 @@ def has_checkpoint(root: str, attempt_id: str) -> bool:
     except (OSError, ValueError):
         return True
     try:
-        with os.scandir(folder) as found:
-            return next(found, None) is not None
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
     except OSError:
         return True
     finally:
@@ -375,8 +375,8 @@ def machine_name(root: str, machine: str) -> str:
             os.close(fd)
     except OSError:  # it is there, or there is no room: then it lasts as long as this process
         pass
-    found = read_regular(path, None, MAX_FILE_BYTES).decode("ascii", "replace")
-    return f"{machine}-{found if len(found) == len(fresh) else fresh}"
+    stored = read_regular(path, None, MAX_FILE_BYTES).decode("ascii", "replace")
+    return f"{machine}-{stored if len(stored) == len(fresh) else fresh}"
 
 
 def make_hold(root: str) -> None:
@@ -462,8 +462,8 @@ def append_entry(fd: int, line: bytes) -> None:
 def find_entry(text: bytes, key: str, nonce: str = "") -> Any:
     """Value of `key` in a journal; None if no whole line has it together with the nonce."""
     start = f'{{"{key}": '.encode()
-    found = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
-    return next((line[key] for line in found if line is not None and line.get("nonce") == nonce), None)
+    entries = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
+    return next((line[key] for line in entries if line is not None and line.get("nonce") == nonce), None)
 
 
 def first_entry(text: bytes) -> Any:

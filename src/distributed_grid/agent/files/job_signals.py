@@ -132,23 +132,23 @@ class CheckpointMarks:
     def take_unreported(self, node: str, beat: int) -> tuple[CheckpointAge, ...]:
         """Marks of a node for this heartbeat; the next one has the rest."""
         seen, now = self._marks, self._now_ms()
-        found: list[CheckpointAge] = []
+        ages: list[CheckpointAge] = []
         for attempt_id, mark in seen.items():
             is_due = now - self._reported_ms.get(attempt_id, -REPORT_EVERY_MS) >= REPORT_EVERY_MS
-            if len(found) == MAX_MARKS:
+            if len(ages) == MAX_MARKS:
                 break
             if mark.node == node and is_due and self._confirmed.get(attempt_id) != mark.at_ns:
-                found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
+                ages.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
                 self._reported_ms[attempt_id] = now
                 self._in_flight.setdefault(beat, {})[attempt_id] = mark.at_ns
         for table in (self._reported_ms, self._confirmed):
-            for attempt_id in [one for one in table if one not in seen]:
+            for attempt_id in [known for known in table if known not in seen]:
                 del table[attempt_id]
-        return tuple(found)
+        return tuple(ages)
 
     def confirm(self, beat: int) -> None:
         """A heartbeat has arrived, and its marks are in the ledger; those of earlier ones are there too, or lost."""
-        for earlier in [one for one in self._in_flight if one <= beat]:
+        for earlier in [sent for sent in self._in_flight if sent <= beat]:
             marks = self._in_flight.pop(earlier)
             if earlier == beat:
                 self._confirmed |= marks

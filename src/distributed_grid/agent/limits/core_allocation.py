@@ -71,13 +71,13 @@ def _assign_wholes(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -
 def _assign_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict[str, int]:
     """A core for each fraction: where it is if that works, else the fullest with room, else all are packed anew."""
     load = dict.fromkeys(cores, 0)
-    found: dict[str, int] = {}
+    core_of: dict[str, int] = {}
     moving: list[tuple[str, CoreClaim]] = []
     for name, claim in claims.items():
         core = claim.rest_core
         if core in load and load[core] + claim.rest <= CORE:
             load[core] += claim.rest
-            found[name] = core
+            core_of[name] = core
         elif claim.rest:
             moving.append((name, claim))
     for name, claim in sorted(moving, key=lambda item: -item[1].rest):
@@ -88,8 +88,8 @@ def _assign_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict
             return {names[index]: cores[number] for number, members in enumerate(bins) for index in members}
         core = max(room, key=lambda core: load[core])
         load[core] += claim.rest
-        found[name] = core
-    return found
+        core_of[name] = core
+    return core_of
 
 
 def _pack(rests: Sequence[int]) -> list[list[int]]:
@@ -110,7 +110,7 @@ def _pack(rests: Sequence[int]) -> list[list[int]]:
 
 def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
     load = dict.fromkeys(real_cores, 0)
-    found = {}
+    shares = {}
     for name, claim in claims.items():
         whole = min(claim.whole, len(real_cores))
         parts = [CORE] * whole + ([claim.rest] if claim.rest else [])
@@ -125,8 +125,8 @@ def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> 
                 core = next(core for core, amount in open_cores.items() if amount == least)
             load[core] += part
             chosen.append(core)
-        found[name] = tuple(chosen)
-    return found
+        shares[name] = tuple(chosen)
+    return shares
 
 
 def allowed_cores(cores: Sequence[int], allowed: Sequence[int] | None) -> tuple[int, ...]:

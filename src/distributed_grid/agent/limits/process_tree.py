@@ -71,8 +71,8 @@ def read_process(pid: int) -> Proc | None:
 
 
 def read_processes() -> dict[int, Proc]:
-    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {proc.pid: proc for proc in found if proc is not None}
+    procs = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {proc.pid: proc for proc in procs if proc is not None}
 
 
 class Exempt(Protocol):
@@ -105,7 +105,7 @@ def listed_descendants(root: int, exempt: Exempt) -> list[Proc]:
 
 
 def _descend(root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Exempt, *, fresh: bool) -> list[Proc]:
-    found: list[Proc] = []
+    procs: list[Proc] = []
     seen = {root}
     waiting = [root]
     while waiting:
@@ -115,8 +115,8 @@ def _descend(root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Ex
             seen.add(proc.pid)
             waiting.append(proc.pid)
             if not proc.dead:
-                found.append(proc)
-    return found
+                procs.append(proc)
+    return procs
 
 
 @lru_cache(maxsize=1)
@@ -133,8 +133,8 @@ def children_of(pid: int) -> list[Proc]:
 
 def _listed_children(pid: int) -> list[Proc]:
     lists = (read_proc_file(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
-    found = (read_process(int(child)) for listed in lists for child in listed.split())
-    return [proc for proc in found if proc is not None]
+    procs = (read_process(int(child)) for listed in lists for child in listed.split())
+    return [proc for proc in procs if proc is not None]
 
 
 def threads(pid: int) -> list[int]:
@@ -174,8 +174,8 @@ class GridProcesses:
 
     def _includes(self, proc: Proc, fresh: bool) -> bool:
         now = time.monotonic_ns() // 1_000_000
-        at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
-        if not fresh and now - at < RECENT_MS:
+        read_at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
+        if not fresh and now - read_at < RECENT_MS:
             return answer
         if len(self._recent) > 1000:
             self._recent.clear()
@@ -210,10 +210,10 @@ _NO_FILE = (0, 0)
 
 def _file_id(path: str) -> tuple[int, int]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return _NO_FILE
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def find_attempt_processes(
@@ -227,14 +227,14 @@ def find_attempt_processes(
     """
     marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
     procs = read_processes()
-    found: dict[int, Proc] = {}
+    procs_by_pid: dict[int, Proc] = {}
     for proc in procs.values():
         of_session = session != 0 and proc.session == session and proc.start >= since
         of_group = bool(group) and is_in_group(proc.pid, group)
         if (of_session or of_group or marks <= read_environ(proc.pid)) and not exempt(proc):
-            found[proc.pid] = proc
-            found.update((child.pid, child) for child in descendants(proc.pid, exempt, procs))
-    return [proc for proc in found.values() if not proc.dead and proc.pid != os.getpid()]
+            procs_by_pid[proc.pid] = proc
+            procs_by_pid.update((child.pid, child) for child in descendants(proc.pid, exempt, procs))
+    return [proc for proc in procs_by_pid.values() if not proc.dead and proc.pid != os.getpid()]
 
 
 def is_in_group(pid: int, name: str) -> bool:
@@ -330,8 +330,8 @@ class TreeMemory:
 
     def read(self, procs: Sequence[Proc], now_ms: int, *, limit_bytes: int = 0) -> int:
         """Memory of these processes together; of several it is exact if it has changed, or is above the limit."""
-        found = [resident_and_file_bytes(proc.pid) for proc in procs]
-        rough = sum(resident for resident, _ in found)
+        readings = [resident_and_file_bytes(proc.pid) for proc in procs]
+        rough = sum(resident for resident, _ in readings)
         if len(procs) < 2:
             self._held = self._resident = rough
         elif (
@@ -343,7 +343,7 @@ class TreeMemory:
             self._held = sum(share_bytes(proc.pid) for proc in procs)  # walks page tables
             cost_ms = (time.monotonic_ns() - began) // 1_000_000
             self._resident, self._stale_at_ms = rough, now_ms + max(SHARES_STALE_MS, COST_FACTOR * cost_ms)
-        self.add(self._held, max((file for _, file in found), default=0))
+        self.add(self._held, max((file for _, file in readings), default=0))
         return self._held
 
     def add(self, held_bytes: int, file_bytes: int = 0) -> None:
@@ -392,29 +392,29 @@ def resident_bytes(pid: int) -> int:
 
 def resident_and_file_bytes(pid: int) -> tuple[int, int]:
     """Resident bytes, and the pages of mapped files in memory."""
-    found = _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:", b"RssFile:"))
-    file = found.pop(b"RssFile:", 0)
-    return sum(found.values()) * 1024, file * 1024
+    sizes = _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:", b"RssFile:"))
+    file = sizes.pop(b"RssFile:", 0)
+    return sum(sizes.values()) * 1024, file * 1024
 
 
 def share_bytes(pid: int) -> int:
     """Anonymous and shared memory of one process, shared pages counted by share. Walks its page tables."""
-    found = _kilobytes(f"/proc/{pid}/smaps_rollup", (b"Pss:", b"Pss_Anon:", b"Pss_Shmem:"))
-    if not found:
+    sizes = _kilobytes(f"/proc/{pid}/smaps_rollup", (b"Pss:", b"Pss_Anon:", b"Pss_Shmem:"))
+    if not sizes:
         return resident_bytes(pid)
-    if b"Pss_Anon:" not in found:  # before Linux 5.4
-        return found[b"Pss:"] * 1024
-    return (found[b"Pss_Anon:"] + found.get(b"Pss_Shmem:", 0)) * 1024
+    if b"Pss_Anon:" not in sizes:  # before Linux 5.4
+        return sizes[b"Pss:"] * 1024
+    return (sizes[b"Pss_Anon:"] + sizes.get(b"Pss_Shmem:", 0)) * 1024
 
 
 def _kilobytes(path: str, keys: tuple[bytes, ...]) -> dict[bytes, int]:
-    found = {}
+    sizes = {}
     for line in read_proc_file(path).splitlines():
         key, _, rest = line.partition(b":")
         key += b":"
         if key in keys:
-            found[key] = int(rest.split()[0])
-    return found
+            sizes[key] = int(rest.split()[0])
+    return sizes
 
 
 class CgroupMemoryLimit:

@@ -101,16 +101,16 @@ class HostedWork:
         moment = self._meter.now(usage)
         attempts = tuple(
             Borrowed(
-                attempt_id=one.attempt_id,
-                node=one.spec.node,
-                cpu_milli=one.spec.cpu_milli,
-                memory_leased_bytes=one.spec.memory_bytes,
-                memory_bytes=usage[one.attempt_id].memory_bytes if one.attempt_id in usage else 0,
-                gpu_indexes=one.spec.gpu_indexes,
-                at_stake=self._at_stake(one),
-                may_run_again=one.spec.may_run_again or self._marked_ago_ms(one.attempt_id) is not None,
+                attempt_id=tree.attempt_id,
+                node=tree.spec.node,
+                cpu_milli=tree.spec.cpu_milli,
+                memory_leased_bytes=tree.spec.memory_bytes,
+                memory_bytes=usage[tree.attempt_id].memory_bytes if tree.attempt_id in usage else 0,
+                gpu_indexes=tree.spec.gpu_indexes,
+                at_stake=self._at_stake(tree),
+                may_run_again=tree.spec.may_run_again or self._marked_ago_ms(tree.attempt_id) is not None,
             )
-            for one in trees
+            for tree in trees
         )
         return UsageSample(
             machine_milli=moment.machine_milli,
@@ -130,12 +130,12 @@ class HostedWork:
 
     def _gpus(self, trees: tuple[RunningTree, ...]) -> tuple[OwnerOnGpu, ...] | None:
         """Last answer of the driver; it is asked in a thread, as it may hang."""
-        if not any(one.spec.gpu_indexes for one in trees):
+        if not any(tree.spec.gpu_indexes for tree in trees):
             return None
         asked = self._gpu_sample
         if asked is not None and not asked.done():
             return None
-        pids = {proc.pid for one in trees for proc in one.processes()}
+        pids = {proc.pid for tree in trees for proc in tree.processes()}
         self._gpu_sample = asyncio.create_task(asyncio.to_thread(self._meter.owner_on_gpus, pids))
         try:
             return None if asked is None else asked.result()
@@ -147,7 +147,7 @@ class HostedWork:
         self._throttler.throttle(cores, running_milli)
 
     def pause(self, spared: frozenset[str]) -> list[tuple[str, int]]:
-        return [(one.attempt_id, one.fence) for one in self._throttler.pause(spared)]
+        return [(tree.attempt_id, tree.fence) for tree in self._throttler.pause(spared)]
 
     def resume(self, attempt_id: str | None = None) -> None:
         self._throttler.resume(attempt_id)
@@ -167,7 +167,9 @@ class HostedWork:
     async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
         """One that holds more than its lease, and is not to be run again for that, ends as over its limit."""
         used = self._host.usage().get(attempt_id)
-        tree = next((one for one in self._host.running_trees() if one.attempt_id == attempt_id), None)
+        tree = next(
+            (tree_found for tree_found in self._host.running_trees() if tree_found.attempt_id == attempt_id), None
+        )
         if used is not None and tree is not None and tree.spec.is_outgrown_by(used.memory_bytes):
             detail = f"{beyond_lease(used.memory_bytes, tree.spec.memory_bytes)}; {why}"
             await self._host.stop_attempt(attempt_id, kind="over_limit", detail=detail, grace_ms=grace_ms)

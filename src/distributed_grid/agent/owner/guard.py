@@ -135,7 +135,7 @@ class OwnerGuard:
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
             # Pause what runs, what has started since included; who was warned may use the little that is left.
-            warned = {one.attempt_id for one in self.state.evictions}
+            warned = {eviction.attempt_id for eviction in self.state.evictions}
             for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
                 if attempt_id not in self._paused:
                     self._paused[attempt_id] = fence
@@ -177,7 +177,7 @@ class OwnerGuard:
                 del self._standing[attempt_id]
             elif now >= until:
                 self.go_on(attempt_id)
-        wanted = self._standing.keys() - self._displaced - {one.attempt_id for one in self.state.evictions}
+        wanted = self._standing.keys() - self._displaced - {eviction.attempt_id for eviction in self.state.evictions}
         for attempt_id, fence in self._work.pause(frozenset(running - wanted)) if wanted else ():
             if attempt_id not in self._paused:
                 self._paused[attempt_id] = fence
@@ -200,7 +200,7 @@ class OwnerGuard:
         Unless that is given, as long as the owner's rules say; where there are none it is stopped at once, knowing why.
         """
         running = self._work.running()
-        self._displaced = {one for one in self._displaced if one in running} | {attempt_id}
+        self._displaced = {displaced for displaced in self._displaced if displaced in running} | {attempt_id}
         if in_ms is None:
             in_ms = self.rules.notice_ms if self.rules is not None else 0
         in_ms = self._work.give_notice(attempt_id, why, in_ms)
@@ -227,7 +227,7 @@ class OwnerGuard:
                         log.info("borrowed work is paused: %s", why)
                         self._why = why
                     case Continue():
-                        for attempt_id in [one for one in self._paused if one not in self._standing]:
+                        for attempt_id in [paused for paused in self._paused if paused not in self._standing]:
                             self._end_pause(attempt_id)
                         if not self._standing:
                             self._work.resume()
@@ -241,7 +241,9 @@ class OwnerGuard:
                         if attempt_id not in self._evicted:
                             log.info("%s is evicted: %s", attempt_id, why)
                         await self._work.evict(attempt_id, why, grace_ms)
-                        self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
+                        self._evicted = {evicted for evicted in self._evicted if evicted in self._work.running()} | {
+                            attempt_id
+                        }
                         self._warned.discard(attempt_id)
             except Exception as failure:  # the owner needs the others all the same; this one is tried again
                 log.warning("%s failed, and is tried again", type(action).__name__, exc_info=failure)

@@ -51,7 +51,9 @@ def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
     """All of it on one machine."""
     each = list(loans)
     return RayLoan(
-        sum(one.cpu_milli for one in each), sum(one.memory_bytes for one in each), sum(one.gpu_milli for one in each)
+        sum(loan.cpu_milli for loan in each),
+        sum(loan.memory_bytes for loan in each),
+        sum(loan.gpu_milli for loan in each),
     )
 
 
@@ -111,8 +113,8 @@ class RayWorkers:
 
     def _known(self, at_ms: int) -> list[int]:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
-            found = find_raylets(self._record, self.shims(), self.jobs)
-            self._raylets = [pid for pid in found if not self._node_name or is_named(pid, self._node_name)]
+            raylets = find_raylets(self._record, self.shims(), self.jobs)
+            self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
             self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
             self._found_at = at_ms
         return self._raylets
@@ -231,8 +233,8 @@ class SimulatedUsageMeter:
         ray_ms, memory = self._ray.measure()
         outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
-        for one in running:
-            cpu_ms, memory = cpu_ms + one.cpu_ms, memory + one.memory_bytes
+        for attempt in running:
+            cpu_ms, memory = cpu_ms + attempt.cpu_ms, memory + attempt.memory_bytes
         has, owner = self._node.capacity, self._node.background
         window, _ = self._windows.windows(at_ms=at_ms, busy_ms=outside_ms, own_ms=cpu_ms)
         own_milli = ray_milli = 0
@@ -330,7 +332,7 @@ class UsageMeter:
         """Measure the GPUs for the next `usages`. A driver may hang: call it from a thread."""
         if self._gpus is not None:
             own = {*own_pids, *self._ray.pids()}
-            self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
+            self._on_gpus = tuple(gpu.outside for gpu in self._gpus.sample(own))
             self._gpus_measured = True
 
     def sample_disk(self) -> None:
@@ -365,7 +367,7 @@ class UsageMeter:
         return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
 
     def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
-        running = (one for one in own.values() if one.node == node)
+        running = (attempt for attempt in own.values() if attempt.node == node)
         blocks = self._lent_memory.get(node, lambda: 0)()
         usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
         return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
@@ -410,6 +412,6 @@ class UsageMeter:
     def _own(self, running: Collection[AttemptUsage]) -> tuple[int, int]:
         """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
         ray_ms, ray_bytes = self._ray.measure()
-        cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
+        cpu_ms = self._ended_cpu_ms + sum(attempt.cpu_ms for attempt in running) + ray_ms
         lent_bytes = sum(measure() for measure in self._lent_memory.values())
-        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + lent_bytes
+        return cpu_ms, sum(attempt.memory_bytes for attempt in running) + ray_bytes + lent_bytes

@@ -92,7 +92,7 @@ class UsageSample(Struct, frozen=True):
     @property
     def leased_milli(self) -> int:
         """Highest possible use by borrowed work; an attempt without leased CPU may use all."""
-        wanted = sum(one.cpu_milli or self.machine_milli for one in self.attempts)
+        wanted = sum(attempt.cpu_milli or self.machine_milli for attempt in self.attempts)
         return min(self.machine_milli, wanted)
 
 
@@ -149,8 +149,8 @@ def reclaim(
     starved: Mapping[str, EvictionReason],
 ) -> tuple[tuple[PlannedEviction, ...], Hints, tuple[Reclaim, ...]]:
     """The evictions that are planned now, what GPUs have shown, and what has to be done; `starved` end for the CPU."""
-    here = {one.attempt_id for one in sample.attempts}
-    evictions = tuple(one for one in evictions if one.attempt_id in here)
+    here = {attempt.attempt_id for attempt in sample.attempts}
+    evictions = tuple(eviction for eviction in evictions if eviction.attempt_id in here)
     if sample.gpus is None:
         pass
     else:
@@ -165,24 +165,24 @@ def reclaim(
     wanted = {**starved, **_for_gpus(hints, sample), **_for_memory(evictions, sample, rules)}
     actions: list[Reclaim] = []
     after: list[PlannedEviction] = []
-    for one in evictions:
-        if one.stopping:
-            after.append(one)
-        elif one.attempt_id not in wanted:
-            actions.append(CancelEviction(one.attempt_id))
+    for eviction in evictions:
+        if eviction.stopping:
+            after.append(eviction)
+        elif eviction.attempt_id not in wanted:
+            actions.append(CancelEviction(eviction.attempt_id))
         else:
-            after.append(replace(one, reason=wanted[one.attempt_id]))
-    known = {one.attempt_id for one in after}
+            after.append(replace(eviction, reason=wanted[eviction.attempt_id]))
+    known = {eviction.attempt_id for eviction in after}
     for attempt_id, reason in wanted.items():
         if attempt_id not in known:
             after.append(PlannedEviction(attempt_id, reason, now_ms + rules.notice_ms))
             if rules.notice_ms and not reason.urgent:
                 actions.append(Warn(attempt_id, reason.why, rules.notice_ms))
-    for at, one in enumerate(after):
-        if not one.stopping and (now_ms >= one.at_ms or one.reason.urgent):
-            grace_ms = min(rules.grace_ms, URGENT_GRACE_MS) if one.reason.urgent else rules.grace_ms
-            actions.append(Evict(one.attempt_id, one.reason.why, grace_ms))
-            after[at] = replace(one, stopping=True)
+    for index, eviction in enumerate(after):
+        if not eviction.stopping and (now_ms >= eviction.at_ms or eviction.reason.urgent):
+            grace_ms = min(rules.grace_ms, URGENT_GRACE_MS) if eviction.reason.urgent else rules.grace_ms
+            actions.append(Evict(eviction.attempt_id, eviction.reason.why, grace_ms))
+            after[index] = replace(eviction, stopping=True)
     return tuple(after), hints, tuple(actions)
 
 
@@ -192,7 +192,7 @@ def reclaim(
 def _for_memory(
     evictions: Iterable[PlannedEviction], sample: UsageSample, rules: OwnerRules
 ) -> dict[str, EvictionReason]:
-    already = {one.attempt_id for one in evictions}
+    already = {eviction.attempt_id for eviction in evictions}
     keep = rules.memory_min_bytes * (RELIEF_PART if already else 1000) // 1000
     keep = min(max(keep, 1), sample.memory_bytes)
     short = keep - sample.memory_available_bytes
@@ -201,15 +201,17 @@ def _for_memory(
     urgent = 1000 * sample.memory_available_bytes < URGENT_PART * sample.memory_bytes
     free, must = gigabytes(sample.memory_available_bytes), gigabytes(rules.memory_min_bytes)
     return {
-        one.attempt_id: EvictionReason(f"its owner needs {one.node}'s memory: {free} free, {must} must be", urgent)
-        for one in cheapest(sample.attempts, short, already)
+        attempt.attempt_id: EvictionReason(
+            f"its owner needs {attempt.node}'s memory: {free} free, {must} must be", urgent
+        )
+        for attempt in cheapest(sample.attempts, short, already)
     }
 
 
 def _owner_grew(sample: UsageSample, rules: OwnerRules) -> bool:
     """Whether the owner is the reason that memory is short: above its mark, or grown into what was lent."""
-    lent = sum(one.memory_leased_bytes for one in sample.attempts)
-    beyond = sum(max(0, one.memory_bytes - one.memory_leased_bytes) for one in sample.attempts)
+    lent = sum(attempt.memory_leased_bytes for attempt in sample.attempts)
+    beyond = sum(max(0, attempt.memory_bytes - attempt.memory_leased_bytes) for attempt in sample.attempts)
     above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
     return above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
 
@@ -217,15 +219,18 @@ def _owner_grew(sample: UsageSample, rules: OwnerRules) -> bool:
 def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:
     """Those who hold `short_bytes` together with the least to lose, the last where it is the same; those `already`
     planned count first. All who are worth it, where all do not hold enough."""
-    worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES]
+    worth = [attempt for attempt in attempts if attempt.memory_bytes >= WORTH_BYTES]
     planned = set(already)
-    chosen = [one for one in worth if one.attempt_id in planned]
-    left = [one for one in reversed(worth) if one.attempt_id not in planned]
-    short_bytes -= sum(one.memory_bytes for one in chosen)
+    chosen = [attempt for attempt in worth if attempt.attempt_id in planned]
+    left = [attempt for attempt in reversed(worth) if attempt.attempt_id not in planned]
+    short_bytes -= sum(attempt.memory_bytes for attempt in chosen)
     apart = len(left) ** 2 + 1  # above any sum of places in the order, which decides where the cost is the same
-    items = [CoverItem(apart * (TO_GO + one.at_stake) + at, 0, (one.memory_bytes,)) for at, one in enumerate(left)]
-    found = lightest_cover(items, (short_bytes,), _ANYTHING)
-    return (*chosen, *(left if found is None else [left[at] for at in found]))
+    items = [
+        CoverItem(apart * (TO_GO + attempt.at_stake) + index, 0, (attempt.memory_bytes,))
+        for index, attempt in enumerate(left)
+    ]
+    cover = lightest_cover(items, (short_bytes,), _ANYTHING)
+    return (*chosen, *(left if cover is None else [left[index] for index in cover]))
 
 
 # ------------------------------------------------------------------ GPUs
@@ -233,12 +238,14 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
 
 def _for_gpus(hints: Hints, sample: UsageSample) -> dict[str, EvictionReason]:
     taken = {index for index, samples in hints if samples >= GPU_SAMPLES}
-    found = {}
-    for one in sample.attempts:
-        mine = sorted(taken.intersection(one.gpu_indexes))
+    reasons = {}
+    for attempt in sample.attempts:
+        mine = sorted(taken.intersection(attempt.gpu_indexes))
         if mine:
-            found[one.attempt_id] = EvictionReason(f"its owner needs {one.node}'s GPU {', '.join(map(str, mine))}")
-    return found
+            reasons[attempt.attempt_id] = EvictionReason(
+                f"its owner needs {attempt.node}'s GPU {', '.join(map(str, mine))}"
+            )
+    return reasons
 
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
@@ -361,7 +368,7 @@ def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) ->
     if state.step is YieldStep.FREE:
         # Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner.
         is_there = sample.outside_milli >= STRONG.of(sample) or state.hints >= WEAK_SAMPLES
-        if is_there and _room(sample) < max(sample.own_milli, sum(one.cpu_milli for one in sample.attempts)):
+        if is_there and _room(sample) < max(sample.own_milli, sum(attempt.cpu_milli for attempt in sample.attempts)):
             return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
         lapsed = now - state.conflict_seen_ms > LAPSE_MS
         return replace(state, starved_since_ms=None) if lapsed else state
@@ -450,10 +457,16 @@ def _starved(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int
     if since is None or not rules.evict:
         return {}
     if rules.throttle or rules.pause:
-        gone = tuple(one for one in sample.attempts if one.may_run_again) if now - since >= EVICT_AFTER_MS else ()
+        gone = (
+            tuple(attempt for attempt in sample.attempts if attempt.may_run_again)
+            if now - since >= EVICT_AFTER_MS
+            else ()
+        )
     else:
         gone = sample.attempts[-1:] if now - since >= CONFLICT_MS else ()
-    return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(sample)}") for one in gone}
+    return {
+        attempt.attempt_id: EvictionReason(f"its owner needs {attempt.node}'s CPU: {_used(sample)}") for attempt in gone
+    }
 
 
 def _used(sample: UsageSample) -> str:

@@ -26,10 +26,10 @@ _wrapped = False
 def use_placement_group(group: str, namespace: str = NAMESPACE) -> Iterator[Any]:
     """Inside the block, Ray tasks and actors run in this placement group, which the block gets."""
     _wrap()
-    found = _find(group, namespace)
-    before = _current.set(found)
+    boost = _find(group, namespace)
+    before = _current.set(boost)
     try:
-        yield found[0]
+        yield boost[0]
     finally:
         _current.reset(before)
 

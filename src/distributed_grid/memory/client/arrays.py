@@ -85,12 +85,12 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
         raise IndexError(f"an index of {len(entries)} parts does not fit an array of {axes} dimensions")
     whole = [slice(None)] * missing
     if not dots:
-        found = [*entries, *whole]
+        indexes = [*entries, *whole]
     else:
-        at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
-        found = [*entries[:at], *whole, *entries[at + 1 :]]
-    parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(found, shape, strict=True))]
-    dropped = tuple(not isinstance(entry, slice) for entry in found)
+        position = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
+        indexes = [*entries[:position], *whole, *entries[position + 1 :]]
+    parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(indexes, shape, strict=True))]
+    dropped = tuple(not isinstance(entry, slice) for entry in indexes)
     return Selection(tuple(axis for axis, _ in parts), tuple(turned for _, turned in parts), dropped)
 
 
@@ -218,9 +218,9 @@ def _with_tuples(descr: Any) -> Any:
 def parse_array_meta(meta: str, block_id: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type from the meta of a block; BadInput where it holds no array."""
     try:
-        found = json.loads(meta)["array"]
-        shape = tuple(int(size) for size in found["shape"])
-        dtype = _type_of(found["dtype"])
+        layout = json.loads(meta)["array"]
+        shape = tuple(int(size) for size in layout["shape"])
+        dtype = _type_of(layout["dtype"])
     except (ValueError, TypeError, KeyError):
         raise BadInput(f"block {block_id} holds no array; read its bytes instead") from None
     if min(shape, default=0) < 0 or dtype.hasobject:
@@ -267,9 +267,9 @@ class RemoteArray:
     def __getitem__(self, index: Any) -> Any:
         """Selected part as a new array; a single element as a NumPy scalar."""
         selection = parse_index(index, self.shape)
-        found = _orient(self._read(selection), selection)
+        selected = _orient(self._read(selection), selection)
         has_dots = any(word is Ellipsis for word in (index if isinstance(index, tuple) else (index,)))
-        return found if has_dots else found[()]
+        return selected if has_dots else selected[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         selection = parse_index(index, self.shape)
@@ -309,23 +309,23 @@ class RemoteArray:
 
     def _read(self, selection: Selection) -> NDArray[Any]:
         """Read the selection, with all axes and forwards."""
-        found: NDArray[Any] = np.empty(selection.counts, self.dtype)
+        array: NDArray[Any] = np.empty(selection.counts, self.dtype)
         layout = Layout(self.shape, self.dtype.itemsize, selection.axes, gap=MAX_GAP_BYTES, max_run=MAX_BATCH_BYTES)
-        if not found.nbytes:
-            return found
+        if not array.nbytes:
+            return array
         if layout.is_exact and layout.length >= MIN_DIRECT_BYTES:
-            flat, at = bytes_of(found), 0
-            populate_pages(found, found.ctypes.data, found.nbytes)
+            flat, offset = bytes_of(array), 0
+            populate_pages(array, array.ctypes.data, array.nbytes)
             for run in layout.runs():
-                self._blocks.read_into(self.block_id, flat[at : at + run.length], run.offset)
-                at += run.length
-            return found
+                self._blocks.read_into(self.block_id, flat[offset : offset + run.length], run.offset)
+                offset += run.length
+            return array
         for runs in _batches(layout.runs()):
             pieces = self._blocks.read_many([(self.block_id, run.length, run.offset) for run in runs])
             for run, piece in zip(runs, pieces, strict=True):
-                there = found[(*run.where, ...)]
+                there = array[(*run.where, ...)]
                 there[...] = np.ndarray(there.shape, self.dtype, piece, strides=layout.strides)
-        return found
+        return array
 
     def _write(self, axes: tuple[Axis, ...], value: NDArray[Any]) -> None:
         """Write along all axes, forwards; a value that has to be converted first is converted piece by piece."""
@@ -335,24 +335,24 @@ class RemoteArray:
             for half, part in axes[cut].halves():
                 self._write((*axes[:cut], half, *axes[cut + 1 :]), value[(*[slice(None)] * cut, part)])
             return
-        flat, at = bytes_of(np.ascontiguousarray(value, self.dtype)), 0
+        flat, offset = bytes_of(np.ascontiguousarray(value, self.dtype)), 0
         layout = Layout(self.shape, self.dtype.itemsize, axes)
         if not flat.size:
             return
         if layout.length >= MIN_DIRECT_BYTES:
             for run in layout.runs():
-                self._blocks.write(self.block_id, flat[at : at + run.length], run.offset)
-                at += run.length
+                self._blocks.write(self.block_id, flat[offset : offset + run.length], run.offset)
+                offset += run.length
             return
         for runs in _batches(layout.runs()):
             length = layout.length
             self._blocks.write_many(
                 [
-                    (self.block_id, flat[at + place * length : at + (place + 1) * length], run.offset)
+                    (self.block_id, flat[offset + place * length : offset + (place + 1) * length], run.offset)
                     for place, run in enumerate(runs)
                 ]
             )
-            at += len(runs) * length
+            offset += len(runs) * length
 
 
 def _batches(runs: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:

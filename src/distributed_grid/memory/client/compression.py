@@ -172,7 +172,7 @@ def _measure(samples: list[memoryview]) -> Sample:
     plain = sum(map(len, samples))
     began = time.perf_counter()
     packed = [lz4.block.compress(view, store_size=False) for view in samples]
-    for view, one in zip(samples, packed, strict=True):
-        lz4.block.decompress(one, uncompressed_size=len(view))
+    for view, block in zip(samples, packed, strict=True):
+        lz4.block.decompress(block, uncompressed_size=len(view))
     seconds = time.perf_counter() - began
     return Sample(sum(map(len, packed)) / plain, seconds / plain)

@@ -53,12 +53,12 @@ def parse_location(answer: dict[str, Any]) -> BlockLocation:
         block = answer["block"]
         copies = tuple(_parse_copy(entry) for entry in answer["places"])
         numbers = int(block["size"]), int(block["generation"])
-        found = BlockLocation(str(block["block_id"]), *numbers, copies, str(block.get("meta", "")))
+        location = BlockLocation(str(block["block_id"]), *numbers, copies, str(block.get("meta", "")))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise ProtocolError(f"invalid answer about a block: {error!r}") from None
     if not copies:
-        raise ProtocolError(f"the answer names no copy of block {found.block_id}")
-    return found
+        raise ProtocolError(f"the answer names no copy of block {location.block_id}")
+    return location
 
 
 def _parse_copy(entry: dict[str, Any]) -> CopyLocation:

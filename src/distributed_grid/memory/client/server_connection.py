@@ -150,12 +150,12 @@ class ServerConnection:
             return False
         try:
             with socket.socket(fileno=os.dup(self.sock.fileno())) as plain:
-                found = plain.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+                pending = plain.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except (OSError, ValueError):
             return False
-        return self._is_tls and bool(found)  # session tickets may wait to be read
+        return self._is_tls and bool(pending)  # session tickets may wait to be read
 
     # ------------------------------------------------------------------ single requests
 
@@ -207,11 +207,11 @@ class ServerConnection:
         status, _, length, _ = self._receive_answer(0)
         if length > BUFFER_BYTES:
             raise self._broken(ValueError("an answer is too long"))
-        found = bytearray(length)
-        self._receive_exactly(memoryview(found))
+        answer = bytearray(length)
+        self._receive_exactly(memoryview(answer))
         if status:
             raise StatusError(FrameStatus(status))
-        return bytes(found)
+        return bytes(answer)
 
     def _header(
         self, op: Op, flags: int = 0, handle: int = 0, length: int = 0, wire: int = 0, offset: int = 0, digest: int = 0

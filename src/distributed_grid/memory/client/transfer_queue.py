@@ -76,10 +76,10 @@ class _OwnerReference:
 
 
 def _populate(reference: _OwnerReference, start: int, end: int) -> None:
-    for at in range(start, end, _AHEAD_BYTES):
+    for address in range(start, end, _AHEAD_BYTES):
         if sys.getrefcount(reference.owner) <= _OWN_REFERENCES:
             return  # the reader has given up
-        if _madvise(at, min(_AHEAD_BYTES, end - at), _MADV_POPULATE_WRITE) != 0:
+        if _madvise(address, min(_AHEAD_BYTES, end - address), _MADV_POPULATE_WRITE) != 0:
             return  # a kernel that does not know how: then each page is found when it is written
 
 

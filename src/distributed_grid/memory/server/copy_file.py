@@ -102,19 +102,21 @@ class CopyFile:
             copy = name[:name_length].decode("ascii", "replace")
             if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
                 raise ProtocolError("the trailer of the copy is invalid")
-            found = cls(fd, copy, size, path)
-            found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
-            found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
+            backing = cls(fd, copy, size, path)
+            backing.generation, backing.frozen, backing.complete = generation, bool(frozen), bool(complete)
+            backing.ends_boot_ms = ends if boot == boot_id_bytes() else 0
             table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
-            found.digests = array("Q", table)
+            backing.digests = array("Q", table)
             first = None
-            for index, digest in enumerate((*found.digests, 1)):
+            for index, digest in enumerate((*backing.digests, 1)):
                 if digest == 0 and first is None:
                     first = index
                 elif digest != 0 and first is not None:
-                    found.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, found.size) - first * CHUNK_BYTES)
+                    backing.punch_hole(
+                        first * CHUNK_BYTES, min(index * CHUNK_BYTES, backing.size) - first * CHUNK_BYTES
+                    )
                     first = None
-            return found
+            return backing
         except BaseException:
             os.close(fd)
             raise
@@ -218,7 +220,7 @@ def file_bytes(size: int) -> int:
 
 def load_copies(folder: Path) -> list[CopyFile]:
     """The complete copies in this folder; incomplete ones are deleted, other files left alone."""
-    found = []
+    backings = []
     for path in sorted(folder.glob(f"*{COPY_SUFFIX}")):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -228,7 +230,7 @@ def load_copies(folder: Path) -> list[CopyFile]:
                 path.unlink()
                 continue
             if backing.complete and path.name == f"{backing.copy}{COPY_SUFFIX}":
-                found.append(backing)
+                backings.append(backing)
             else:
                 backing.remove()
-    return found
+    return backings

@@ -237,9 +237,9 @@ class MemoryServer:
         self._control = control
         self._loop.watch(control.fileno(), lambda _: self._receive(control))
         self._send(messages.HeldCopy((messages.JOURNAL,)), [self._journal.fd])
-        for names in messages.batches(one.copy for one in self._store.in_memory):
+        for names in messages.batches(backing.copy for backing in self._store.in_memory):
             self._send(messages.HeldCopy(names), [self._store.held[name].fd for name in names])
-        for names in messages.batches(one.copy for one in self._store.held.values() if one.on_disk):
+        for names in messages.batches(backing.copy for backing in self._store.held.values() if backing.on_disk):
             self._send(messages.CopyOnDisk(names))
         host, port = self._address
         endpoint = Endpoint(host, port, self._fingerprint, str(self._folder / DATA_SOCKET), self._store.incarnation)
@@ -442,11 +442,11 @@ def load_incarnation(folder: Path) -> tuple[str, bytes] | None:
     """The saved incarnation and its key, once; None where there is none, or the machine was restarted since."""
     path = folder / INCARNATION_FILE
     try:
-        found = json.loads(path.read_bytes())
+        note = json.loads(path.read_bytes())
         path.unlink()
-        if bytes.fromhex(found["boot"]) != boot_id_bytes():
+        if bytes.fromhex(note["boot"]) != boot_id_bytes():
             return None
-        return str(found["incarnation"]), bytes.fromhex(found["key"])
+        return str(note["incarnation"]), bytes.fromhex(note["key"])
     except (OSError, ValueError, KeyError, TypeError):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

@@ -153,10 +153,10 @@ class WriteJournal:
     def __init__(self, fd: int, slots: int = SLOTS) -> None:
         self.fd = fd
         length = page_aligned(slots * _ENTRY_BYTES) + slots * CHUNK_BYTES
-        found = os.fstat(fd).st_size
-        if found and not length <= found <= Tombstones.end_of(length):
-            raise ProtocolError(f"the journal has {found} bytes instead of {length}")
-        if found == 0:
+        size = os.fstat(fd).st_size
+        if size and not length <= size <= Tombstones.end_of(length):
+            raise ProtocolError(f"the journal has {size} bytes instead of {length}")
+        if size == 0:
             os.posix_fallocate(fd, 0, length) if slots == 1 else os.ftruncate(fd, length)
         self.length = length  # without the tombstones
         self._map = mmap.mmap(fd, length)
@@ -174,8 +174,8 @@ class WriteJournal:
         self._map[at : at + 4] = _VALID.to_bytes(4, "little")
 
     def clear_intent(self, slot: Slot) -> None:
-        at = slot.index * _ENTRY_BYTES
-        self._map[at : at + 4] = b"\0\0\0\0"
+        offset = slot.index * _ENTRY_BYTES
+        self._map[offset : offset + 4] = b"\0\0\0\0"
 
     def replay(self, held: Mapping[str, CopyFile]) -> int:
         """Finish the intended writes to these copies; how many they were."""

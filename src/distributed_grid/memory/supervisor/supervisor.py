@@ -151,9 +151,9 @@ class ServerSupervisor:
             problem = ""
             if self.ready is None:
                 problem = await self._adopt_or_start_server()
-        found = self.served(order.node)
-        if found is not None:
-            self._report(found)
+        report = self.served(order.node)
+        if report is not None:
+            self._report(report)
         else:
             self._report(MemoryFailedReport(order.node, problem or "the memory server has ended again"))
             self._schedule_restart()
@@ -333,6 +333,6 @@ class ServerSupervisor:
 
     def _report_served(self) -> None:
         for node in self._nodes:
-            found = self.served(node)
-            if found is not None:
-                self._report(found)
+            report = self.served(node)
+            if report is not None:
+                self._report(report)
