@@ -5,7 +5,7 @@ The directory D (0700) holds all its state:
     agent.lock     held while it runs: one agent for a directory
     agent.pid      its pid, start time and boot id
     agent.log      its log
-    failure.txt    why the last one that could not go on has ended
+    failure.txt    the error that has ended the last one
     link.json      {"node", "socket"}: the control plane's Unix socket; new with every SSH connection
     joined.json    instead of it, after joining with a token: address, certificate, node key
     heard          whose time changes while there is a control plane, on a machine of a provider

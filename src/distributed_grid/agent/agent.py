@@ -61,7 +61,7 @@ WARM_UP_SECONDS = 0.25
 SIGNAL_LAG_MS = 500
 """Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
-"""After so many reads without a notice one that was there is withdrawn."""
+"""Reads without a notice after which an earlier one counts as withdrawn."""
 SendToControl = Callable[[wire.FromAgent], None]
 _ENDINGS = {"hold_expired": Ending.LOST, "over_disk_limit": Ending.OVER_LIMIT} | dict.fromkeys(
     FAILED_STARTS, Ending.NEVER_STARTED

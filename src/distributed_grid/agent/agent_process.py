@@ -236,7 +236,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         task.cancel()
     await asyncio.gather(*tasks, dead_man, end, return_exceptions=True)
     await agent.stop()
-    log.info("stopped; what runs goes on" if grace_ms is None else "stopped, and so is what runs")
+    log.info("stopped; attempts keep running" if grace_ms is None else "stopped, with all attempts")
     return grace_ms
 
 
@@ -259,7 +259,7 @@ async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
             log.info("nothing is left to do here")
             return
         await asyncio.sleep(LEAVE_POLL_SECONDS)
-    log.warning("the time of this machine is over")
+    log.warning("the time of this machine has passed")
 
 
 async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float) -> None:

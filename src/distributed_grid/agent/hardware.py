@@ -106,7 +106,7 @@ class HardwareDetector:
         """How busy the machine is, and its resources; `own_pids` are the grid's own, which leave a GPU available."""
         sample, gpus = self._probe.totals(), self._samples(own_pids)
         machine = self._probe.capacity()
-        # Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured.
+        # Cores in use: the load average, which counts all of the machine; if only a part is ours, the measured use.
         load = sample.load1 if self._probe.sees_whole_machine else sample.cpu_ratio_total * (machine.cpu_milli / 1000)
         # A device is available when others leave it nearly idle and a gigabyte of its memory free.
         devices = self._devices()

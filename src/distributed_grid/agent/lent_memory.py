@@ -1,6 +1,6 @@
 """Memory that a node lends: the memory server supervised, orders about copies carried out, the owner's need reported.
 
-No copy is given up here for the owner's sake: the control plane is told how much is needed, and moves whole copies
+No copy is given up here for the owner's sake: the control plane gets the needed amount, and moves whole copies
 away. Only when a hold has expired does the memory server free everything by itself. Each node of an agent has a memory
 server of its own.
 
@@ -159,7 +159,7 @@ def _unreachable(why: str) -> bytes:
 QUERY_SOCKET = "query.sock"
 POLL_SECONDS = 0.5
 REPORT_EVERY = 4
-"""A need that lasts is reported again after so many polls."""
+"""Polls between two reports of a lasting need."""
 MIN_FREE_MILLI = 150
 """So much of the memory is kept free, or less where the owner's rules ask for less."""
 RELIEF_MILLI = 1200

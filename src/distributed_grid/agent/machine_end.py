@@ -2,7 +2,7 @@
 
 It is announced by the cloud's metadata service, by the signal of a batch system, or by the control plane, which knows
 the lifetime of the machine; the earliest end counts. Attempts get the notice and its deadline at once, and are stopped
-so that their grace is over, and their end reported, before the machine ends. No control plane is needed for that: an
+so that they have ended within their grace, and are reported, before the machine ends. No control plane is needed for that: an
 attempt that is stopped here is queued again when the control plane gets the report.
 
 Metadata services:
@@ -188,7 +188,7 @@ MAX_ANSWER_BYTES = 16_384
 TOKEN_SECONDS = 21_600
 EC2_NOTICE_MS = 120_000
 PREEMPTED_MS, MAINTENANCE_MS = 25_000, 55_000
-"""What is left of the 30 and 60 seconds of Compute Engine when a notice is read, at worst."""
+"""Rest of the 30 and 60 seconds of Compute Engine when a notice is read, at worst."""
 
 
 class MetadataFailed(Exception):

@@ -149,7 +149,7 @@ class OrderExecutor(Generic[Task]):
         self._preparing: dict[str, Preparation[Task]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
-        self._displaced: dict[str, Task | None] = {}  # None: its notice is over, it is being stopped
+        self._displaced: dict[str, Task | None] = {}  # None: its notice has run out, it is being stopped
 
     def listed(self) -> tuple[str, ...]:
         """Attempts of a greeting: all that run or are being prepared, and every unacknowledged end."""
@@ -300,7 +300,7 @@ class OrderExecutor(Generic[Task]):
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}", node_fault=True)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             _log_failure(f"{order.lease_id} could not be prepared", failure)
-            is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job goes on elsewhere, or later
+            is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job continues elsewhere, or later
             ending = Ending.RECLAIMED if is_ours else Ending.NEVER_STARTED
             detail = f"{order.node}: its working directory: {failure}"
             self._refuse(order, ending, detail, node_fault=_is_full(failure))

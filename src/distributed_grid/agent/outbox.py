@@ -22,10 +22,10 @@ from distributed_grid.wire import (
 )
 
 SHORT_MS = 30
-"""What ends within this time after its start is over at once."""
+"""Attempts shorter than this report start and end together."""
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport | MoveReport
 CallLater = Callable[[int, Callable[[], None]], object]
-"""Calls a function after so many milliseconds."""
+"""Calls a function after a time in milliseconds."""
 
 
 class _Launched(Struct, frozen=True):

@@ -102,7 +102,7 @@ class Uplink:
                 self._is_up = False
                 self._last_up = time.monotonic()
                 agent.unlinked()
-            if refused:  # also after a welcome: what it says will be refused again
+            if refused:  # also after a welcome: the next hello will be refused again
                 pause = timing.refused_pause
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(1.5 * pause, max(pause, timing.max_pause))

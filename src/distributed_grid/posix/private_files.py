@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 DAMAGE = frozenset((errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EACCES))
-"""What opening a file fails with where there is none, or something else in its place; anything else may pass."""
+"""Errors of a missing file, or of another object in its place; any other error may be temporary."""
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:

@@ -55,7 +55,7 @@ def is_own_peer(connection: socket.socket) -> bool:
 
 
 MAX_REFUSALS = 8
-"""So many connections beyond its limit a peer may have at once, each of which is told why and closed."""
+"""Connections of a peer beyond its limit, at once; each gets the reason and is closed."""
 
 
 class PeerLimits:

@@ -115,7 +115,7 @@ class ContentStore:
     def trim(self, max_bytes: int, *, keep: Collection[str] = frozenset(), grace_seconds: float = GRACE_SECONDS) -> int:
         """Remove the least recently used until `max_bytes` are left, and return how many bytes were freed.
 
-        What is in `keep`, or was used within the grace period, stays even if that is too much.
+        Contents in `keep`, or used within the grace period, stay even if that is too much.
         """
         contents = sorted(self._contents())
         surplus = sum(size for _, size, _, _ in contents) - max_bytes

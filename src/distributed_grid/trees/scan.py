@@ -50,7 +50,7 @@ from distributed_grid.trees.secret_files import SecretFilter, SecretZone, ShipPa
 OVERSIZE_SURVEY_SECONDS = 0.5
 LARGEST_NAMED = 3
 SHIP_HINT = "add them to .gridignore, or use --workdir DIR or --workdir none"
-"""What to do about a directory that is too large."""
+"""Advice for a directory that is too large."""
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _SPECIAL_FILES = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

@@ -6,9 +6,9 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 
 - Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
   second process, the watchdog, sees to it where the script itself is killed, where the agent has not joined in time,
-  and where it hangs: where it has not heard the control plane for so long that it should have ended itself.
+  and where it hangs: where it has been without the control plane longer than it may.
 - The watchdog also asks for itself, as root: a TLS handshake with the pinned certificate is a proof that no job can
-  make. Without one for so long the machine is powered off, whatever a job does to the files of the agent. If the
+  make. Without one for that time the machine is powered off, whatever a job does to the files of the agent. If the
   watchdog itself is killed, a planned shutdown comes, which it keeps putting off.
 - The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
   launch deadline has passed. It is in no command line, no environment and no file besides the script.

@@ -248,7 +248,7 @@ def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Ma
 RAY_BUILD_SECONDS = 900.0
 RAY_MISSING = "Ray is not installed here, so there is nothing to send to the nodes; type: make ray"
 Result = tuple[NodeFacts, str]
-"""What is known of the node afterwards, and what was done."""
+"""Facts of the node afterwards, and a summary."""
 
 
 class InstalledState(NodeFacts, frozen=True):

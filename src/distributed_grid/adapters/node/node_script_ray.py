@@ -470,7 +470,7 @@ def ray_stop(request: Map, source: BinaryIO) -> Map:
     if not os.path.isdir(folder):
         return {"stopped": 0}
     ended = stop_processes(read_record(folder))
-    with locked(folder):  # whoever was starting it has noticed
+    with locked(folder):  # its starter has noticed
         ended += stop_processes(read_record(folder))
         remove_files(folder, purge=bool(request.get("purge")))
     return {"stopped": ended}

@@ -25,10 +25,10 @@ MAX_ANSWER_BYTES = 1024 * 1024
 CHUNK_BYTES = 256 * 1024
 MARK = b"\x1eGRID "
 BOOT = "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"
-"""What the interpreter on the node runs first: it reads the script, after its length, and the script reads the rest."""
+"""First code of the interpreter on the node: it reads the script, after its length, and the script reads the rest."""
 SCRIPT = Path(__file__).with_name("node_script.py")
 RAY_OPERATIONS = ("ray-inspect", "ray-start", "ray-stop", "ray-install", "resolve-address")
-"""What `ray_script` can do besides."""
+"""Additional operations of `ray_script`."""
 _LOAD = """import sys, types
 def load(name, source):
     module = sys.modules[name] = types.ModuleType(name)

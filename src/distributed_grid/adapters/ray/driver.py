@@ -373,7 +373,7 @@ class RayDriver:
             reference = getattr(self._actor, method).remote(*arguments)
             async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(reference.future())
-        except Exception as failure:  # Ray raises what it likes, what the actor raised included
+        except Exception as failure:  # Ray raises what it likes, errors of the actor included
             raise RayFailed(_one_line(failure)) from failure
 
     async def _reserve(self, items: list[messages.GroupSpec], seconds: float) -> None:

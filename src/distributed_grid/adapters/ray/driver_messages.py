@@ -29,7 +29,7 @@ RAY_MISSING = "Ray is not installed here; type: make ray (or pip install 'distri
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_NODES, MAX_GROUPS, MAX_IN_USE = 5_000, 15_000, 5_000
 AWAY = "away: "
-"""What a problem begins with that is no refusal: nobody knows what became of it."""
+"""Prefix of a problem that is no refusal: the result is unknown."""
 
 
 class Connect(ChildCommand, frozen=True):

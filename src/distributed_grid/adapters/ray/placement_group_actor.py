@@ -121,14 +121,14 @@ class PlacementGroupActor:
                     had = f"and had no more within {_plain_number(seconds)} s"
                     return f"Ray has {' and '.join(lacks) or 'no room'} free there, {had}"
                 self._wait_for_room(node, wanted, deadline)
-        except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
-            with contextlib.suppress(Exception):  # there may be none; what is left is found by the next sweep
+        except Exception as failure:  # any error of Ray is reported to the caller, and nothing is left
+            with contextlib.suppress(Exception):  # there may be none; the next sweep finds a remaining one
                 self._remove(self._ray.util.get_placement_group(name))
             return f"Ray failed: {(str(failure) or type(failure).__name__).splitlines()[0][:300]}"
 
     def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
-        # What a node has in all; asked for seldom, because Ray counts every group among it.
+        # Totals of the nodes, read seldom, because Ray counts every group among them.
         read_at, totals = self._nodes
         if node not in totals or time.monotonic() - read_at > TOTALS_SECONDS:
             alive = (row for row in self._ray.nodes() if row["Alive"])
@@ -223,7 +223,7 @@ class PlacementGroupActor:
 
     def observe(self, full: bool) -> dict[str, Any]:
         """Nodes with their totals and their rest besides our groups; with `full` every group of ours, too."""
-        # What we have of each node, what was freed a moment ago included: Ray does not call that free at once.
+        # Our part of each node, groups freed a moment ago included: Ray does not call them free at once.
         sums: dict[str, Resources] = {}
         lately = time.monotonic() - RETURN_SECONDS
         self._returning = [entry for entry in self._returning if entry[0] > lately]

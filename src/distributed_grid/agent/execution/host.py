@@ -122,7 +122,7 @@ class AttemptHost:
             self._adopt(attempt)
         for attempt_id in damaged:
             # Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost.
-            log.warning("the record of %s is damaged: what is left of it is killed", attempt_id)
+            log.warning("the record of %s is damaged: its remains are killed", attempt_id)
             with JobDir(self._root, attempt_id) as job:
                 await kill_damaged(job, self._root, self._grid)
             self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
@@ -231,7 +231,7 @@ class AttemptHost:
             try:
                 with JobDir(self._root, spec.attempt_id) as job:
                     job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-            except OSError as error:  # a full disk: the next agent hears of it with the order that comes again
+            except OSError as error:  # a full disk: the repeated order tells the next agent
                 log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
             if isinstance(known, AttemptExit):
                 known = msgspec.structs.replace(known, fence=spec.fence)

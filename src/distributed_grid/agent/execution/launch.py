@@ -96,7 +96,7 @@ def start_command(
 
 
 RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
-"""What the Python of a job in a Ray-backed boost finds first: it lets Ray tasks use the boost."""
+"""First folder on the path of Python in a Ray-backed boost: it lets Ray tasks use the boost."""
 
 
 def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:

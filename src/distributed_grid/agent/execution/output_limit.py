@@ -24,7 +24,7 @@ BLOCK_BYTES: Final = 4096
 DROP_SHARE: Final = 16
 """A sixteenth of the limit is dropped at a time, so that a slow writer does not cost a hole per block."""
 MAX_GROWTH: Final = 4
-"""The writer may become so many times faster until the next check."""
+"""Assumed growth of the writer's speed until the next check."""
 
 
 class _OutputFile:

@@ -41,7 +41,7 @@ from distributed_grid.agent.limits.process_tree import (
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
-SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
+SETTLE_MS: Final = 200  # time for remaining processes to finish by themselves: `exec > >(tee log)`
 REMOVE_TRIES: Final = 3
 LEFTOVER_GRACE_MS: Final = 1000
 ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500

@@ -5,11 +5,11 @@ with everything imported that a shim needs; standard library only. One packet is
 the channel on which the shim reports. A shim whose attempt has ended may serve another: most of what a short command
 costs would otherwise be the fork and the pages that are copied after it.
 
-- The spawner ends when its socket closes, that is with its agent. Running shims go on; waiting ones end, so an
+- The spawner ends when its socket closes, that is with its agent. Running shims stay; waiting ones end, so an
   adopted attempt has a shim to itself.
 - The attempt's lock is taken before the attempt is given to a shim, and travels with it. The host's lock is held
   until the last one is given: the next holder of the host's lock sees each attempt either locked or never begun.
-- What a shim that died early left behind becomes the spawner's child, and is killed.
+- Processes of a shim that died early become the spawner's children, and are killed.
 - A shim takes the next attempt only when nothing of the last is left (no process, no control group, no limit) and
   the agent has read its end. Until then the agent may pause, move or measure what is below the shim.
 - While a hold is pending it keeps a hold watcher running, which outlives it.
@@ -57,7 +57,7 @@ from distributed_grid.posix.private_files import open_regular, try_lock
 OVERDUE_MS: Final = 500
 """After the end of a hold; the control plane waits two seconds."""
 LOOK_MS: Final = 1000
-MAX_LOOK_MS: Final = 10_000  # while attempts are over that nobody has recorded yet
+MAX_LOOK_MS: Final = 10_000  # while ended attempts have no record yet
 MAX_KILL_ROUNDS: Final = 500
 KILL_PAUSE_S: Final = 0.005
 PARENT_DIED: Final = signal.SIGUSR1
@@ -264,7 +264,7 @@ class PreforkedShim:
     def _run_to_completion(self, attempt_id: str, lock: int, channel: int) -> bool:
         """Run it; whether there may be another. The lock stays open, and so held, until nothing of it is left."""
         for fd in (lock, channel):
-            os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
+            os.set_inheritable(fd, False)  # unlike those opened here, the command would inherit received ones
         shim = Shim(self.root, attempt_id, lock, channel, self.grid)
         if not shim.run(self.identity, self.timer, self.controllers):
             return False
@@ -489,7 +489,7 @@ def _is_waiting(spare: socket.socket) -> bool:
 
 def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and report that an attempt could not be started."""
-    with contextlib.suppress(OSError):  # a full disk: the agent hears of it all the same
+    with contextlib.suppress(OSError):  # a full disk: the agent gets the report all the same
         job.write_exit({"kind": "never_started", "detail": detail})
     _report_refusal(channel, detail)
 

@@ -323,7 +323,7 @@ def remove_expired(root: Path, *, age_ms: int, keep_ms: int = KEEP_MS) -> int:
             with contextlib.suppress(OSError):  # a full disk: it is seen again
                 write_private(control / AGE, sealed(str(age_ms).encode()), durable=False)
         elif age_ms - seen_ms > keep_ms:
-            for folder in (root / control.name, control):  # in this order: what is left is found again
+            for folder in (root / control.name, control):  # in this order: remains are found again
                 shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed

@@ -326,7 +326,7 @@ def mark_home(root: str, attempt_id: str, *, only_output: bool = False) -> None:
     _make_directory(path)
     folder = os.open(path, _DIRECTORY)
     try:
-        for name in (EXIT, OUTPUT_HOME if only_output else HOME):  # in this order: what has the second is complete
+        for name in (EXIT, OUTPUT_HOME if only_output else HOME):  # in this order: the second marks it as complete
             replace_file(name, b"{}", folder, durable=True)
     finally:
         os.close(folder)

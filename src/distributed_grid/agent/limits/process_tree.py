@@ -311,7 +311,7 @@ FIRST_MS, MAX_INTERVAL_MS = 20, 1_000
 SHARES_STALE_MS = 2_000
 """How old the shares of a tree may be, unless reading them takes long."""
 COST_FACTOR = 50
-"""A reading is so many times as far from the next as it takes."""
+"""Interval between two readings, in multiples of the time that one takes."""
 MB, GB = 1024**2, 1024**3
 START_BYTES = 64 * MB
 """The kernel's limit while a command starts, where its own is lower: until then the shim is in its control group, and

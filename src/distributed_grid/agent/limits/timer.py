@@ -20,7 +20,7 @@ _timerfd_settime: Final = _LIBC.timerfd_settime
 _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
 KILL_SIGNAL: Final = signal.SIGRTMIN + 3
-"""The grace of the stop is over."""
+"""Signal at the end of a stop's grace."""
 STOP_SIGNALS: Final = {  # no number has another meaning for older shims
     "cancelled": signal.SIGRTMIN,
     "preempted": signal.SIGRTMIN + 1,

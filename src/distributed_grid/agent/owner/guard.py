@@ -134,7 +134,7 @@ class OwnerGuard:
             self._pending[_subject(action)] = action
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
-            # Pause what runs, what has started since included; who was warned may use the little that is left.
+            # Pause running attempts, new ones included; warned ones may use the small rest.
             warned = {eviction.attempt_id for eviction in self.state.evictions}
             for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
                 if attempt_id not in self._paused:

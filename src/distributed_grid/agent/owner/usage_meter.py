@@ -34,7 +34,7 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
 FIND_MS = 10_000
 AGENT_WORDS = (b"DashboardAgent", b"RuntimeEnvAgent", b"/agent.py", b"/agent/main.py", b"PlacementGroupActor")
-"""What the command lines of these tell; one of Ray's is its title once it has loaded, and its script before."""
+"""Marks in the command lines of Ray's agents: the title of one that has loaded, and its script before."""
 _TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -1,6 +1,6 @@
 """Yield policy: when and how borrowed work yields to the owner of its machine, decided from usage samples. Pure.
 
-- Yielding is immediate, coming back is slow. What the owner takes is given at the sample that shows it; what the owner
+- Yielding is immediate, coming back is slow. The owner's need is met at the sample that shows it; room that the owner
   leaves is taken only after it has been left for a while (`dwell`), and for twice as long each time that turned out
   too early.
 - On a full machine the owner's use understates what it needs. So borrowed work first drops to almost nothing, and the
@@ -251,14 +251,14 @@ def _for_gpus(hints: Hints, sample: UsageSample) -> dict[str, EvictionReason]:
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
 FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a core
 WEAK_SAMPLES = 2
-COMEBACK_MILLI = 200  # paused work goes on when it can have this much
+COMEBACK_MILLI = 200  # paused work is resumed when it can have this much
 DWELL_MS, MAX_DWELL_MS = 2_000, 60_000
 SETTLE_MS = 400  # the first sample of a calm may still average over the last of the storm
 TOO_EARLY_MS = 30_000  # yielding so soon after coming back means that it was too early
 PROBE_EVERY_MS = 5_000  # how often the first sample after a squeeze may give back at once
 PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
 EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
-LAPSE_MS = 3_000  # a conflict that does not show for so long is over
+LAPSE_MS = 3_000  # end of a conflict after this time without a sign of it
 CONFLICT_MS = 3_000  # on a full machine, before one is evicted where the rules allow nothing gentler
 
 
@@ -366,7 +366,7 @@ def throttle_of(state: OwnerState) -> Throttle:
 def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     state = replace(state, hints=state.hints + 1 if sample.outside_milli >= WEAK.of(sample) else 0)
     if state.step is YieldStep.FREE:
-        # Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner.
+        # An attempt without leased CPU counts with its use; a full machine never has room for that beside an owner.
         is_there = sample.outside_milli >= STRONG.of(sample) or state.hints >= WEAK_SAMPLES
         if is_there and _room(sample) < max(sample.own_milli, sum(attempt.cpu_milli for attempt in sample.attempts)):
             return _squeezed(replace(state, conflict_seen_ms=now), rules, now)

@@ -26,7 +26,7 @@ from distributed_grid.errors import BadInput
 from distributed_grid.memory.client.transfer_queue import populate_pages
 
 MAX_GAP_BYTES = 32 * 1024
-"""So many bytes cost about as much to read as another request."""
+"""Bytes that cost about as much to read as another request."""
 MIN_DIRECT_BYTES = 256 * 1024
 """A run this long is moved straight to or from the array; shorter ones are batched."""
 MAX_BATCH_BYTES = 8 << 20
@@ -130,7 +130,7 @@ class Layout:
         self._start = sum(size * axis.start for size, axis in zip(row, axes, strict=True))
         self._outer = len(axes)
         self._group = 0
-        """So many places of the innermost outer axis share a run; 0: each has its own."""
+        """Places of the innermost outer axis that share a run; 0: each has its own."""
         self.length = itemsize
         self.is_exact = True
         while self._outer and 0 not in self._counts and self._join(gap, max_run):

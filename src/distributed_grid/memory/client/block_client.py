@@ -61,7 +61,7 @@ def _transfer_in_streams(
     def run(part: TransferQueue) -> None:
         try:
             _transfer_over_one(pool, location, part, move)
-        except BaseException as error:  # the outermost frame of a thread: raised below, to whoever waits
+        except BaseException as error:  # the outermost frame of a thread: raised below, to the caller
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]

@@ -22,7 +22,7 @@ from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 MIN_MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link
 FIRST_RANGES: Final = 16
 ALL_RANGES: Final = 2**31
-ROUND_SECONDS: Final = 0.2  # decided anew after about so long
+ROUND_SECONDS: Final = 0.2  # time between two decisions
 PROBE_RANGES: Final = 4
 CLEAR_GAIN: Final = 0.85
 SAMPLES: Final = 3

@@ -328,7 +328,7 @@ class ClientConnection(ClientStream):
     ) -> None:
         super().__init__(sock, store.staging)
         self.is_local = is_local
-        self.is_refused = False  # its peer has too many: it is told so, and nothing else
+        self.is_refused = False  # its peer has too many: it gets that answer, and no other
         self.opened_at = self.progress_at = now
         self._store = store
         self._server = server

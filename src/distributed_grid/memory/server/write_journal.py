@@ -1,7 +1,7 @@
 """Journals of a memory server: intents to write with the pool of their slots, and tombstones of freed copies.
 
 An intent is valid only while its slot holds all data; then the data are written, then their digest, then the intent is
-cleared. Whoever dies in between leaves enough for the next server to finish, and finishing twice is the same as once.
+cleared. A server that dies in between leaves enough for the next to finish, and finishing twice is the same as once.
 The journal for copies in memory is a memfd, held by supervisor and server like the copies, and ends with the tombstones
 (`tombstones.py`); that for copies on disk is a file beside them.
 
