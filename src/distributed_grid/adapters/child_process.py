@@ -254,7 +254,14 @@ class ChildProcess(Generic[T]):
         try:
             self._on_connect()
             while (report := await read_frame(reader, self._reports)) is not None:
-                self._receive(report)
+                if not isinstance(report, StepDone | Answer):
+                    self._on_report(report)
+                elif (asked := self._requests.get(report.number)) is None:
+                    continue
+                elif isinstance(report, StepDone):
+                    asked.on_step(report.step)
+                elif not asked.answer.done():
+                    asked.answer.set_result(report)
         except (OSError, ValueError) as failure:
             log.error("the %s process broke off: %s", self._label, failure)
         finally:
@@ -265,18 +272,6 @@ class ChildProcess(Generic[T]):
                         Unreachable(f"the {self._label} process ended while it worked; try again")
                     )
             self._on_exit("")
-
-    def _receive(self, report: T) -> None:
-        if not isinstance(report, StepDone | Answer):
-            self._on_report(report)
-            return
-        request = self._requests.get(report.number)
-        if request is None:
-            return
-        if isinstance(report, StepDone):
-            request.on_step(report.step)
-        elif not request.answer.done():
-            request.answer.set_result(report)
 
 
 @asynccontextmanager
@@ -327,23 +322,20 @@ def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awai
     """Serve the control plane on the descriptor that the only argument names, or on `stdio`, until that closes."""
     configure_logging(logging.StreamHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_serve_and_exit(serve, sys.argv[1]))
 
+    async def serve_and_exit() -> None:
+        if sys.argv[1] == STDIO:
+            streams = await _standard_streams()
+        else:
+            end = socket.socket(fileno=int(sys.argv[1]))
+            end.setblocking(False)
+            end.set_inheritable(False)
+            streams = await asyncio.open_unix_connection(sock=end)
+        await serve(*streams)
+        logging.shutdown()
+        os._exit(0)  # at once: the next child repeats unfinished work
 
-async def _serve_and_exit(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], end: str
-) -> None:
-    """Exit at once when the control plane is gone: the next child repeats unfinished work."""
-    await serve(*await (_standard_streams() if end == STDIO else _inherited_socket(int(end))))
-    logging.shutdown()
-    os._exit(0)
-
-
-async def _inherited_socket(descriptor: int) -> Streams:
-    end = socket.socket(fileno=descriptor)
-    end.setblocking(False)
-    os.set_inheritable(descriptor, False)
-    return await asyncio.open_unix_connection(sock=end)
+    asyncio.run(serve_and_exit())
 
 
 async def _standard_streams() -> Streams:

@@ -304,7 +304,17 @@ class Agent:
         self._outbox.ended(
             report.attempt_id,
             report.fence,
-            _outcome(report),
+            Outcome(
+                _ENDINGS.get(report.kind) or Ending(report.kind),
+                exit_code=report.exit_code,
+                signal=report.signal,
+                detail=report.detail,
+                cpu_ms=report.cpu_ms,
+                max_memory_bytes=report.max_memory_bytes,
+                wall_ms=report.wall_ms,
+                node_fault=report.kind in FAILED_STARTS,
+                is_disk_overrun=report.kind == "over_disk_limit",
+            ),
             self._marks.age_ms(report.attempt_id),
             has_checkpoint=has_checkpoint(self.host.root, report.attempt_id),
             # The SIGTERM of this machine may reach a shim before this process. The control plane has to hear first that
@@ -589,17 +599,3 @@ class AsyncioTasks:
 
 def _call_later(ms: int, call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(ms / 1000, call)
-
-
-def _outcome(report: AttemptExit) -> Outcome:
-    return Outcome(
-        _ENDINGS.get(report.kind) or Ending(report.kind),
-        exit_code=report.exit_code,
-        signal=report.signal,
-        detail=report.detail,
-        cpu_ms=report.cpu_ms,
-        max_memory_bytes=report.max_memory_bytes,
-        wall_ms=report.wall_ms,
-        node_fault=report.kind in FAILED_STARTS,
-        is_disk_overrun=report.kind == "over_disk_limit",
-    )

@@ -394,16 +394,12 @@ async def _stop_jobs(agent_dir: AgentDir, grace_ms: int = STOP_GRACE_MS) -> int:
         return 1
     finally:
         await host.stop()
-    await _stop_memory_server(agent_dir.path / "memory")
-    return 0
-
-
-async def _stop_memory_server(folder: Path) -> None:
-    """Stop the memory server of a directory, if there is one."""
-    if folder.is_dir():
-        supervisor = ServerSupervisor(folder, report=lambda report: None)
+    memory_folder = agent_dir.path / "memory"
+    if memory_folder.is_dir():
+        supervisor = ServerSupervisor(memory_folder, report=lambda report: None)
         await supervisor.start()
         await supervisor.terminate()
+    return 0
 
 
 def _configure_logging(path: Path, *, to_terminal: bool) -> None:

@@ -76,7 +76,20 @@ class HardwareDetector:
             "gpu": now["gpu"]
             | {
                 "names": [gpu.name for gpu in devices],
-                "list": [_described(gpu) for gpu in devices],
+                "list": [
+                    (
+                        {
+                            "index": gpu.index,
+                            "uuid": gpu.uuid,
+                            "name": gpu.name,
+                            "memory_mb": gpu.memory_bytes // MIB,
+                            "exclusive": gpu.exclusive,
+                            "mig": gpu.mig,
+                            "prohibited": gpu.prohibited,
+                        }
+                    )
+                    for gpu in devices
+                ],
                 "declared": bool(self._declared),
                 "problem": self.gpu_problem,
             },
@@ -163,15 +176,3 @@ def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
     needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
     free = gpu.memory_bytes - sample.outside_memory_bytes
     return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed
-
-
-def _described(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "memory_mb": gpu.memory_bytes // MIB,
-        "exclusive": gpu.exclusive,
-        "mig": gpu.mig,
-        "prohibited": gpu.prohibited,
-    }

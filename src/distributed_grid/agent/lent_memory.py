@@ -120,7 +120,13 @@ class MemoryQueryProxy:
         self._tasks.add(task)
         try:
             if len(self._tasks) <= MAX_CONNECTIONS and is_own_peer(writer.get_extra_info("socket")):
-                await self._serve_queries(reader, writer)
+                while True:
+                    length, kind = HEADER.unpack(await reader.readexactly(HEADER.size))
+                    if length > wire.MAX_QUERY_BYTES or kind != b"J":
+                        break
+                    body = await self._query(await reader.readexactly(length))
+                    writer.write(HEADER.pack(len(body), b"J") + body)
+                    await writer.drain()
         except (OSError, EOFError):
             pass  # the program went away, or does not speak this protocol
         finally:
@@ -128,15 +134,6 @@ class MemoryQueryProxy:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    async def _serve_queries(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            length, kind = HEADER.unpack(await reader.readexactly(HEADER.size))
-            if length > wire.MAX_QUERY_BYTES or kind != b"J":
-                return
-            body = await self._query(await reader.readexactly(length))
-            writer.write(HEADER.pack(len(body), b"J") + body)
-            await writer.drain()
 
     async def _query(self, body: bytes) -> bytes:
         number = next(self._numbers)
@@ -269,7 +266,11 @@ class LentMemory:
                 if isinstance(order, wire.ServeMemoryOrder):
                     host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
                     served = self._supervisor.served(order.node)
-                    if served is not None and _is_as_ordered(served.endpoint, host, order):
+                    if (
+                        served is not None
+                        and served.endpoint.host == host
+                        and bool(served.endpoint.fingerprint) == bool(order.certificate)  # any certificate is as good
+                    ):
                         self._report(served)
                     else:
                         await self._supervisor.serve(replace(order, host=host))
@@ -341,11 +342,6 @@ class LocalMemory:
         """Hold everything until then; 0 is without end."""
         for lent in self._lent.values():
             lent.extend_hold(until_boot_ms)
-
-
-def _is_as_ordered(endpoint: wire.Endpoint, host: str, order: wire.ServeMemoryOrder) -> bool:
-    """True if the served endpoint fits the order; a certificate of another order is as good."""
-    return endpoint.host == host and bool(endpoint.fingerprint) == bool(order.certificate)
 
 
 def bytes_to_reclaim(rules: wire.OwnerRules, *, total: int, used: int, outside: int) -> int:

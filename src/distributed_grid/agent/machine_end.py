@@ -2,8 +2,8 @@
 
 It is announced by the cloud's metadata service, by the signal of a batch system, or by the control plane, which knows
 the lifetime of the machine; the earliest end counts. Attempts get the notice and its deadline at once, and are stopped
-so that they have ended within their grace, and are reported, before the machine ends. No control plane is needed for that: an
-attempt that is stopped here is queued again when the control plane gets the report.
+so that they have ended within their grace, and are reported, before the machine ends. No control plane is needed for
+that: an attempt that is stopped here is queued again when the control plane gets the report.
 
 Metadata services:
 
@@ -273,7 +273,14 @@ class Ec2Notices:
     def read(self) -> AnnouncedEnd | None:
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
-            return _spot_action(action)
+            try:
+                notice = json.loads(action.text)
+                kind = str(notice["action"])[:40]
+                ends_at = datetime.fromisoformat(notice["time"])
+                ends_in_ms = round(1000 * (ends_at.replace(tzinfo=ends_at.tzinfo or UTC).timestamp() - action.now))
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as failure:
+                raise MetadataFailed(f"invalid spot notice: {failure}") from failure
+            return AnnouncedEnd(f"EC2 spot notice ({kind})", min(max(ends_in_ms, 0), EC2_NOTICE_MS))
         if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
             return AnnouncedEnd("EC2 recommends to move away from this spot instance")
         return None
@@ -298,17 +305,6 @@ class Ec2Notices:
             raise MetadataFailed(f"PUT /latest/api/token: status {answer.status}")
         self._token = answer.text
         return self._token
-
-
-def _spot_action(answer: MetadataAnswer) -> AnnouncedEnd:
-    try:
-        notice = json.loads(answer.text)
-        action = str(notice["action"])[:40]
-        ends_at = datetime.fromisoformat(notice["time"])
-        ends_in_ms = round(1000 * (ends_at.replace(tzinfo=ends_at.tzinfo or UTC).timestamp() - answer.now))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as failure:
-        raise MetadataFailed(f"invalid spot notice: {failure}") from failure
-    return AnnouncedEnd(f"EC2 spot notice ({action})", min(max(ends_in_ms, 0), EC2_NOTICE_MS))
 
 
 class GceNotices:

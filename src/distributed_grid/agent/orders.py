@@ -300,8 +300,9 @@ class OrderExecutor(Generic[Task]):
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}", node_fault=True)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             _log_failure(f"{order.lease_id} could not be prepared", failure)
-            is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job continues elsewhere, or later
-            ending = Ending.RECLAIMED if is_ours else Ending.NEVER_STARTED
+            # Trouble of this machine, such as a full disk: then the job continues elsewhere, or later.
+            may_pass = isinstance(failure, OSError) or (isinstance(failure, GridError) and failure.retryable)
+            ending = Ending.RECLAIMED if order.checkpoint and may_pass else Ending.NEVER_STARTED
             detail = f"{order.node}: its working directory: {failure}"
             self._refuse(order, ending, detail, node_fault=_is_full(failure))
         finally:
@@ -372,11 +373,6 @@ def _is_full(failure: BaseException | None) -> bool:
             return True
         failure = failure.__cause__
     return False
-
-
-def _may_pass(failure: Exception) -> bool:
-    """True for trouble of this machine, such as a full disk, that is not the order's fault."""
-    return isinstance(failure, OSError) or (isinstance(failure, GridError) and failure.retryable)
 
 
 def _log_failure(what: str, failure: Exception) -> None:

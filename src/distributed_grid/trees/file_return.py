@@ -77,15 +77,17 @@ class FetchedDigests:
         lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = {path: digest for path, digest in self.read().items() if self._exists(path)}
+            folder = os.fsencode(self._directory)
+            known = {
+                path: digest
+                for path, digest in self.read().items()
+                if os.path.lexists(os.path.join(folder, path.encode("utf-8", "surrogateescape")))
+            }
             content = json.dumps({"directory": _text(self._directory), "files": known | added}).encode()
             if len(content) <= MAX_BYTES:
                 write_private(self._path, content, durable=False)
         finally:
             os.close(lock)
-
-    def _exists(self, path: str) -> bool:
-        return os.path.lexists(os.path.join(os.fsencode(self._directory), path.encode("utf-8", "surrogateescape")))
 
 
 def _text(directory: str) -> str:
@@ -211,7 +213,22 @@ class ReturnDirectory:
         if current is None:
             raise ProtocolError("a file ends before it began")
         try:
-            self._place(current, current.writer.check(None))
+            digest = current.writer.check(None)
+            if self._policy.shipped.get(current.path) == digest:
+                self.report.unchanged += 1
+                return
+            *parents, own = current.names
+            if len(current.names) > MAX_DEPTH:
+                raise ProtocolError(f"'{display_path(current.path)}' is more than {MAX_DEPTH} directories deep")
+            folder = self._enter(tuple(parents))
+            for name in self._candidates(own):
+                shown = to_text(b"/".join((*parents, name)))
+                if self._try_name(current, digest, name, folder, shown):
+                    self.report.written[shown] = digest
+                    if shown != current.path:
+                        self.report.beside[current.path] = shown
+                    return
+            raise FileExistsError(errno.EEXIST, "no name is free for the returned file", display_path(current.path))
         finally:
             current.close()
 
@@ -290,23 +307,6 @@ class ReturnDirectory:
         """Names for a file or directory, the best first."""
         beside = name[: MAX_NAME_BYTES - len(self._suffix) - 3] + self._suffix
         return [name, beside, *(b"%s.%d" % (beside, number) for number in range(2, MAX_BESIDE_NAMES))]
-
-    def _place(self, file: _IncomingFile, digest: str) -> None:
-        if self._policy.shipped.get(file.path) == digest:
-            self.report.unchanged += 1
-            return
-        *parents, own = file.names
-        if len(file.names) > MAX_DEPTH:
-            raise ProtocolError(f"'{display_path(file.path)}' is more than {MAX_DEPTH} directories deep")
-        folder = self._enter(tuple(parents))
-        for name in self._candidates(own):
-            shown = to_text(b"/".join((*parents, name)))
-            if self._try_name(file, digest, name, folder, shown):
-                self.report.written[shown] = digest
-                if shown != file.path:
-                    self.report.beside[file.path] = shown
-                return
-        raise FileExistsError(errno.EEXIST, "no name is free for the returned file", display_path(file.path))
 
     def _try_name(self, file: _IncomingFile, digest: str, name: bytes, folder: int, shown: str) -> bool:
         """Put the file under this name; False where a local file has it that must stay."""

@@ -192,13 +192,12 @@ def _decode(data: bytes) -> tuple[ManifestEntry, ...]:
         rows = _rows_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"this is not a list of files: {error}") from error
-    return tuple(_entry(row) for row in rows)
-
-
-def _entry(row: _Row) -> ManifestEntry:
-    kind = _KINDS.get(row.kind)
-    if kind is None or not 0 <= row.size < 1 << 63:
-        raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
-    mode = EXECUTABLE if row.executable else PLAIN
-    digest, target = row.digest.hex(), to_text(row.target)
-    return ManifestEntry(to_text(row.path), kind, row.size, mode, digest=digest, target=target)
+    entries = []
+    for row in rows:
+        kind = _KINDS.get(row.kind)
+        if kind is None or not 0 <= row.size < 1 << 63:
+            raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
+        mode = EXECUTABLE if row.executable else PLAIN
+        digest, target = row.digest.hex(), to_text(row.target)
+        entries.append(ManifestEntry(to_text(row.path), kind, row.size, mode, digest=digest, target=target))
+    return tuple(entries)

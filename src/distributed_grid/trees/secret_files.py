@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
@@ -128,24 +129,19 @@ def is_withheld(top: str, path: bytes) -> bool:
     rules: IgnoreMatcher = GridIgnoreMatcher()
     zone = SecretZone.CHECKED
     for depth in range(len(names)):
-        rules = _rules_inside(top, b"/".join(names[:depth]), rules)
+        above = b"/".join(names[:depth])
+        with contextlib.suppress(OSError):
+            folder = os.open(os.path.join(os.fsencode(top), above), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                rules = rules.inside(folder, above)
+            finally:
+                os.close(folder)
         below, is_directory = b"/".join(names[: depth + 1]), depth + 1 < len(names)
         inside = secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=False)
         if inside is None:
             return True
         zone = inside
     return False
-
-
-def _rules_inside(top: str, path: bytes, above: IgnoreMatcher) -> IgnoreMatcher:
-    try:
-        folder = os.open(os.path.join(os.fsencode(top), path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return above
-    try:
-        return above.inside(folder, path)
-    finally:
-        os.close(folder)
 
 
 class ShipPatterns:

@@ -66,12 +66,8 @@ class FileCopier:
                 if error.errno not in _COPY_UNSUPPORTED:
                     raise
                 self._clones = False
-        done = self._through_kernel(source, target, size) if self._in_kernel else 0
-        return done + _copy_by_reading(source, target)
-
-    def _through_kernel(self, source: int, target: int, size: int) -> int:
         done = 0
-        while done < size:
+        while self._in_kernel and done < size:
             try:
                 count = os.copy_file_range(source, target, size - done)
             except OSError as error:
@@ -82,7 +78,7 @@ class FileCopier:
             if not count:
                 break
             done += count
-        return done
+        return done + _copy_by_reading(source, target)
 
 
 def _copy_by_reading(source: int, target: int) -> int:

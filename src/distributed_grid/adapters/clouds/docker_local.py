@@ -198,19 +198,14 @@ def connected(url: str, timeout_seconds: float) -> Iterator[DockerEngine]:
             raise
         with dialled:
             pass  # the library leaves a socket behind that it cannot connect
-        version = _version(docker.APIClient(base_url=url, version=_ANY_VERSION, timeout=timeout_seconds))
+        with contextlib.closing(docker.APIClient(base_url=url, version=_ANY_VERSION, timeout=timeout_seconds)) as first:
+            version = str(first.version(api_version=False)["ApiVersion"])  # the newest that the engine speaks
         with contextlib.closing(docker.APIClient(base_url=url, version=version, timeout=timeout_seconds)) as client:
             yield DockerEngine(client)
     except docker.errors.APIError as failure:
         raise Unreachable(f"the Docker engine at {url} failed: {_words(failure)}") from failure
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
         raise Unreachable(f"no answer from the Docker engine at {url}: {_root_cause(failure)}") from failure
-
-
-def _version(client: Any) -> str:
-    """Newest version of the API that the engine speaks."""
-    with contextlib.closing(client):
-        return str(client.version(api_version=False)["ApiVersion"])
 
 
 def _answer(call: Any, *arguments: Any, **options: Any) -> Any:

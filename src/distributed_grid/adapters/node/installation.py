@@ -99,7 +99,12 @@ def libc_version(facts: NodeFacts) -> tuple[int, int]:
 
 def gather_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
     """Wheels for an agent on such a node; downloads are kept in `cache`."""
-    return [own_wheel(), *(_wheel_for(name, facts, cache, environ) for name in AGENT_PACKAGES)]
+    wheels = [own_wheel()]
+    for name in AGENT_PACKAGES:
+        distribution = find_distribution(name)
+        wheel = repack(distribution, facts) or find_cached(name, distribution.version, facts, cache)
+        wheels.append(wheel or download(name, distribution.version, facts, cache, environ))
+    return wheels
 
 
 def source_signature() -> str:
@@ -142,15 +147,6 @@ def find_distribution(name: str) -> metadata.Distribution:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         raise NodeOperationFailed(f"{name} is not installed here, so its version for the node is not known") from None
-
-
-def _wheel_for(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
-    distribution = find_distribution(name)
-    return (
-        repack(distribution, facts)
-        or find_cached(name, distribution.version, facts, cache)
-        or download(name, distribution.version, facts, cache, environ)
-    )
 
 
 def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
@@ -379,7 +375,16 @@ def gather_ray_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str])
     """Wheels for Ray on such a node; downloads are kept in `cache`."""
     own_ray_version()
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return [_ray_wheel(name, facts, cache, environ) for name in ray_requirements(facts)]
+    files = []
+    for name in ray_requirements(facts):
+        distribution = find_distribution(name)
+        tag = compatible_tag(distribution, facts)
+        path = _repack_to_file(distribution, tag, cache) if tag else None
+        if path is None:
+            kept = find_cached(name, distribution.version, facts, cache)
+            path = cache / (kept or download(name, distribution.version, facts, cache, environ)).name
+        files.append(_describe(str(path), path.stat().st_mtime_ns))
+    return files
 
 
 def ray_requirements(facts: NodeFacts) -> list[str]:
@@ -405,16 +410,6 @@ def ray_requirements(facts: NodeFacts) -> list[str]:
             ):
                 ahead.append((canonicalize_name(requirement.name), frozenset({"", *requirement.extras})))
     return sorted(needed)
-
-
-def _ray_wheel(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> WheelFile:
-    distribution = find_distribution(name)
-    tag = compatible_tag(distribution, facts)
-    path = _repack_to_file(distribution, tag, cache) if tag else None
-    if path is None:
-        kept = find_cached(name, distribution.version, facts, cache)
-        path = cache / (kept or download(name, distribution.version, facts, cache, environ)).name
-    return _describe(str(path), path.stat().st_mtime_ns)
 
 
 def _repack_to_file(found: metadata.Distribution, tag: str, cache: Path) -> Path | None:

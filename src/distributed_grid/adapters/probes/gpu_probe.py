@@ -85,39 +85,22 @@ def split_usage(index: int, seen: GpuObservation, own_pids: Collection[int]) -> 
     busy = seen.busy_milli
     if busy is None:  # unknown: busy when anything runs, or might run unseen
         busy = FULL_MILLI if running or seen.processes is None else 0
-    return GpuSample(
-        index,
-        busy,
-        seen.memory_bytes,
-        _outside_busy(busy, ours, others, seen.busy_by_pid),
-        min(seen.memory_bytes, max(0, _outside_memory(seen.memory_bytes, ours, others))),
-    )
+    measured = {pid: milli for pid, milli in seen.busy_by_pid.items() if pid in running}
+    outside_busy = busy
+    if ours and not others:
+        outside_busy = 0
+    elif ours and measured:
+        outside_busy = min(busy, sum(milli for pid, milli in measured.items() if pid in others))
+    if None in ours.values() and None not in others.values():
+        outside_bytes = sum(held or 0 for held in others.values())
+    else:  # all memory minus that of the grid: the driver's own share counts as outside
+        outside_bytes = seen.memory_bytes - sum(held or 0 for held in ours.values())
+    return GpuSample(index, busy, seen.memory_bytes, outside_busy, min(seen.memory_bytes, max(0, outside_bytes)))
 
 
 def unmeasured_sample(gpu: Gpu) -> GpuSample:
     """Known device that cannot be measured: it counts as full of outside work, and lends nothing."""
     return GpuSample(gpu.index, FULL_MILLI, gpu.memory_bytes, FULL_MILLI, gpu.memory_bytes, measured=False)
-
-
-def _outside_busy(
-    busy: int, ours: Mapping[int, int | None], others: Mapping[int, int | None], by_pid: Mapping[int, int]
-) -> int:
-    if not ours:
-        return busy
-    if not others:
-        return 0
-    measured = {pid: milli for pid, milli in by_pid.items() if pid in ours or pid in others}
-    if not measured:
-        return busy
-    return min(busy, sum(milli for pid, milli in measured.items() if pid in others))
-
-
-def _outside_memory(used: int, ours: Mapping[int, int | None], others: Mapping[int, int | None]) -> int:
-    """All memory in use minus what the grid holds: the driver's own share counts as outside."""
-    unknown = any(held is None for held in ours.values())
-    if unknown and all(held is not None for held in others.values()):
-        return sum(held or 0 for held in others.values())
-    return used - sum(held or 0 for held in ours.values())
 
 
 class GpuProbe:
@@ -308,7 +291,12 @@ class GpuProbe:
         for number in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                self._handles[self._register(number, handle)] = handle
+                uuid: str = self._query(nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
+                if uuid not in self._known:
+                    taken = {gpu.index for gpu in self._known.values()}
+                    index = number if number not in taken else max(taken) + 1
+                    self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
+                self._handles[uuid] = handle
             except nvml.NVMLError as error:
                 if error.value in _library_errors(nvml):
                     raise
@@ -322,15 +310,6 @@ class GpuProbe:
         if count == 0 and not self._known:
             self._shut_down()  # so that it is opened again later
             self._failure = "the NVIDIA driver sees no GPU"
-
-    def _register(self, number: int, handle: Any) -> str:
-        """The device's uuid, with an index of its own from now on."""
-        uuid: str = self._query(self._nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
-        if uuid not in self._known:
-            taken = {gpu.index for gpu in self._known.values()}
-            index = number if number not in taken else max(taken) + 1
-            self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
-        return uuid
 
     def _reset(self) -> None:
         self._shut_down()

@@ -118,7 +118,8 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         kind, *_, options = after.split(" ")
         if kind not in ("cgroup", "cgroup2"):
             continue
-        top, path = (_unescape(field) for field in before.split(" ")[3:5])
+        fields = before.split(" ")[3:5]
+        top, path = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in fields)
         for controller in options.split(",") if kind == "cgroup" else [""]:
             yield _Mount(controller, root / path.lstrip("/"), PurePosixPath(top))
 
@@ -177,10 +178,6 @@ def _text(file: Path) -> str:
         return procfs.read_kernel_file(file).decode(errors="surrogateescape")
     except OSError:
         return ""
-
-
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
 
 
 LONG_WINDOW_MS = 10_000
@@ -365,18 +362,13 @@ class MachineProbe:
         self, times: CpuTimeWindows, at_ms: int, own_cpu_ms: int
     ) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         own_ms = own_cpu_ms + int(time.process_time() * 1000)
-        return times.windows(at_ms=at_ms, busy_ms=self._busy_ms(), own_ms=own_ms)
+        busy_ms = self._groups.cpu_used_ms(self._cpu_limit.group) if self._cpu_limit else None
+        if busy_ms is None:
+            busy_ms = procfs.read_busy_ms(self.root, self._core_names)
+        return times.windows(at_ms=at_ms, busy_ms=busy_ms, own_ms=own_ms)
 
     def _ratio(self, cpu_ms: int, window: CpuTimeSpan) -> float:
         return min(1.0, 1000 * cpu_ms / (window.ms * self._cpu_milli))
-
-    def _busy_ms(self) -> int:
-        """CPU time spent so far, on the usable cores or under the quota, by anybody."""
-        if self._cpu_limit:
-            used = self._groups.cpu_used_ms(self._cpu_limit.group)
-            if used is not None:
-                return used
-        return procfs.read_busy_ms(self.root, self._core_names)
 
     def memory_used_bytes(self) -> int:
         """Memory in use: all but the part available without swapping, on the machine or under the limit."""

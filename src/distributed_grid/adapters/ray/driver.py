@@ -136,7 +136,15 @@ def connect(settings: messages.Connect) -> tuple[messages.Connected, Endpoint]:
             ignore_reinit_error=True,
         )
     except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
-        raise _explain(address, failure) from failure
+        words = " ".join(str(failure).split())
+        if re.search("authentication|unauthenticated|auth token", words, re.IGNORECASE):
+            advice = "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH and try again"
+            raise RayConnectError(f"Ray at {address} did not accept the token; {advice}", final=True) from failure
+        if re.search("version mismatch|python version", words, re.IGNORECASE):
+            problem = f"Ray at {address} has other versions than this machine: {words[:300]}"
+            raise RayConnectError(problem, final=True) from failure
+        kind = type(failure).__name__
+        raise RayConnectError(f"Ray at {address} does not accept the connection: {kind}: {words[:300]}") from failure
     authenticated = bool(own_token()) if probed.wants_token is None else probed.wants_token
     if address.startswith(messages.CLIENT_SCHEME):
         endpoint = _host_and_port(address.removeprefix(messages.CLIENT_SCHEME), CLIENT_PORT)
@@ -224,19 +232,6 @@ def _host_and_port(place: str, port: int) -> Endpoint:
     if not number.isdecimal() or not 0 < int(number) < 65536:
         raise RayConnectError(f"{place!r} is no address; write HOST:PORT, ray://HOST:{CLIENT_PORT} or auto", final=True)
     return host.strip("[]"), int(number)
-
-
-def _explain(address: str, failure: Exception) -> RayConnectError:
-    words = " ".join(str(failure).split())
-    low = words.lower()
-    if "authentication" in low or "unauthenticated" in low or "auth token" in low:
-        return RayConnectError(
-            f"Ray at {address} did not accept the token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH and try again",
-            final=True,
-        )
-    if "version mismatch" in low or "python version" in low:
-        return RayConnectError(f"Ray at {address} has other versions than this machine: {words[:300]}", final=True)
-    return RayConnectError(f"Ray at {address} does not accept the connection: {type(failure).__name__}: {words[:300]}")
 
 
 ACTOR_NAME = "grid-placement-groups"

@@ -71,7 +71,12 @@ class PlacementGroupActor:
         """Have these groups, each on its node and for its seconds (0: without end); for each "" (made), the reason of a
         failure, or None while it is pending."""
         with self._lock:
-            futures = [self._begin(item, seconds) for item in items]
+            for name, node, resources, left in items:
+                if name not in self._under_way:
+                    self._under_way[name] = self._pool.submit(self._reserve, name, node, resources, seconds)
+                if left:
+                    self._lengthen(name, left)
+            futures = [self._under_way[name] for name, *_ in items]
         wait(futures, timeout=wait_seconds)
         results: list[str | None] = []
         for (name, *_), future in zip(items, futures, strict=True):
@@ -80,14 +85,6 @@ class PlacementGroupActor:
                 with self._lock:
                     self._under_way.pop(name, None)
         return results
-
-    def _begin(self, item: tuple[str, str, Resources, float], seconds: float) -> Future[str]:
-        name, node, resources, left = item
-        if name not in self._under_way:
-            self._under_way[name] = self._pool.submit(self._reserve, name, node, resources, seconds)
-        if left:
-            self._lengthen(name, left)
-        return self._under_way[name]
 
     def _reserve(self, name: str, node: str, resources: Resources, seconds: float) -> str:
         """Make a group within this time; "" where it is made, else why it is not, and then nothing of it is left."""

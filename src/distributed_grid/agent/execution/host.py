@@ -400,7 +400,12 @@ class AttemptHost:
         """Free its cores and report its end. Whatever fails on the way, the end is reported."""
         if self._running.pop(attempt.id, None) is None:
             return
-        ended = self._ended[attempt.id] = _exit_report(attempt, record)
+        ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
+        if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
+            ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
+        if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
+            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
+        self._ended[attempt.id] = ended
         try:
             attempt.unwatch()
             self._count_cpu_time(ended.node, ended.cpu_ms)
@@ -614,16 +619,6 @@ class AttemptHost:
 def _check_name(attempt_id: str) -> None:
     if not job_dir.is_safe_name(attempt_id):
         raise BadInput(f"not a safe attempt id: {attempt_id!r}")
-
-
-def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:
-    """The report of this end, with what its shim could not know."""
-    ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
-    if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
-        ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
-    if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
-        ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
-    return ended
 
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:

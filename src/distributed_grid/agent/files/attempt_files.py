@@ -215,7 +215,14 @@ class AttemptFileReader:
             else:
                 work = directory.fd if directory is not None else work_dir(self._root, order.lease_id)
                 if order.tree:
-                    listing = self._tree_digests(order.lease_id).list_tree(work, secrets=_secrets_of(directory))
+                    digests = self._digests.pop(order.lease_id, None) or TreeDigests()
+                    self._digests[order.lease_id] = digests
+                    while len(self._digests) > MAX_DIGESTED:
+                        del self._digests[next(iter(self._digests))]
+                    secrets = None  # the private directory of an attempt has no filter
+                    if directory is not None:
+                        secrets = SecretFilter(os.readlink(b"/proc/self/fd/%d" % directory.fd))
+                    listing = digests.list_tree(work, secrets=secrets)
                 else:
                     listing = file_selection.select_files(work, order.patterns)
                     changed = file_selection.changed_files(work, listing.entries, shipped)
@@ -240,19 +247,6 @@ class AttemptFileReader:
             )
             for listed, page in zip(files, wire.pages(wire.MAX_SKIPPED * len(files), wire.MAX_SKIPPED), strict=True)
         ]
-
-    def _tree_digests(self, lease_id: str) -> TreeDigests:
-        """The digests of a directory that is listed again and again; only of the last few."""
-        digests = self._digests.pop(lease_id, None) or TreeDigests()
-        self._digests[lease_id] = digests
-        while len(self._digests) > MAX_DIGESTED:
-            del self._digests[next(iter(self._digests))]
-        return digests
-
-
-def _secrets_of(directory: HeldDirectory | None) -> SecretFilter | None:
-    """Filter for a person's directory; the private directory of an attempt has none."""
-    return SecretFilter(os.readlink(b"/proc/self/fd/%d" % directory.fd)) if directory is not None else None
 
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:

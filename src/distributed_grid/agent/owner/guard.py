@@ -152,7 +152,11 @@ class OwnerGuard:
         """Let everything run freely again, without warnings. Safe twice."""
         self._pending = {}
         self._work.release()
-        self._report_resumed()
+        running = self._work.running()
+        for attempt_id, fence in self._paused.items():
+            if attempt_id in running:
+                self._report_pause(attempt_id, fence, False, "")
+        self._paused = {}
         for attempt_id in tuple(self._warned):
             self._withdraw_notice(attempt_id)
         self.state = OwnerState()
@@ -250,13 +254,6 @@ class OwnerGuard:
             else:
                 if not isinstance(action, Evict):
                     self._pending.pop(subject)
-
-    def _report_resumed(self) -> None:
-        running = self._work.running()
-        for attempt_id, fence in self._paused.items():
-            if attempt_id in running:
-                self._report_pause(attempt_id, fence, False, "")
-        self._paused = {}
 
     def _withdraw_notice(self, attempt_id: str) -> None:
         self._warned.discard(attempt_id)

@@ -87,7 +87,10 @@ class RayWorkers:
         if self.loan == RayLoan() and not measures_all:
             self._last, self._memory_bytes, self._outside_bytes = None, 0, 0
             return self._counted_ms, 0
-        used, memory = self._used(at_ms)
+        below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
+        workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
+        used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
+        memory = sum(_private_bytes(pid) for pid, _ in workers)
         if self._last is not None:
             before_ms, before = self._last
             spent = sum(max(cpu - before.get(key, 0), 0) for key, cpu in used.items())
@@ -118,13 +121,6 @@ class RayWorkers:
             self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
             self._found_at = at_ms
         return self._raylets
-
-    def _used(self, at_ms: int) -> tuple[dict[tuple[int, int], int], int]:
-        """CPU time of each process below a raylet, and the memory that none of them shares."""
-        below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
-        workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
-        used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
-        return used, sum(_private_bytes(pid) for pid, _ in workers)
 
 
 def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None = None) -> list[int]:

@@ -162,7 +162,15 @@ def reclaim(
         )
     if not rules.evict:
         return evictions, hints, ()
-    wanted = {**starved, **_for_gpus(hints, sample), **_for_memory(evictions, sample, rules)}
+    taken = {index for index, samples in hints if samples >= GPU_SAMPLES}
+    reasons = {}
+    for attempt in sample.attempts:
+        mine = sorted(taken.intersection(attempt.gpu_indexes))
+        if mine:
+            reasons[attempt.attempt_id] = EvictionReason(
+                f"its owner needs {attempt.node}'s GPU {', '.join(map(str, mine))}"
+            )
+    wanted = {**starved, **reasons, **_for_memory(evictions, sample, rules)}
     actions: list[Reclaim] = []
     after: list[PlannedEviction] = []
     for eviction in evictions:
@@ -234,18 +242,6 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
 
 
 # ------------------------------------------------------------------ GPUs
-
-
-def _for_gpus(hints: Hints, sample: UsageSample) -> dict[str, EvictionReason]:
-    taken = {index for index, samples in hints if samples >= GPU_SAMPLES}
-    reasons = {}
-    for attempt in sample.attempts:
-        mine = sorted(taken.intersection(attempt.gpu_indexes))
-        if mine:
-            reasons[attempt.attempt_id] = EvictionReason(
-                f"its owner needs {attempt.node}'s GPU {', '.join(map(str, mine))}"
-            )
-    return reasons
 
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.

@@ -72,15 +72,19 @@ class EventLoop:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_SECONDS
-                self._drop_slow(now)
+                for connection in list(self.connections.values()):
+                    late = not connection.is_authenticated and now - connection.opened_at > HANDSHAKE_SECONDS
+                    stalled = connection.is_mid_request and now - connection.progress_at > STALL_SECONDS
+                    if late or stalled:
+                        self.drop(connection)
                 tick()
                 continue
             unfinished, self._unfinished = self._unfinished, []
             for fd, events in self._poll.poll(0 if unfinished else next_tick - now, 256):
-                connection = self.connections.get(fd)
-                if connection is not None:
-                    if connection not in unfinished:
-                        self._run_turn(connection)
+                ready = self.connections.get(fd)
+                if ready is not None:
+                    if ready not in unfinished:
+                        self._run_turn(ready)
                 elif fd in self._watchers:
                     self._watchers[fd](events)
             for connection in unfinished:
@@ -155,13 +159,6 @@ class EventLoop:
             return False
         self.drop(oldest)
         return True
-
-    def _drop_slow(self, now: float) -> None:
-        for connection in list(self.connections.values()):
-            late = not connection.is_authenticated and now - connection.opened_at > HANDSHAKE_SECONDS
-            stalled = connection.is_mid_request and now - connection.progress_at > STALL_SECONDS
-            if late or stalled:
-                self.drop(connection)
 
     def drop(self, connection: ClientConnection) -> None:
         """End a connection; safe twice."""

@@ -78,7 +78,11 @@ class Tombstones:
             return
         offset = self._start + _HEADER_BYTES + self._written % self._capacity * _TOMBSTONE.size
         try:
-            self._make_room(offset, now)
+            if self._written >= self._capacity:  # the record at this offset may still be needed: raise the floor
+                until, oldest = _TOMBSTONE.unpack(os.pread(self._fd, _TOMBSTONE.size, offset))
+                if until > now and self._until.get(oldest, 0) == until:
+                    self.raise_floor(until - TICKET_LIFE_MS)
+                    del self._until[oldest]
             os.pwrite(self._fd, _TOMBSTONE.pack(now + 2 * TICKET_LIFE_MS, digest), offset)
         except OSError:  # no memory for another page of the journal: no ticket from before now creates anything
             self.raise_floor(now + TICKET_LIFE_MS)
@@ -86,15 +90,6 @@ class Tombstones:
             self._write_header(self._written + 1, self._floor_boot_ms)
         self._until.pop(digest, None)
         self._until[digest] = now + 2 * TICKET_LIFE_MS
-
-    def _make_room(self, offset: int, now: int) -> None:
-        """Raise the floor where the record at this offset is still needed."""
-        if self._written < self._capacity:
-            return
-        until, digest = _TOMBSTONE.unpack(os.pread(self._fd, _TOMBSTONE.size, offset))
-        if until > now and self._until.get(digest, 0) == until:
-            self.raise_floor(until - TICKET_LIFE_MS)
-            del self._until[digest]
 
     def raise_floor(self, floor_boot_ms: int) -> None:
         if floor_boot_ms > self._floor_boot_ms:
