@@ -166,8 +166,8 @@ def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
 
 def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
     """Tag under which an installed package works on a node; None if it does not."""
-    tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
-    for tag in filter(functools.partial(fits, facts=facts), tags):
+    installed_tags: list[str] = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
+    for tag in filter(functools.partial(fits, facts=facts), installed_tags):
         is_local_build = tag.split("-")[2].startswith("linux")  # compiled on this machine, for its C library
         if not is_local_build or _has_libc_of_ours(facts):
             return tag

@@ -208,9 +208,9 @@ class Shim:
         elif self.job.is_removed and self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now + REMOVED_GRACE_MS)
         if self.memory:
-            # Raise the limit to what the agent has recorded since; it never gets smaller.
+            # Raise the limit to the one that the agent has recorded since; it never gets smaller.
             most = self._read_most_memory() if self.most_memory_bytes else 0
-            if self.memory and most > self.most_memory_bytes:
+            if most > self.most_memory_bytes:
                 self.most_memory_bytes = most
                 self.memory.raise_limit(most)
             overrun = self.memory.overrun(os.getpid(), self._is_exempt)
