@@ -151,9 +151,8 @@ def reclaim(
     """The evictions that are planned now, what GPUs have shown, and what has to be done; `starved` end for the CPU."""
     here = {attempt.attempt_id for attempt in sample.attempts}
     evictions = tuple(eviction for eviction in evictions if eviction.attempt_id in here)
-    if sample.gpus is None:
-        pass
-    else:
+    hints = gpu_hints
+    if sample.gpus is not None:
         before = dict(gpu_hints)
         hints = tuple(
             (gpu.index, before.get(gpu.index, 0) + 1)
