@@ -1,4 +1,4 @@
-"""A thousand agents over real WebSockets, a heartbeat every 2 s each: what they cost the control plane.
+"""A thousand agents over real WebSockets, a heartbeat every 2 s each: their cost for the control plane.
 
 The agents are simulated in another process: they connect, send heartbeats and answer orders, but run nothing. "To
 state" is from sending a heartbeat until its answer, which the control plane sends after the ledger has taken it in.

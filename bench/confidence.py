@@ -50,7 +50,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PlacedRequest:
-    """One request: what was promised, what came of it, and what was known of the owner."""
+    """One request: its promise, its outcome, and the knowledge about the owner."""
 
     promised: float
     kept: bool
@@ -122,7 +122,7 @@ def _arrays(placed: list[PlacedRequest]) -> tuple[Values, Values]:
 
 
 def _bins(promised: Values, kept: Values) -> list[tuple[int, float, float]]:
-    """By confidence: how many, what was promised and what was seen."""
+    """By confidence: number, promised and observed probability."""
     found = []
     for low, high in itertools.pairwise(BINS):
         here = (promised >= low) & (promised < high)

@@ -1,4 +1,4 @@
-"""A long history and those who follow it: what they cost a short command.
+"""A long history and those who follow it: their cost for a short command.
 
 `grid run-shared true` on three grids in turn: a new one, one with a million stored events, and one with as many and
 three `grid events -f --type` followers, of which two hear nothing.

@@ -110,7 +110,7 @@ def _print_runs(trace: Trace) -> list[Line]:
 
 
 def _runs(trace: Trace) -> list[dict[str, Lost]]:
-    """What was lost by each way, seed by seed."""
+    """Lost work of each way, seed by seed."""
     ways = {
         "ours": VictimRule(plan_preemption, cheapest, by_work=True),
         "youngest": VictimRule(lambda ledger, request, now: plan_preemption(ledger, request, now, cost=_age), _fewest),
@@ -251,7 +251,7 @@ class _Run:
             self._queue.at(at, partial(self._arrive, work))
 
     def all(self) -> Lost:
-        """What was lost until the end."""
+        """Lost work until the end."""
         while self._queue.run_next(LONG):
             while len(self._ledger.waiting) < WAITING:
                 self._arrive(next(self._coming))
@@ -338,7 +338,7 @@ class _Run:
         self._handle(events.AttemptStarted(job.uid, attempt.number, attempt.fence, 1))
 
     def _mark(self, uid: str) -> None:
-        """What was done until now is not lost any more."""
+        """Work up to now is safe."""
         attempt = self._ledger.jobs[uid].attempt
         assert attempt is not None
         self._left[uid] -= self._queue.now - self._since[uid]

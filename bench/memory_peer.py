@@ -216,7 +216,7 @@ def measure(kind: str, rounds: int, words: list[str]) -> dict[str, Any]:
 
 
 def beside(rounds: int, node: str, host: str, port: str) -> dict[str, Any]:
-    """The same of ours and of a bare loop, transfer by transfer: what the machine does meanwhile, it does to both."""
+    """The same of ours and of a bare loop, transfer by transfer: other load of the machine affects both."""
     return in_turns({"bare": Bare(host, port), "ours": Ours(node)}, rounds)
 
 
@@ -320,7 +320,7 @@ def mapped(node: str) -> dict[str, Any]:
 
 
 def _overhead() -> int:
-    """What the memory server of this host uses besides the blocks."""
+    """Memory of this host's memory server besides the blocks."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             line, status = Path(f"/proc/{pid}/cmdline").read_text(), Path(f"/proc/{pid}/status").read_text()

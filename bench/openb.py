@@ -47,7 +47,7 @@ CLOSE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the nodes have and what is asked for, in the order of the lists."""
+    """Nodes and requests, in the order of the lists."""
 
     nodes: list[Capacity]
     asks: list[Amounts]
@@ -81,7 +81,7 @@ def measure() -> list[Line]:
 
 
 def replay(trace: Trace, seed: int, strategy: Strategy) -> float:
-    """What of the GPUs is not lent while the arrived demand rounds to all of them, in %."""
+    """Unlent part of the GPUs while the arrived demand rounds to all of them, in %."""
     dice = random.Random(seed)
     ledger, capacity = _joined(trace, dice), trace.gpu_milli
     arrived, lent, unallocated = 0, 0, []
@@ -98,7 +98,7 @@ def replay(trace: Trace, seed: int, strategy: Strategy) -> float:
 
 
 def _is_granted(ledger: Ledger, request: Request, now: int) -> bool:
-    """Ask once: what is not granted at once is withdrawn, if it was not refused as what no node has."""
+    """Ask once: a request that is not granted at once is withdrawn, unless it was refused as impossible."""
     try:
         answer = step(ledger, LeaseAsked(request), now).answer
     except Refused:

@@ -82,7 +82,7 @@ def _decide(size: int, kind: str, seed: int) -> float:
 
 
 def an_ask(draw: random.Random, kind: str) -> Amounts:
-    """What an urgent request may ask for."""
+    """Kinds of urgent requests."""
     if kind == "gpus":
         return Amounts(draw.choice([2, 4, 8]) * 1000, 8 * GB, draw.choice([300, 500, 1000, 2000, 4000, 8000]))
     return Amounts(draw.randint(1, 60) * 1000, draw.randint(1, 200) * GB)

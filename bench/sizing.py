@@ -241,7 +241,7 @@ def _replay_submissions(types: list[Tasks]) -> tuple[float, float]:
 
 
 def _attempts(predictor: TaskPredictor, tasks: Tasks, i: int, costs: Costs) -> list[float]:
-    """The memory that each attempt of a task gets in the daemon; what is learned from them."""
+    """Memory of each attempt of a task in the daemon; they are learned."""
     used = int(tasks.used_bytes[i])
     prediction, took = timed(partial(predictor.predict, int(tasks.input_bytes[i])))
     costs.predictions.append(took)

@@ -25,15 +25,15 @@ from distributed_grid.domain.events import (
     JobSubmitted,
     LeaseAsked,
     LeaseReleased,
-    QueueScanned,
 )
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.reactor import step
-from distributed_grid.replay.trace_reader import read_trace
+from distributed_grid.replay.traces import read_trace
 
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN, EASY_LONGEST_H = 353, 93, 128
@@ -128,7 +128,7 @@ def replay(jobs: list[SwfJob], way: LeasesAlone | Jobs) -> Waits:
             now_s, event = job.at_s, way.ask(job)
             job = next(ahead, None)
         changes = step(ledger, event, 1000 * now_s).changes
-        changes += step(ledger, QueueScanned(), 1000 * now_s).changes  # a control plane looks every second
+        changes += step(ledger, ScanQueue(), 1000 * now_s).changes  # a control plane looks every second
         for row in changes:
             if isinstance(row, Lease) and row.holds and row.request.id in by_id:
                 one = by_id[row.request.id]

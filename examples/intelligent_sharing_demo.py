@@ -1,4 +1,4 @@
-"""A tour of resource sharing in five parts: what there is, what it does, borrowing, scheduling, balancing.
+"""A tour of resource sharing in five parts: nodes, their use, borrowing, scheduling, balancing.
 
     python examples/intelligent_sharing_demo.py
     python examples/intelligent_sharing_demo.py config/my-cluster.yaml
@@ -68,7 +68,7 @@ class ResourceSharingDemo:
             await self.orchestrator.stop()
 
     async def _demo_cluster_status(self) -> None:
-        """What there is, and what can be had."""
+        """Nodes and their offers."""
         _heading("Cluster status")
         async with self._started() as grid:
             status = await grid.get_cluster_status()
@@ -84,7 +84,7 @@ class ResourceSharingDemo:
         print(", ".join(f"{name}: {len(rows)}" for name, rows in counts) + f", waiting: {status['waiting']}")
 
     async def _demo_resource_monitoring(self) -> None:
-        """What the nodes do before, during and after a load, and where it is going."""
+        """Levels of the nodes before, during and after a load, and their trends."""
         _heading("Resource monitoring")
         async with self._started() as grid, asyncio.TaskGroup() as tasks:
             self._look(grid, 1)
@@ -202,7 +202,7 @@ class ResourceSharingDemo:
         print("everything is given back")
 
     async def _show_automatic_leases(self) -> None:
-        """What the grid borrows by itself for a node above its memory mark, and work of that node that uses it."""
+        """Automatic leases for a node above its memory mark, and work of that node that uses them."""
         mark = 100 * self.config.resource_sharing.pressure.memory_high
         interval = self.config.resource_sharing.rebalance_interval_seconds
         async with self._started() as grid:

@@ -120,7 +120,7 @@ def wrong_version() -> Iterator[str]:
 
 
 def project_files() -> list[str]:
-    """What is in the repository, or would be with the next commit."""
+    """Files in the repository, including those of the next commit."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     return sorted(set(filter(None, listing.stdout.decode().split("\0"))))

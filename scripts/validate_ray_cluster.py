@@ -189,7 +189,7 @@ def _leftovers(ray: Any, alive: list[dict[str, Any]]) -> Check:
 
 
 def _on_each(ray: Any, alive: list[dict[str, Any]], what: Callable[[], Any]) -> dict[str, Any]:
-    """What a function returns on each node, by name."""
+    """Results of a function on each node, by name."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0)(what)

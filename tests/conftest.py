@@ -16,9 +16,11 @@ sys.dont_write_bytecode = False
 # What a test starts by a name such as python3 is the Python under ours, not a shim of pyenv in front of it, which takes
 # longer than Python itself.
 os.environ["PATH"] = f"{Path(os.path.realpath(sys.executable)).parent}:{os.environ['PATH']}"
-# A shell without job control starts `make test &` with Ctrl-C ignored, which every command under test would inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control starts `make test &` with Ctrl-C ignored, and `nohup` with hang-ups ignored, which every
+# command under test would inherit.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 import psutil  # noqa: E402
 import pytest  # noqa: E402
@@ -62,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the collector need not look at it again and again, nor for every few objects."""
+    """Loaded modules stay: the garbage collector need not visit them again and again, nor for every few objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)

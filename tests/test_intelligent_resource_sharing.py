@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 @pytest.fixture
 def config(cluster: Shell) -> Iterator[ClusterConfig]:
-    """The config of that grid; what a test borrowed must be given back."""
+    """The config of that grid; a test gives back everything it borrowed."""
     yield load_cluster_config("config/my-cluster-enhanced.yaml")
     with Client(StateDir(cluster.state_dir)) as client:
         assert [row["allocation_id"] for row in client.call("get_status")["allocations"]] == []

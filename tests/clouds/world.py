@@ -14,8 +14,8 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     OutputsCollected,
     TimePassed,
+    WallTimePassed,
     WorkerDrainRequested,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.nodes import Node, Usage
@@ -48,7 +48,7 @@ class Agent:
 
 @dataclass
 class ScheduleReport:
-    """What one schedule was, and which promise was broken, if one was."""
+    """One schedule and the promise it broke, if any."""
 
     provider: str
     seed: int
@@ -170,7 +170,7 @@ class CloudWorld:
     def _run_control_plane(self, list_ms: int) -> None:
         plane = self.plane
         plane.handle(TimePassed())
-        plane.handle(WorkersChecked(plane.wall_ms))
+        plane.handle(WallTimePassed(plane.wall_ms))
         for worker in list(plane.ledger.workers.values()):
             if worker.state is WorkerState.DRAINING and not plane.ledger.leases_on.get(worker.node):
                 plane.handle(OutputsCollected(worker.id, plane.wall_ms))
@@ -296,7 +296,7 @@ class CloudWorld:
         self._must(is_forced or is_over, f"{worker.id} with {', '.join(leases)} is {worker.state}: {worker.why}")
 
     def count_cost(self) -> None:
-        """What the machines that exist have really cost, by the day that the grid counts on."""
+        """Real costs of the existing machines, by the day that the grid counts on."""
         plane = self.plane
         day = current_day(plane.ledger, plane.wall_ms)
         since, now = self._priced_until, plane.now

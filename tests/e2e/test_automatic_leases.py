@@ -1,4 +1,4 @@
-"""What the grid borrows for a node under pressure is used: by that node's work, by blocks, and by who asks for it."""
+"""Automatic leases of a node under pressure are used: by that node's work, by blocks, and by requests for it."""
 
 from __future__ import annotations
 

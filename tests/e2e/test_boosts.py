@@ -88,7 +88,7 @@ def kept(shell: Shell) -> list[str]:
 
 
 def typed(shell: Shell, script: str) -> list[subprocess.CompletedProcess[str]]:
-    """What a guide tells to type, with the ids filled in that an earlier command has shown."""
+    """A command of a guide, with the ids of an earlier command filled in."""
     lines = script.replace("\\\n", "").replace("poetry run ", "").strip().splitlines()
     done: list[subprocess.CompletedProcess[str]] = []
     for line in lines:

@@ -36,7 +36,7 @@ def test_a_shell_gets_its_completion(shared_grid: Shell) -> None:
 
 SLOW_TO_IMPORT = (
     *("asyncio", "click", "concurrent", "datetime", "dataclasses", "decimal", "email", "hashlib", "http", "inspect"),
-    *("logging", "msgspec", "multiprocessing", "numpy", "pathlib", "platform", "pydantic", "shutil", "ssl"),
+    *("logging", "msgspec", "multiprocessing", "numpy", "pathlib", "platform", "shutil", "ssl"),
     *("subprocess", "tempfile", "threading", "tokenize", "traceback", "urllib", "uuid", "yaml"),
 )
 PRINT_MODULES = """

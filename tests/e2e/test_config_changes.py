@@ -146,7 +146,7 @@ def test_a_control_plane_that_was_killed_finds_its_jobs_though_the_file_is_gone(
     shown = file("jobs", "list")
     assert file.job in shown.stdout
     note = f"grid: {file.path}: no such file; the control plane goes on with the config it has read before\n"
-    assert shown.stderr == note
+    assert note in shown.stderr.splitlines(keepends=True)  # another grid may have taken its port meanwhile
     file("jobs", "cancel", file.job)
     wait_until(lambda: grid.job(file.job)["outcome"] == "cancelled")
 

@@ -1,4 +1,4 @@
-"""What the README and the docs tell a person to type is typed here, in the order of the page, in a real grid.
+"""Commands of the README and the docs are run here, in the order of the page, in a real grid.
 
 How a page says what must happen:
 
@@ -97,7 +97,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, how it must end, and what is said to be shown (None where nothing is said)."""
+    """A command, its expected end, and its expected output (None where the page shows none)."""
 
     words: str
     exit_code: int
@@ -245,9 +245,11 @@ def to_run(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [*filter(to_run, PAGES)], ids=lambda page: str(page.relative_to(PROJECT)))
-def test_what_a_page_tells_to_type_works(page: Path, reader: PageReader) -> None:
+def test_documented_commands_of_a_page_work(page: Path, reader: PageReader) -> None:
     if page == TOUR:
         set_rebalance_interval(reader.here / "config", SHIPPED_INTERVAL_SECONDS, was=NEVER_SECONDS)
+    if page.parent.name == "internals":  # for contributors: typed in a clone, where the tests can be imported
+        reader.shell.env["PYTHONPATH"] = str(PROJECT)
     for block in to_run(page):
         reader.run(block)
 
@@ -257,7 +259,7 @@ def test_no_block_escapes_by_its_language() -> None:
     assert odd == []
 
 
-def test_what_is_not_run_is_there_and_tested_elsewhere() -> None:
+def test_unrun_commands_exist_and_are_tested_elsewhere() -> None:
     texts = {block.text for page in PAGES for block in blocks_of(page)}
     assert texts >= NOT_RUN.keys()
     for reason in NOT_RUN.values():

@@ -52,7 +52,7 @@ def train(grid: Shell, script: str) -> None:
 
 
 def dry_run(grid: Shell, *argv: str) -> dict[str, Any]:
-    """What would become of a command; options go before it."""
+    """Dry run of a command; options come before it."""
     found: dict[str, Any] = json.loads(grid("--json", "run-shared", "--dry-run", *argv, check=0).stdout)
     return found
 

@@ -65,7 +65,7 @@ def blocks(cluster: Shell) -> list[dict[str, Any]]:
 
 
 def in_another_process(cluster: Shell, program: str, *words: str) -> str:
-    """What a program prints that has nothing of this process but the state directory."""
+    """Output of a program that shares only the state directory with this process."""
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=cluster.cwd,

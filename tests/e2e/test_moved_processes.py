@@ -254,7 +254,7 @@ def test_a_consent_for_one_directory_is_none_for_another(pair: Shell, tmp_path: 
 
 
 @pytest.mark.parametrize("victim", ["original", "target"])
-def test_what_ends_by_itself_or_by_its_user_ends_the_move(pair: Shell, work: Work, victim: str) -> None:
+def test_end_of_the_process_ends_its_move(pair: Shell, work: Work, victim: str) -> None:
     moved = pair.json("offload", "execute", str(work.pid), "--consent", "--no-wait")
     if victim == "original":
         work.end()

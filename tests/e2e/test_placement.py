@@ -100,7 +100,7 @@ def test_a_gpu_is_had_by_its_model_and_memory_and_with_more_beside_it(grid: Shel
     assert "No node can ever lend 1 GPU of H100" in refused.stderr
 
 
-def test_what_cannot_be_over_by_its_deadline_is_not_started(grid: Shell) -> None:
+def test_job_that_cannot_meet_its_deadline_is_not_started(grid: Shell) -> None:
     assert ran_on(grid, "--expects", "5", "--deadline", "+60") == "small"
     refused = grid("run-shared", "--expects", "100", "--deadline", "+10", "true")
     assert refused.returncode == 1

@@ -25,7 +25,7 @@ def predictor(shared_grid: Shell) -> Iterator[ResourcePerformancePredictor]:
 
 
 def shown(grid: Shell, *command: str) -> dict[str, Any]:
-    """What the next run of a command needs."""
+    """Prediction for the next run of a command."""
     found: dict[str, Any] = json.loads(grid("predict", "show", "--json", *command, check=0).stdout)
     return found
 
@@ -44,7 +44,7 @@ def executions(count: int, task_type: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_what_is_recorded_by_hand_is_predicted(shared_grid: Shell) -> None:
+def test_execution_recorded_by_hand_is_predicted(shared_grid: Shell) -> None:
     words = ("predict", "record", "--time", "10", "--cpu-time", "15", "--input", "1GB")
     for i in range(6):
         found = json.loads(

@@ -42,7 +42,7 @@ def attempts_of(grid: Shell) -> int:
     return len(job["attempts"]) if job["state"] == "running" else 0
 
 
-def test_who_has_run_for_less_than_the_file_says_is_not_displaced(full: Shell) -> None:
+def test_job_below_the_configured_run_time_is_not_preempted(full: Shell) -> None:
     restart_with(full, "{minimum_run_seconds: 3600}")
     full(*URGENT, check=1)
     assert attempts_of(full) == 1

@@ -79,7 +79,7 @@ def test_a_missing_variable_is_named(check: Check, tmp_path: Path) -> None:
     assert check(text, CLOUD_TOKEN=SECRET)[0] == 0
 
 
-def test_what_a_provider_says_is_shown_without_its_credentials(check: Check, tmp_path: Path) -> None:
+def test_provider_messages_are_shown_without_credentials(check: Check, tmp_path: Path) -> None:
     more = ", state_file2: x, password: '${CLOUD_TOKEN}', check_says: 'login failed with ${CLOUD_TOKEN}'"
     code, found, _ = check(config(tmp_path, more), CLOUD_TOKEN=SECRET)
     assert code == 1

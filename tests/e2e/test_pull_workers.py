@@ -257,7 +257,7 @@ def test_two_hundred_workers_that_ask_at_once_get_a_task_each(coordinator: Coord
         list(pool.map(coordinator.worker_manager.remove_worker, names))
 
 
-def test_what_was_handed_out_and_reported_survives_kill_9(coordinator: Coordinator, worker: str, shared_grid: Shell):
+def test_assigned_and_reported_tasks_survive_kill_9(coordinator: Coordinator, worker: str, shared_grid: Shell):
     tasks = coordinator.task_manager
     first, second = tasks.add_task({"type": "first"}), tasks.add_task({"type": "second"})
     done = tasks.get_next_task(worker)
@@ -601,7 +601,7 @@ def test_reports_of_a_pull_worker_do_not_size_jobs(server: CoordinatorServer, sh
         assert client.post("/v1/jobs", json=body).json()["job"]["sizing"] is None
 
 
-def test_what_another_users_worker_reports_does_not_size_tasks(
+def test_reports_of_another_users_worker_do_not_size_tasks(
     server: CoordinatorServer, coordinator: Coordinator, shared_grid: Shell
 ):
     eve = shared_grid.json("daemon", "token", "create", "--user", "eve")["token"]

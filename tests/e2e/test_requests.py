@@ -39,14 +39,14 @@ def test_a_wait_that_is_in_vain_ends_with_124_and_the_reason(grid: Shell) -> Non
     assert "0 cores free, 1 core asked" in done.stderr
 
 
-def test_who_does_not_wait_is_refused_at_once(grid: Shell) -> None:
+def test_request_without_a_wait_is_refused_at_once(grid: Shell) -> None:
     _hold_everything(grid, "all")
     done = grid("run-shared", "-w", "0", "true", check=1)
     assert done.stderr.startswith("grid: No resource offers available: ")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_can_never_fit_is_refused_at_once(grid: Shell) -> None:
+def test_impossible_request_is_refused_at_once(grid: Shell) -> None:
     done = grid("run-shared", "-a", "100000", "true", check=1, timeout=20)
     assert f"{CORES} core" in done.stderr
     assert "100000 cores asked" in done.stderr

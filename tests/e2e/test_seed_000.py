@@ -148,7 +148,7 @@ async def programs(clone: UsedClone, guide: Guide) -> None:
 
 
 def leases(clone: UsedClone) -> list[dict[str, Any]]:
-    """What is lent to anybody but the grid itself."""
+    """Leases of users, without those of the grid itself."""
     return [lease for lease in clone.json("shared-status")["allocations"] if lease["user"] != "grid"]
 
 

@@ -52,7 +52,7 @@ def test_the_guide_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def the_program_borrows_for_the_master(program: str) -> None:
-    """What the methods of the reference are said to do, with the orchestrator of the guide."""
+    """The documented methods of the reference, with the orchestrator of the guide."""
     config = load_cluster_config("config/my-cluster-enhanced.yaml")
     names: dict[str, Any] = {"cluster_config": config, "ssh_manager": SSHManager(config)}
     await run_block(program, names)

@@ -114,7 +114,7 @@ def test_the_figures_of_a_small_log_are_what_one_works_out_by_hand(shell: Shell,
     assert (row["preemptions"], row["cpu_seconds_lost"], row["gpu_utilisation"]) == (0, 0, None)
 
 
-def test_what_the_table_says_is_what_the_json_says(shell: Shell, tmp_path: Path) -> None:
+def test_table_and_json_agree(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "two.swf").write_text(TWO)
     rows = [line.rsplit("  ", 1) for line in shell("simulate", "two.swf", check=0).stdout.splitlines()[1:]]
     figures = {name.strip(): value.strip() for name, value in rows}
@@ -147,7 +147,7 @@ def test_a_log_can_be_piped_in(shell: Shell) -> None:
     assert json.loads(done.stdout)["policies"][0]["finished"] == 5
 
 
-def test_what_happened_in_a_real_grid_can_be_replayed(shared_grid: Shell, tmp_path: Path) -> None:
+def test_event_log_of_a_real_grid_can_be_replayed(shared_grid: Shell, tmp_path: Path) -> None:
     for seconds in ("0.3", "0.6"):
         shared_grid("run-shared", "-r", "cpu", "-a", "1", "sleep", seconds, check=0)
     events = shared_grid("events", "--json", "--limit", "100000", check=0).stdout

@@ -211,7 +211,7 @@ class Campaign:
             assert grown <= MAX_GROWTH_BYTES, f"{process.name} has grown by {grown >> 20} MiB"
 
     def table(self) -> str:
-        """What was sent, what became of it, and what it did to the processes."""
+        """Sent messages, their outcomes, and their effect on the processes."""
         lines = [f"{'target':16} {'frames':>9} {'connections':>11} {'honest s':>8}  results"]
         for name, tally in self.tallies.items():
             results = ", ".join(f"{kind} {count:,}" for kind, count in tally.results.most_common(9))

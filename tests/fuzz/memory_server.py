@@ -190,7 +190,7 @@ class DataFrames:
             assert status is FrameStatus.OK, status
 
     def check(self) -> None:
-        """What an honest client wrote is still there."""
+        """Content written by a correct client is still there."""
         session = Session(self._server, local=False)
         with session.sock:
             handle = session.open(HONEST_COPY, READ)

@@ -54,7 +54,7 @@ class Watched:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def new_tracebacks(self) -> str:
-        """What the log has of tracebacks since the last time."""
+        """Tracebacks in the log since the last call."""
         with contextlib.suppress(FileNotFoundError), open(self._log, "rb") as file:
             file.seek(self._read)
             text = file.read()

@@ -1,4 +1,4 @@
-"""What is fuzzed: the interface of a target, its tally, and an exchange of bytes that notices a hang."""
+"""Targets of fuzzing: their interface, their tally, and an exchange of bytes that notices a hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hang(AssertionError):
 
 @dataclass
 class Tally:
-    """What was sent to a target, and what became of it. A frame counts once the target has handled it."""
+    """Frames sent to a target, and their outcomes. A frame counts once the target has handled it."""
 
     frames: int = 0
     connections: int = 0
@@ -84,7 +84,7 @@ def exchange(
 
 
 def _send_some(sock: socket.socket, waiting: memoryview) -> memoryview:
-    """What is left to send; nothing where the other end does not take any more."""
+    """Rest to send; empty if the other end accepts no more."""
     try:
         return waiting[sock.send(waiting) :]
     except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -94,8 +94,8 @@ def _send_some(sock: socket.socket, waiting: memoryview) -> memoryview:
 
 
 def _receive_some(sock: socket.socket) -> bytes | None:
-    """What has come, None where that is part of a TLS record, nothing at the end. A reset is reported once, before what
-    was sent earlier."""
+    """Received bytes: None for a part of a TLS record, empty at the end. A reset is reported once, before earlier
+    bytes."""
     for _ in range(2):
         try:
             return sock.recv(READ_BYTES)

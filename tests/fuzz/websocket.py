@@ -1,4 +1,4 @@
-"""WebSocket frames as bytes, for both ends: what a library would refuse to send can be sent."""
+"""WebSocket frames as bytes, for both ends: also frames that a library would refuse to send."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _unmasked(payload: bytes, mask: bytes) -> bytes:
 
 
 def read_head(sock: socket.socket) -> bytes:
-    """An HTTP head, to its empty line; what there is of it where the other end closes."""
+    """An HTTP head, to its empty line; its beginning if the other end closes."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
         one = sock.recv(1)

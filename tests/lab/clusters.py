@@ -28,7 +28,7 @@ class Cluster(Shell):
         self.env["GRID_CONFIG"] = str(self.file)
 
     def results(self, *words: str, check: int = 0) -> dict[str, dict[str, Any]]:
-        """What a command did to each node."""
+        """Result of a command for each node."""
         done = self("cluster", *words, "--json", check=check, timeout=120)
         return {row["node_id"]: row for row in json.loads(done.stdout)}
 

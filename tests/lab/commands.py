@@ -17,10 +17,10 @@ START_S = 1.0
 
 
 class Command(subprocess.Popen[Any]):
-    """A command that runs in a host. What is sent to it reaches the command itself, not only the door it went through.
+    """A command that runs in a host. Signals reach the command itself, not only its wrapper.
 
-    The process we hold is `nsenter`, which waits for the command outside of the host and ends as the command ends.
-    Were it killed alone, the command would be left to process 1 of the whole machine.
+    The process we hold is `nsenter`, which waits for the command outside of the host and ends as the command ends. Were
+    it killed alone, the command would be left to process 1 of the whole machine.
     """
 
     def send_signal(self, sig: int) -> None:

@@ -1,4 +1,4 @@
-"""One lab of three hosts for all tests of a run; what a test did to cables, disks and clocks is mended after it."""
+"""One lab of three hosts for all tests of a run; changes to cables, disks and clocks are reverted after each test."""
 
 from __future__ import annotations
 

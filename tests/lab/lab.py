@@ -209,7 +209,7 @@ class Lab:
         return yaml.safe_dump({"name": "lab", "nodes": entries, **extra}, sort_keys=False)
 
     def ssh_line(self, host: Host) -> str:
-        """What a person types to get into a host."""
+        """Command line of a person who enters a host."""
         return shlex.join([*self._ssh_command(), f"{self.user}@{host.address}"])
 
     # ------------------------------------------------------------------ the network

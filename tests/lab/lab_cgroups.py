@@ -1,4 +1,4 @@
-"""The control groups of a host: what it may use, and where what it used is counted (version 1 hierarchies)."""
+"""The control groups of a host: its limits and its usage counters (version 1 hierarchies)."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ class Groups:
         return [str(path / "cgroup.procs") for path in self.paths.values()]
 
     def cpu_seconds(self) -> float:
-        """What the host's processes have used so far."""
+        """CPU time used by the host's processes."""
         return int((self.path_of("cpuacct") / "cpuacct.usage").read_text()) / 1e9

@@ -1,4 +1,4 @@
-"""What a lab leaves on the machine, and how it goes away, whoever died in between.
+"""Leftovers of a lab on the machine, and their removal, whichever process died.
 
 Rule 1. A lab is a number. Everything it makes on the machine carries that number, or is written down in its folder
         before it is made.

@@ -142,5 +142,5 @@ def server_of(host: Host) -> int:
 
 
 def shared_memory(host: Host) -> list[str]:
-    """What is in the shared memory of a host that somebody could have forgotten."""
+    """Objects in the shared memory of a host that a process could have forgotten."""
     return host.run(["ls", "-A", "/dev/shm"], user="root").stdout.split()

@@ -71,7 +71,7 @@ class MoveCampaign:
         self.ends: Counter[str] = Counter()
 
     def run(self, number: int) -> list[str]:
-        """One move with a fault: what was broken, in words."""
+        """One move with a fault; the broken promise in words."""
         names = [host.name for host in self._lab]
         source_name, target_name = self._random.sample(names, 2)
         source, target = self._lab.host(source_name), self._lab.host(target_name)

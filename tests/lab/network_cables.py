@@ -32,7 +32,7 @@ class Cable:
             self.slow(self._kbit)
 
     def unplug(self) -> None:
-        """Take it away as a power cut does: nobody gets to say goodbye. What is not plugged in may be unplugged."""
+        """Take it away as a power cut does: nobody gets to say goodbye. Unplugging twice is harmless."""
         self._pid = None
         subprocess.run(["ip", "link", "delete", self.name], capture_output=True, check=False)
 

@@ -1,4 +1,4 @@
-"""What a host finds when it starts: its files, and the script that puts its root together.
+"""Files of a host at its start, and the script that assembles its root.
 
 A host sees the machine's `/usr` (to read only), its own `/etc` over the machine's, and a Python at `/opt/python`
 without any packages. Everything else is empty and its own: nothing of the project can be seen.

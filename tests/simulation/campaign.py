@@ -19,7 +19,7 @@ COMMAND = "python -m tests.simulation --seed"
 
 
 class Summary(Struct):
-    """What a campaign has seen so far."""
+    """Results of a campaign so far."""
 
     seeds: int = 0
     runs: int = 0

@@ -27,7 +27,7 @@ MAX_NUMBER = 2**61
 
 
 class FaultKind(enum.StrEnum):
-    """What can go wrong."""
+    """Kinds of faults."""
 
     AGENT_DIES = "the agent dies"
     MACHINE_DIES = "the machine loses its power"

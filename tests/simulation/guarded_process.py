@@ -84,7 +84,7 @@ class SimulatedOriginal:
 
     @property
     def worked_ms(self) -> int:
-        """How far its work is; what it has written says so."""
+        """Progress of its work, by its own file."""
         return self._worked_ms + (self._queue.now - self._resumed_at if self.is_alive and not self.is_still else 0)
 
     def stop(self) -> None:
@@ -227,7 +227,7 @@ class SimulatedGuard:
         self._watch_lease()
 
     def _keep_unwritten(self, action: WriteRecord) -> None:
-        """What is final is written as soon as there is room; that it goes on, or has ended, holds before that."""
+        """Final states are written as soon as there is room; running or ended states are held back until then."""
         if action.record.step in FINAL_PHASES:
             self._later(REWRITE_MS, partial(self._write_again, action))
         if action.record.step in (GuardPhase.THAWED, GuardPhase.GONE):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from distributed_grid.domain.blocks import Block
-from distributed_grid.domain.events import Event
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
@@ -213,7 +213,7 @@ class InvariantChecker:
 
     # ------------------------------------------------------------------ in the control plane
 
-    def about_to(self, ledger: Ledger, event: Event, now: int) -> None:
+    def about_to(self, ledger: Ledger, event: Cause, now: int) -> None:
         """An event is about to be decided."""
         self._watch.ledger, self._watch.now = ledger, now
         self._moment = self._watch.begin(event)
@@ -296,7 +296,7 @@ class InvariantChecker:
         self._hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
 
     def committed(self, changes: list[Row]) -> None:
-        """A batch is durable: what is over now stays over, once."""
+        """A batch is durable: ended rows stay ended, once."""
         self._watch.keep()
         for row in changes:
             if isinstance(row, Lease | Job) and row.is_over and row.key == row.request.id:
@@ -306,8 +306,8 @@ class InvariantChecker:
         self._nothing_is_lost(self._watch.ledger)
 
     def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None:
-        """What was stored has been loaded, by a new control plane or by one that could not commit: nothing
-        acknowledged is missing, what was committed is there, and what runs is held."""
+        """What was stored has been loaded, by a new control plane or by one that could not commit: nothing acknowledged
+        is missing, committed rows are there, and running attempts hold leases."""
         watch = self._watch
         watch.undo()
         watch.now = now
@@ -336,7 +336,7 @@ class InvariantChecker:
             self._hold(known, "what was acknowledged is never lost", f"{request_id} is gone")
 
     def unsettled(self, now: int) -> str | None:
-        """What has not come to its end and could, in words; whatever no node can ever serve may wait."""
+        """Unfinished work that could end, in words; impossible requests may wait."""
         ledger = self._watch.ledger
         for job in ledger.jobs.values():
             request = ledger.leases[job.lease_id].request
@@ -365,6 +365,6 @@ class InvariantChecker:
 
 
 def _words(wrong: AssertionError) -> str:
-    """What an assertion says, or else the line it is in."""
+    """Message of an assertion, or else its line."""
     trace: TracebackType | None = wrong.__traceback__
     return str(wrong) or str(traceback.extract_tb(trace)[-1].line)

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.events import (
-    Event,
     FilesDelivered,
     FilesUndeliverable,
     HeartbeatReceived,
@@ -22,13 +21,14 @@ from distributed_grid.domain.events import (
     LeaseReleased,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
 from distributed_grid.domain.leases import Lease, epoch_of
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, encode_row
+from distributed_grid.domain.rows import Counter, Row, decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd
 from distributed_grid.errors import GridError, NotFound
@@ -41,9 +41,9 @@ from distributed_grid.scheduling.queue.queue import next_grant
 
 
 class ObservedStep(Struct):
-    """One event: what there was before, what was decided, what came of it."""
+    """One event with the ledger before it, its decision and its effects."""
 
-    event: Event
+    event: Cause
     rows_before: list[Row]
     fence_before: int
     leases_before: list[Lease]
@@ -65,7 +65,7 @@ def by_job(effects: list[AttemptEffect]) -> list[AttemptEffect]:
 
 
 class _Seen(Struct):
-    """What is remembered of a ledger: the rows as a store would have them, and which leases began and ended."""
+    """Memory of a ledger: its rows as in a store, and the leases that began and ended."""
 
     stored: dict[tuple[str, str], bytes]
     leases: set[str]
@@ -73,7 +73,7 @@ class _Seen(Struct):
 
 
 class LedgerWatch:
-    """The live ledger, what a store would hold of it, and what has been seen so far.
+    """The live ledger, its rows as in a store, and the observations so far.
 
     Whoever steps the ledger says so before (`begin`) and after (`end`); what was seen since the last `keep` can be
     taken back with the ledger (`undo`).
@@ -98,7 +98,7 @@ class LedgerWatch:
         """How often each lease has ended; one of the grid's own may begin again under its old id."""
         return self._seen.ends
 
-    def begin(self, event: Event) -> ObservedStep:
+    def begin(self, event: Cause) -> ObservedStep:
         """An event is about to be decided; deciding it ahead of time must not change anything."""
         ledger = self.ledger
         fence, leases, jobs = ledger.counters.get("fence", 0), [*ledger.leases.values()], [*ledger.jobs.values()]
@@ -123,7 +123,7 @@ class LedgerWatch:
 
     def _take(self, row: Row) -> None:
         key = (row.kind, row.key)
-        if row.kind not in VOLATILE:
+        if not row.is_volatile:
             stored = None if row.is_over else encode_row(row)
             if stored != self._seen.stored.get(key):
                 self._rebuilt = None
@@ -138,12 +138,12 @@ class LedgerWatch:
             self.ends[row.id] += row.is_over
 
     def keep(self) -> None:
-        """What was seen until now is durable."""
+        """Make the observations up to now durable."""
         seen = self._seen
         self._kept = _Seen(dict(seen.stored), set(seen.leases), Tally(seen.ends))
 
     def undo(self) -> None:
-        """What was seen since the last `keep` has not happened."""
+        """Drop the observations since the last `keep`."""
         kept = self._kept
         self._seen = _Seen(dict(kept.stored), set(kept.leases), Tally(kept.ends))
         self._rebuilt = None
@@ -154,7 +154,7 @@ class LedgerWatch:
         self.heard_at, self.began_at = {}, self.now
 
     def rebuilt(self) -> Ledger:
-        """What a new control plane would find in the store; do not write to it."""
+        """The ledger that a new control plane would load; do not write to it."""
         if self._rebuilt is None:
             stored = self._seen.stored
             self._rebuilt = Ledger([decode_row(kind, stored[kind, key]) for kind, key in sorted(stored)])

@@ -40,7 +40,7 @@ USUAL_DRIFT, MAX_SKEW = 500, 15_000
 
 
 class Owner(enum.StrEnum):
-    """What the owner of a machine uses, when there."""
+    """Use of a machine by its owner, when present."""
 
     AWAY = "away"
     CPU = "cpu"
@@ -48,7 +48,7 @@ class Owner(enum.StrEnum):
 
 
 class ScriptedJob(Struct, frozen=True):
-    """What a simulated command does: how long it runs, how it ends, whether it heeds SIGTERM. That is written into its
+    """Behaviour of a simulated command: its length, its end, whether it heeds SIGTERM. That is written into its
     arguments, so that it travels as any command does."""
 
     run_ms: int
@@ -67,7 +67,7 @@ class ScriptedJob(Struct, frozen=True):
 
     @classmethod
     def of(cls, command: Command) -> ScriptedJob:
-        """What a command means."""
+        """Behaviour encoded in a command."""
         run_ms, exit_code, heeds, exists, marks_ms, held_bytes = map(int, command.argv[1:])
         return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms, held_bytes)
 
@@ -198,7 +198,7 @@ class Machine:
 
     @property
     def boot_ms(self) -> int:
-        """What the clock since boot shows: it has an offset of its own, and runs a little fast or slow."""
+        """Reading of the boot clock: it has an offset of its own, and runs a little fast or slow."""
         passed = self.queue.now - self._booted_at
         return self._uptime_ms + passed + passed * self._drift // MILLION
 
@@ -261,7 +261,7 @@ class Machine:
         self.orphans.clear()
 
     def agent_died(self) -> None:
-        """What was handed to the agent's spawner is started or is not; nobody hands it over again."""
+        """An order handed to the agent's spawner is started or lost; it is not handed over again."""
         for lease_id, planned in list(self.launching.items()):
             planned.cancel()
             if self.random.random() < 0.5:

@@ -58,7 +58,7 @@ class MoveInvariants:
                 self._hold(same, CHANGED, f"{run.lease_id} is not what process {original.identity.pid} was")
 
     def check_freezes(self) -> None:
-        """No process stands still, or has stood still, for longer than its lease; what is decided never goes on."""
+        """No process stands still for longer than its lease; a decided one never continues."""
         for move_id, (machine, original, _) in self.moved.items():
             stood = original.still_ms or original.longest_still_ms
             if stood and machine.node.name not in self._liars and not self._is_decided(machine, original):
@@ -77,7 +77,7 @@ class MoveInvariants:
         return move.source in self._liars or (lost and not move.result)
 
     def unsettled(self, ledger: Ledger, over: Mapping[str, None]) -> str | None:
-        """What has not come to its end."""
+        """Unfinished moves."""
         for move in ledger.moves.values():
             if not self.may_wait(move):
                 return f"{move.id} is {move.state}, its job {move.job or 'not there'}, {move.problem or 'no problem'}"

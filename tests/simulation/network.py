@@ -41,7 +41,7 @@ class AgentEnd(Protocol):
 
 
 class Route:
-    """What the way to one node is like at present, the same for all its links."""
+    """State of the route to one node, the same for all its links."""
 
     def __init__(self) -> None:
         self.min_delay_ms = MIN_DELAY_MS
@@ -229,7 +229,7 @@ class LinkedAgent(Protocol):
 
     def greeting(self) -> Sequence[FromAgent]: ...
     def said(self, message: FromAgent) -> FromAgent:
-        """What it says instead, if it lies."""
+        """The false answer of a lying agent."""
 
     def received(self, message: ToAgent) -> None: ...
 

@@ -104,7 +104,7 @@ class Scenario(Struct, frozen=True):
 
     @property
     def random(self) -> Random:
-        """The chances of the run itself: delays, crash points, what a power failure takes along."""
+        """Chances of the run itself: delays, crash points, losses of a power failure."""
         return Random(f"{self.seed}/run")
 
 

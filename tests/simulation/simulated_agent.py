@@ -58,7 +58,7 @@ LIES = 0.3
 
 
 class SimulatedAgent:
-    """One agent process, from its start to its death; what must last is on its machine's disk."""
+    """One agent process, from its start to its death; its durable state is on its machine's disk."""
 
     def __init__(self, machine: Machine, dialer: Dialer, orders: type[OrderExecutor[SimulatedTask]]) -> None:
         self.machine = machine
@@ -155,7 +155,7 @@ class SimulatedAgent:
         )
 
     def said(self, message: FromAgent) -> FromAgent:
-        """What it says instead, while it lies: often something else."""
+        """The false answer of a lying agent: often another one."""
         if not self.machine.lies or self.random.random() > LIES:
             return message
         others = (
@@ -244,7 +244,7 @@ class SimulatedAgent:
                 yield CheckpointAge(run.lease_id, run.fence, age_ms)
 
     def _usage(self) -> Usage:
-        """What would be measured: the owner's part; borrowed work is taken to use what it leased."""
+        """The measurement: the owner's part, and borrowed work at the size of its leases."""
         cpu, memory = self._work.owner_cpu_milli, self._work.owner_memory_bytes
         busy = 1000 * cpu // max(self.machine.node.capacity.cpu_milli, 1)
         disk_bytes = DISK_BYTES if self.machine.disk_is_flooded else 0  # not measured
@@ -346,7 +346,7 @@ class SimulatedAttempts:
         return bool(order.command.workdir or order.checkpoint) and not self.knows(order.lease_id)
 
     async def fetch_files(self, order: StartAttemptOrder) -> None:
-        """What is missing comes over the link, so without one it takes until there is one again."""
+        """Missing files come over the link; without a link the fetch waits for one."""
         await self._tasks.sleep(self._machine.random.randint(50, 4_000) * self._machine.slowness)
         while not self._uplink.is_up or self._uplink.silent_ms > HEARTBEAT_MS + FETCH_MS:
             await self._tasks.sleep(FETCH_MS)

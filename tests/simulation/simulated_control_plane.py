@@ -27,6 +27,7 @@ from distributed_grid.domain.events import (
     PressureRead,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
@@ -68,7 +69,7 @@ Then = Callable[[Entry], None]
 class Observer(Protocol):
     """Who sees every step of the control plane."""
 
-    def about_to(self, ledger: Ledger, event: Event, now: int) -> None: ...
+    def about_to(self, ledger: Ledger, event: Cause, now: int) -> None: ...
     def stepped(self, stepped: StepResult) -> None: ...
     def refused(self, refusal: GridError) -> None: ...
     def committed(self, changes: list[Row]) -> None: ...
@@ -81,7 +82,7 @@ class WaitingEntry(Entry):
 
     __slots__ = ("number", "then")
 
-    def __init__(self, event: Event | None, question: Question | None, then: Then, number: int) -> None:
+    def __init__(self, event: Cause | None, question: Question | None, then: Then, number: int) -> None:
         super().__init__(event, question)
         self.then = then
         self.number = number
@@ -261,7 +262,7 @@ class SimulatedControlPlane:
 
     # ------------------------------------------------------------------ batches
 
-    def handle(self, event: Event, then: Then | None = None) -> None:
+    def handle(self, event: Cause, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
         self._enter(WaitingEntry(event, None, then or _discard_answer, self._next_number()))
 
@@ -315,7 +316,7 @@ class SimulatedControlPlane:
     def _is_long(self) -> bool:
         return self._spent_ms >= STEP_MS
 
-    def _observed_step(self, ledger: Ledger, event: Event, now: int) -> StepResult:
+    def _observed_step(self, ledger: Ledger, event: Cause, now: int) -> StepResult:
         self.observer.about_to(ledger, event, now)
         try:
             stepped = step(ledger, event, now)
@@ -355,7 +356,7 @@ class SimulatedControlPlane:
         self.observer.committed(batch.changes)
 
     def _finish(self) -> None:
-        """What was decided is durable: act, then answer."""
+        """A durable decision: act, then answer."""
         assert self._batch is not None
         entries, batch, _ = self._batch
         self._batch = None
@@ -387,7 +388,7 @@ class SimulatedRegistry(NodeRegistry):
 
 
 class SimulatedGateway:
-    """The agent sessions of one life of the control plane; with a crash, what is under way in them never goes on."""
+    """The agent sessions of one life of the control plane; a crash ends everything under way in them."""
 
     def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control

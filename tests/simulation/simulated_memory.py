@@ -28,7 +28,7 @@ MAX_COPY_MS, MAX_ORDER_MS = 5_000, 50
 
 
 class SimulatedMemory:
-    """What the memory server of one machine holds; `incarnation` is empty while none runs."""
+    """Copies in the memory server of one machine; `incarnation` is empty while none runs."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -56,7 +56,7 @@ class SimulatedMemory:
             self.serve()
 
     def put(self, copy: str, *, on_disk: bool = False) -> None:
-        """Somebody has written to a copy, so that it is really there; what was freed stays so."""
+        """A client has written to a copy, so that it exists; freed copies stay freed."""
         if copy not in self._freed:
             (self.on_disk if on_disk else self.in_memory).add(copy)
 

@@ -124,7 +124,7 @@ def with_change(random: Random, move: PlannedMove) -> PlannedMove:
 
 
 def requested_move(plan: PlannedMove, ledger: Ledger, node: str, original: SimulatedOriginal | None) -> Move | None:
-    """What a user asks for, as things are; None where there is nothing to move."""
+    """The requested move at this moment; None if there is nothing to move."""
     asked = Request("unused", "ada", Amounts(500))
     if original is not None:
         return Move(
@@ -243,7 +243,7 @@ class SimulatedMoves:
         return guard
 
     def _close(self, move_id: str) -> None:
-        """Forget a move: what is frozen goes on, what is decided is ended first."""
+        """Forget a move: a frozen process continues, a decided one is ended first."""
         guard = self._machine.guards.get(move_id)
         if move_id not in self._machine.journals:
             return
@@ -301,8 +301,8 @@ class SimulatedMoves:
 
 
 class SourceFiles(NamedTuple):
-    """How the files of originals and jobs are read: what the working directory of a move's original on a node says of
-    its work (None where it cannot be read), and whether a node can be asked for files."""
+    """Access to the files of originals and jobs: the progress in the working directory of a move's original on a node
+    (None where it cannot be read), and whether a node can be asked for files."""
 
     progress: Callable[[str, str], int | None]
     reaches: Callable[[str], bool]

@@ -101,8 +101,8 @@ class _Asked:
 
 
 class Users:
-    """Simulated users: each of their requests is sent, under the same id, until it is answered. What was accepted is
-    held against the grid from then on."""
+    """Simulated users: each of their requests is sent, under the same id, until it is answered. The grid must keep
+    accepted requests from then on."""
 
     def __init__(
         self, queue: EventQueue, control: SimulatedControlPlane, checker: InvariantChecker, note: Note, quiet_at: int
@@ -285,7 +285,7 @@ class World:
             self.queue.after(planned.change_ms, original.change)
 
     def _progress(self, node: str, move_id: str) -> int | None:
-        """What can be read of a move's original over the link of its node."""
+        """Progress of a move's original, read over the link of its node."""
         machine = self.machines[node]
         journal = machine.journals.get(move_id)
         original = machine.originals.get(journal.identity.pid) if journal is not None else None

@@ -86,7 +86,7 @@ class BareMachine:
 
     @property
     def said(self) -> str:
-        """What is on its console."""
+        """Text on its console."""
         return self.console.read_text()
 
     def power_offs(self) -> list[str]:
@@ -100,7 +100,7 @@ class BareMachine:
         return record.read_text().splitlines() if record.exists() else []
 
     def wait_until_off(self, seconds: float = 30) -> str:
-        """What is on the console when it has powered itself off, and its script has ended."""
+        """Console text of a machine that has powered itself off after its script."""
         wait_until(self.power_offs, seconds)
         if self.process is not None:
             self.process.wait(30)

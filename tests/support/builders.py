@@ -1,7 +1,7 @@
 """Builders: a node, a request, a job, a ledger in one line, in the units a person thinks in.
 
-Rule 1: what a test does not name has a harmless default.
-Rule 2: everything built here is valid; a test that wants nonsense says so in its own words.
+Rule 1: unnamed fields have harmless defaults. Rule 2: everything built here is valid; a test that wants nonsense says
+so in its own words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
-    Event,
     HeartbeatReceived,
     JobCancelled,
     JobSubmitted,
@@ -21,6 +20,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -90,7 +90,7 @@ def caps(
     custom: Mapping[str, int] | None = None,
     can_share: bool = True,
 ) -> Caps:
-    """The most a node lends; what is not named is not limited."""
+    """The most a node lends; unnamed resources are not limited."""
     return Caps(
         can_share,
         None if cores is None else _milli(cores),
@@ -130,7 +130,7 @@ def a_usage(
     memory_outside_gb: float = 0,
     gpus: Mapping[int, tuple[float, float]] | None = None,
 ) -> Usage:
-    """What the owner uses; `gpus` maps an index to (how busy, gigabytes in use)."""
+    """Use by the owner; `gpus` maps an index to (busy part, gigabytes in use)."""
     seen = tuple(GpuUsage(index, _milli(busy), _bytes(used)) for index, (busy, used) in (gpus or {}).items())
     outside = _bytes(memory_outside_gb)
     return Usage(_milli(cpu_outside), _milli(cpu_outside), outside, outside, seen)
@@ -219,7 +219,7 @@ class Scenario:
         self.now = now
         self.ledger = a_ledger(*nodes, now=now) if ledger is None else ledger
 
-    def handle(self, event: Event) -> StepResult:
+    def handle(self, event: Cause) -> StepResult:
         """One event and all that follows from it."""
         return step_through(self.ledger, event, self.now)
 

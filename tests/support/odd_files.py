@@ -1,4 +1,4 @@
-"""What a job may leave in place of a file: everything but what is expected there."""
+"""Objects that a job may leave in place of a file."""
 
 from __future__ import annotations
 

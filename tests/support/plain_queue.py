@@ -1,4 +1,5 @@
-"""The queue by its plain definition, one request at a time: what the grouped queue of `scheduling/queue` must decide.
+"""The queue by its plain definition, queue` must decide./one request at a time: the oracle for the grouped queue of
+`scheduling/queue`./queue` must decide.
 
 Every waiting request is sorted and tried by itself. Too slow to ship, and the oracle of its property test.
 """
@@ -158,7 +159,7 @@ def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> l
 
 
 class PlainScan:
-    """One scan of the queue; what is found out on the way is found out once."""
+    """One scan of the queue with cached placements and reservations."""
 
     def __init__(
         self, ledger: Ledger, now: int, *, tried: frozenset[object] = frozenset(), newcomer: Lease | None = None
@@ -284,7 +285,7 @@ class PlainScan:
         return None
 
     def _statement_key(self, lease: Lease) -> object:
-        """What else decides over a placement beside a promoted request: the user and its statements."""
+        """Rest of the key of refusals beside a promoted request: its user and its statements."""
         if not any(reservation.overdue_since_ms for _, reservation in self._made_reservations()):
             return None
         return (lease.request.user, lease.request.expects_ms, lease.request.duration_ms)

@@ -25,7 +25,7 @@ LABELS = (("zone", "north"), ("zone", "south"), ("disk", "ssd"))
 
 
 def a_random_policy(dice: Random) -> PolicySet:
-    """What may hold for everybody: a strategy, weights, quotas of a user and of a team."""
+    """A policy for all users: a strategy, weights, quotas of a user and of a team."""
     quotas = (
         Quota("ann", cpu_milli=6_000, leases=6),
         Quota("lab", members=("bob",), gpu_milli=2_000, memory_bytes=40 * GB, custom=(("fpga", 2),)),

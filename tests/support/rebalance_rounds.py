@@ -57,7 +57,7 @@ def rules(
 def a_reading(
     name: str, memory: Level = 0, cpu: Level = 0, gpu: Level = None, score: int | None = None
 ) -> PressureReading:
-    """What was read of a node; a level may come with its forecast. Without one of memory nothing is known."""
+    """A reading of a node; a level may have its forecast. Without one of memory the node is unknown."""
     if memory is None:
         return PressureReading(name)
     (m, m_ahead), (c, c_ahead), (g, g_ahead) = _apart(memory), _apart(cpu), _apart(gpu)
@@ -78,7 +78,7 @@ class Rounds(Scenario):
         self.records: list[Record] = []
 
     def read(self, *readings: PressureReading) -> list[Record]:
-        """One round at this moment, the nodes that are not named being idle; what it wrote into the audit trail."""
+        """One round at this moment, unnamed nodes being idle; its lines in the audit trail."""
         named = {reading.node for reading in readings}
         others = tuple(a_reading(name) for name in self.ledger.nodes if name not in named)
         stepped = self.handle(PressureRead((*readings, *others), self.rules))
@@ -88,7 +88,7 @@ class Rounds(Scenario):
         return stepped.records
 
     def round(self, *readings: PressureReading, times: int = 1) -> list[Record]:
-        """So many rounds, each an interval after the last; what they wrote."""
+        """`count` rounds, each an interval after the last; their lines in the audit trail."""
         records: list[Record] = []
         for _ in range(times):
             records += self.read(*readings)
@@ -97,7 +97,6 @@ class Rounds(Scenario):
 
     @property
     def leases(self) -> list[Lease]:
-        """What the grid holds for its nodes."""
         return automatic_leases(self.ledger)
 
     def advice(self, node: str) -> Advice | None:
@@ -106,7 +105,7 @@ class Rounds(Scenario):
 
 
 def actions(records: list[Record]) -> list[str]:
-    """What was done: `asked`, `refused`, `given_back`, `recommended`."""
+    """Actions of the rounds: `asked`, `refused`, `given_back`, `recommended`."""
     kinds = {"rebalanced", "recommended"}
     return [str(record.data.get("action", record.type)) for record in records if record.type in kinds]
 

@@ -123,7 +123,7 @@ def is_in_process(node_id: str) -> bool:
 
 
 def scope_of(node_id: str) -> str:
-    """What is run in one worker together with this test: usually its file."""
+    """Group of tests that share a worker with this one: usually its file."""
     path = node_id.partition("::")[0]
     if path.startswith(RAY_LAB):
         return RAY_LAB

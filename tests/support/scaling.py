@@ -10,7 +10,7 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     OutputsCollected,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerAsked,
     WorkerBooted,
@@ -58,12 +58,12 @@ class ScalingScenario(Scenario):
         self.handle(ScalingRulesSet(scaling or rules()))
 
     def evaluate(self, *, seconds: float = 0, warm: int = 0) -> ScalingPlan:
-        """What is done after so many seconds in which every worker that was asked for has not come yet."""
+        """The evaluation after so many seconds without a joined worker."""
         if seconds:
             self.advance(seconds)
         ids = tuple(f"w-{self.started + number}" for number in range(20))
         self.started += len(ids)
-        found = self.handle(ScalingEvaluated(ids, self.wall_ms, warm)).answer
+        found = self.handle(ScalingRequested(ids, self.wall_ms, warm)).answer
         assert isinstance(found, ScalingAnswer)
         self.ledger.check()
         return found.plan

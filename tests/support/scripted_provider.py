@@ -158,7 +158,7 @@ class ScriptedProvider(CloudProviderBase):
 
 
 class CloudFile:
-    """The console of a scripted cloud, for tests: what there is, and what is to go wrong next."""
+    """The console of a scripted cloud, for tests: its machines, and the next failures."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

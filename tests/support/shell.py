@@ -70,7 +70,7 @@ class Shell:
         return done
 
     def json(self, *words: str, **options: Any) -> Any:
-        """What a command answers with --json; it must succeed."""
+        """Answer of a command with --json; it must succeed."""
         return json.loads(self(*words, "--json", check=0, **options).stdout)
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
@@ -97,7 +97,7 @@ class Shell:
         return ssl.create_default_context(cafile=self.host_dir / "certificate.pem")
 
     def query(self, op: str, **arguments: Any) -> Any:
-        """What a control plane that runs answers, asked without the start of a process; None where none does."""
+        """Answer of a running control plane, without the start of a process; None without one."""
         with (
             contextlib.suppress(GridError, OSError),
             Client(StateDir(self.state_dir), may_start=False, query_only=True) as client,
@@ -114,7 +114,7 @@ class Shell:
         return found[part] if part else found
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """What the audit trail has of these types."""
+        """Lines of these types in the audit trail."""
         with (
             contextlib.suppress(GridError, OSError),
             Client(StateDir(self.state_dir), may_start=False, query_only=True) as client,

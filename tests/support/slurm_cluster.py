@@ -153,7 +153,7 @@ class SlurmCluster:
         wait_until(lambda: stored.exists() and stored.stat().st_mtime > before, READY_SECONDS, pause=0.1)
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm prints, errors included."""
+        """Output of a Slurm command, errors included."""
         done = subprocess.run(command, capture_output=True, env=self._env, timeout=30, stdin=subprocess.DEVNULL)
         return (done.stdout + done.stderr).decode(errors="replace")
 

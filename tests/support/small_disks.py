@@ -16,7 +16,7 @@ SMALL_BYTES = 8 << 20
 
 
 class SmallDisk:
-    """A tmpfs over a folder; what was in the folder is hidden while it lasts."""
+    """A tmpfs over a folder, which hides the folder's content while it lasts."""
 
     def __init__(self, place: Path, size_bytes: int = SMALL_BYTES) -> None:
         self.place = place

@@ -17,9 +17,9 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRequested,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger
@@ -73,7 +73,7 @@ class ControlPlaneModel:
         self.records += step_through(self.ledger, event, self.now).records
 
     def call(self, function: Callable[[], T]) -> T:
-        """Make a call as the daemon does: what is no error of the grid's own says nothing about what was done."""
+        """Make a call as the daemon does: a foreign error leaves its effect unknown."""
         try:
             return function()
         except GridError:
@@ -82,7 +82,7 @@ class ControlPlaneModel:
             raise Unreachable(f"{type(failure).__name__}: {failure}") from failure
 
     def offers(self) -> Sequence[WorkerOffer]:
-        """What the provider offers, not older than a minute; nothing where it cannot be asked."""
+        """Offers of the provider, at most a minute old; none if it cannot be asked."""
         read_at, found = self._offers
         if self.now - read_at >= 60_000:
             try:
@@ -180,8 +180,8 @@ class ControlPlaneModel:
         self.handle(event)
 
     def compare(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """List the cloud, then bring the ledger in line, and end what of ours no row stands for. What is done
-        `meanwhile` happens between the provider's answer and its handling."""
+        """List the cloud, then bring the ledger in line, and end own machines without a row. Calls made `meanwhile`
+        happens between the provider's answer and its handling."""
         asked_at = self.now
         try:
             found = self.call(lambda: self.provider.list(GRID_ID))
@@ -219,7 +219,7 @@ class ControlPlaneModel:
             self.stand_in.faults.waiting = faults
 
     def check(self) -> None:
-        self.handle(WorkersChecked(self.wall_ms))
+        self.handle(WallTimePassed(self.wall_ms))
 
     def restart(self) -> None:
         """A new process with what is stored; calls that are under way may still have their effect."""

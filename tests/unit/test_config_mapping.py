@@ -1,4 +1,4 @@
-"""What a cluster file says about everybody reaches the rules that the ledger keeps."""
+"""Settings of a cluster file for everybody reach the rules of the ledger."""
 
 from __future__ import annotations
 

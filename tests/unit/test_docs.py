@@ -32,7 +32,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    """What is wrong with the links of a page, one line each."""
+    """Problems of the links of a page, one line each."""
     for target in LINK.findall(without_code(TEXTS[page])):
         if "://" in target:
             continue

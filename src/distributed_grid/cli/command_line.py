@@ -15,8 +15,6 @@ _NOUNS: dict[Any, str] = {int: "integer", float: "float"}
 
 
 class FloatRange:
-    """A number within bounds, as the type of a parameter."""
-
     number: type[float] = float
     name = "float range"
 
@@ -48,15 +46,11 @@ class FloatRange:
 
 
 class IntRange(FloatRange):
-    """A whole number within bounds, as the type of a parameter."""
-
     number = int
     name = "integer range"
 
 
 class WordChoice:
-    """One of some words, as the type of a parameter."""
-
     def __init__(self, words: Sequence[str], *, case_sensitive: bool = True) -> None:
         self.words, self.case_sensitive = words, case_sensitive
 
@@ -68,8 +62,6 @@ class WordChoice:
 
 
 class Parameter:
-    """An option or an argument."""
-
     def __init__(
         self,
         name: str,
@@ -92,7 +84,7 @@ class Parameter:
 
     @property
     def label(self) -> str:
-        """The parameter in a message about a mistake."""
+        """The parameter's name in messages about mistakes."""
         raise NotImplementedError
 
     def convert(self, text: str) -> Any:
@@ -121,8 +113,7 @@ class Option(Parameter):
     ) -> None:
         self.is_flag = is_flag
         self.show_default = show_default
-        self.spellings: dict[str, bool | None] = {}
-        """Every spelling, with its value; None: a value follows it."""
+        self.spellings: dict[str, bool | None] = {}  # every spelling, with its value; None: a value follows it
         for word in words:
             on, slash, off = word.partition("/")
             if on.startswith("-"):
@@ -196,22 +187,19 @@ class CommandSpec:
     ) -> None:
         self.name = name
         self.function = function
-        self.interspersed = interspersed
-        """Options may follow the first argument; else they belong to it."""
+        self.interspersed = interspersed  # options may follow the first argument; else they belong to it
         self.parameters = (*parameters, *GLOBAL_OPTIONS)
 
     @property
     def options(self) -> list[Option]:
-        return [*(one for one in self.parameters if isinstance(one, Option)), HELP]
+        return [*(parameter for parameter in self.parameters if isinstance(parameter, Option)), HELP]
 
     @property
     def arguments(self) -> list[Argument]:
-        return [one for one in self.parameters if isinstance(one, Argument)]
+        return [parameter for parameter in self.parameters if isinstance(parameter, Argument)]
 
 
 class Group(CommandSpec):
-    """A command with subcommands."""
-
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function, interspersed=False)
         self.commands: dict[str, CommandSpec] = {}
@@ -221,7 +209,6 @@ class Group(CommandSpec):
         return sorted(self.commands)
 
     def find(self, name: str) -> CommandSpec | None:
-        """The subcommand with this name."""
         return self.commands.get(name)
 
     def add(self, command: CommandSpec) -> None:
@@ -230,8 +217,6 @@ class Group(CommandSpec):
     def command(
         self, *parameters: Parameter, name: str = "", interspersed: bool = True
     ) -> Callable[[Callable[..., Any]], CommandSpec]:
-        """Declare a function as a subcommand."""
-
         def declare(function: Callable[..., Any]) -> CommandSpec:
             made = command(*parameters, name=name, interspersed=interspersed)(function)
             self.add(made)
@@ -305,7 +290,11 @@ def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Values, Value
                 raise HelpRequest(path)
             if VERSION in given:
                 raise VersionRequest
-            values = {one.name: _convert_given(one, texts) for one, texts in given.items()}
+            values: Values = {}
+            for option, texts in given.items():
+                counted = texts if option.many else texts[-1:]
+                converted = [option.convert(text) if isinstance(text, str) else text for text in counted]
+                values[option.name] = tuple(converted) if option.many else converted[-1]
             global_options |= {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS if one.name in values}
             if not isinstance(command, Group):
                 return command, _fill(command, values, rest), global_options
@@ -344,7 +333,13 @@ def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, 
         name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], "", "")
         option = spelled.get(name)
         if option is None:
-            raise UsageError(f"No such option {name!r}." + _near_options(name, spelled))
+            from difflib import get_close_matches
+
+            long_ones = [spelling for spelling in spelled if spelling.startswith("--")]
+            near = sorted(get_close_matches(name, long_ones)) if name.startswith("--") else []
+            hint = f" (Did you mean one of: {', '.join(map(repr, near))}?)" if near else ""
+            hint = f" Did you mean {near[0]!r}?" if len(near) == 1 else hint
+            raise UsageError(f"No such option {name!r}." + hint)
         value: str | bool | None = option.spellings[name]
         if value is not None:
             if equals:
@@ -363,22 +358,6 @@ def _read_options(command: CommandSpec, words: list[str]) -> tuple[dict[Option, 
     return given, others + ahead[::-1]
 
 
-def _near_options(name: str, spelled: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = sorted(get_close_matches(name, [word for word in spelled if word.startswith("--")]))
-    if not near or not name.startswith("--"):
-        return ""
-    return f" Did you mean {near[0]!r}?" if len(near) == 1 else f" (Did you mean one of: {', '.join(map(repr, near))}?)"
-
-
-def _convert_given(option: Option, texts: list[str | bool]) -> Any:
-    values = [
-        option.convert(text) if isinstance(text, str) else text for text in (texts if option.many else texts[-1:])
-    ]
-    return tuple(values) if option.many else values[0]
-
-
 def _fill(command: CommandSpec, values: Values, words: list[str]) -> Values:
     """The values of all parameters but the global ones: those given, those of the words, and the defaults."""
     for argument in command.arguments:
@@ -388,11 +367,11 @@ def _fill(command: CommandSpec, values: Values, words: list[str]) -> Values:
             values[argument.name], words = tuple(map(argument.convert, words)), []
         elif words:
             values[argument.name], words = argument.convert(words[0]), words[1:]
-    for one in command.parameters:
-        if one.name not in values and one not in GLOBAL_OPTIONS:
-            if one.required:
-                raise UsageError(f"Missing option {one.label}.")
-            values[one.name] = one.default
+    for parameter in command.parameters:
+        if parameter.name not in values and parameter not in GLOBAL_OPTIONS:
+            if parameter.required:
+                raise UsageError(f"Missing option {parameter.label}.")
+            values[parameter.name] = parameter.default
     if words:
         raise UsageError(f"Got unexpected extra argument{'' if len(words) == 1 else 's'} ({' '.join(words)})")
     return values

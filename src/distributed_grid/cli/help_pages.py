@@ -15,6 +15,7 @@ from distributed_grid.cli.command_line import CommandSpec, FloatRange, Group, La
 
 MAX_WIDTH, MIN_WIDTH = 100, 50
 MAX_FIRST_COLUMN = 30
+TYPE_NAMES: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
 COMPLETION_SCRIPTS = {
     "bash": """\
 _grid_completion() {
@@ -49,7 +50,6 @@ complete --no-files --command grid --arguments "(_grid_completion)"
 
 
 def help_page(path: Sequence[CommandSpec]) -> str:
-    """The help of the last command of a path."""
     command, width = path[-1], _width()
     lines = [usage_line(path), ""]
     for paragraph in inspect.cleandoc(command.function.__doc__ or "").split("\n\n"):
@@ -58,8 +58,7 @@ def help_page(path: Sequence[CommandSpec]) -> str:
         else:
             lines.append(textwrap.fill(paragraph, width, initial_indent="  ", subsequent_indent="  "))
         lines.append("")
-    rows = [(_option_spelling(option), _option_text(option)) for option in command.options]
-    lines += ["Options:", *_definitions(rows, width)]
+    lines += ["Options:", *_definitions([_option_row(option) for option in command.options], width)]
     if isinstance(command, Group):
         rows = list(command_rows(command, width))
         lines += ["", "Commands:", *_definitions(rows, width)]
@@ -69,18 +68,16 @@ def help_page(path: Sequence[CommandSpec]) -> str:
 def usage_line(path: Sequence[CommandSpec]) -> str:
     start = f"Usage: {' '.join(command.name for command in path)} "
     last = path[-1]
-    rest = ["COMMAND [ARGS]..."] if isinstance(last, Group) else [one.metavar for one in last.arguments]
+    rest = ["COMMAND [ARGS]..."] if isinstance(last, Group) else [argument.metavar for argument in last.arguments]
     return textwrap.fill(" ".join(["[OPTIONS]", *rest]), _width(), initial_indent=start, subsequent_indent=" " * 8)
 
 
 def usage_message(path: Sequence[CommandSpec], mistake: str) -> str:
-    """The message about a mistake in a command line."""
     names = " ".join(command.name for command in path)
     return f"{usage_line(path)}\nTry '{names} --help' for help.\n\nError: {mistake}"
 
 
 def command_rows(group: Group, width: int) -> Iterator[tuple[str, str]]:
-    """Name and short help of each subcommand."""
     room = width - 6 - max(map(len, group.names))
     for name in group.names:
         if isinstance(group, LazyGroup):
@@ -107,33 +104,24 @@ def _definitions(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
         yield from (" " * (column + 2) + line for line in lines)
 
 
-def _option_spelling(option: Option) -> str:
-    names = sorted((word for word, value in option.spellings.items() if value is not False), key=_dashes)
-    off = [word for word, value in option.spellings.items() if value is False]
-    spelling = " / ".join([", ".join(names), *off])
-    return spelling if True in option.spellings.values() else f"{spelling} {_metavar(option)}"
-
-
-def _dashes(word: str) -> int:
-    return len(word) - len(word.lstrip("-"))
-
-
-def _metavar(option: Option) -> str:
-    if option.metavar:
-        return option.metavar
-    if isinstance(option.kind, WordChoice):
-        return f"[{'|'.join(option.kind.words)}]"
-    if isinstance(option.kind, FloatRange):
-        return option.kind.name.upper()
-    names: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
-    return names[option.kind]
-
-
-def _option_text(option: Option) -> str:
-    extra = [f"default: {option.default}"] if option.show_default else []
-    extra += [option.kind.bounds] if isinstance(option.kind, FloatRange) else []
+def _option_row(option: Option) -> tuple[str, str]:
+    """Spelling and help of an option."""
+    kind, extra = option.kind, [f"default: {option.default}"] if option.show_default else []
+    if isinstance(kind, FloatRange):
+        metavar = kind.name.upper()
+        extra.append(kind.bounds)
+    elif isinstance(kind, WordChoice):
+        metavar = f"[{'|'.join(kind.words)}]"
+    else:
+        metavar = TYPE_NAMES.get(kind, "")
     extra += ["required"] if option.required else []
-    return "  ".join(part for part in (option.help, f"[{'; '.join(extra)}]" if extra else "") if part)
+    on = [word for word, value in option.spellings.items() if value is not False]
+    off = [word for word, value in option.spellings.items() if value is False]
+    names = sorted(on, key=lambda word: len(word) - len(word.lstrip("-")))
+    spelling = " / ".join([", ".join(names), *off])
+    if True not in option.spellings.values():
+        spelling += f" {option.metavar or metavar}"
+    return spelling, "  ".join(part for part in (option.help, f"[{'; '.join(extra)}]" if extra else "") if part)
 
 
 def completion(root: Group, instruction: str) -> str:

@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-ADVICE_SECONDS = 0.2
-"""So long the control plane has to answer, all in all."""
-MAX_COMMAND_BYTES = 128 * 1024
-"""A longer command starts here, unasked."""
+ADVICE_SECONDS = 0.2  # so long the control plane has to answer, all in all
+MAX_COMMAND_BYTES = 128 * 1024  # a longer command starts here, unasked
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_PATH_BYTES = 100
-PROTOCOL = 2
-"""That of `api/framing.py`, which this module is too light to import."""
+PROTOCOL = 2  # that of `api/framing.py`, which this module is too light to import
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 NULL_DEVICE = os.makedev(1, 3)
 SEPARATOR, NO_INPUT = "--", "--no-input"
@@ -83,7 +80,7 @@ def reason_to_stay(environment: Mapping[str, str], *, reads_input: bool = True) 
 def is_advised_elsewhere(command: Sequence[str], state_dir: StateDir) -> bool:
     """Whether the control plane answers in time, and advises to start this command elsewhere."""
     try:
-        request = _messages(command)
+        request = request_frames(command)
         if len(request) > MAX_COMMAND_BYTES:
             return False
         return ELSEWHERE in _answers(state_dir.socket, request)
@@ -99,13 +96,13 @@ def exec_here(command: Sequence[str], environment: Mapping[str, str] | None = No
         os.execvpe(command[0], list(command), os.environ if environment is None else environment)
     except (OSError, ValueError) as failure:
         missing = isinstance(failure, (FileNotFoundError, NotADirectoryError))
-        why = "not found" if missing else getattr(failure, "strerror", None) or str(failure)
-        print(f"grid: {command[0]!a}: {why}", file=sys.stderr, flush=True)
+        reason = "not found" if missing else getattr(failure, "strerror", None) or str(failure)
+        print(f"grid: {command[0]!a}: {reason}", file=sys.stderr, flush=True)
         os._exit(NOT_FOUND if missing else NOT_EXECUTABLE)
 
 
-def _messages(command: Sequence[str]) -> bytes:
-    """A hello that changes nothing, and the question, as frames."""
+def request_frames(command: Sequence[str]) -> bytes:
+    """A hello that changes nothing, and the question."""
     hello = f'{{"op":"hello","protocol":{PROTOCOL},"version":{_text(__version__)},"query_only":true}}'
     origin = os.environ.get("GRID_NODE", "")
     words = ",".join(map(_text, command))
@@ -114,7 +111,6 @@ def _messages(command: Sequence[str]) -> bytes:
 
 
 def _text(text: str) -> str:
-    """A text in JSON."""
     return '"' + "".join(one if one >= " " and one not in '"\\' else f"\\u{ord(one):04x}" for one in text) + '"'
 
 

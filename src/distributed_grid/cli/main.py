@@ -10,12 +10,10 @@ TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMPLETION_VARIABLE = "_GRID_COMPLETE"
-"""Set by the completion of a shell."""
+COMPLETION_VARIABLE = "_GRID_COMPLETE"  # set by the completion of a shell
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit with its documented code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words[:2] == ["offload", "wrap"] and COMPLETION_VARIABLE not in os.environ:

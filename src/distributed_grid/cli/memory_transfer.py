@@ -1,7 +1,7 @@
 """Transfers of files in and out of the memory pool: buffer by buffer, with a progress line.
 
-Whatever ends a transfer early, what was begun is removed: by this process or, if it is killed, by the block's short
-time. A target file has its old content, or all of the new.
+Whatever ends a transfer early, its unfinished file or block is removed: by this process or, if it is killed, by the
+block's short time. A target file has its old content, or all of the new.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ def store_file(directory: BlockDirectoryClient, key: str, path: str, *, node: st
         pool.staged(size or 1, node, copies=copies) as stage,
         ProgressBar(f"storing {key}", size) as bar,
     ):
-        for offset, piece in _pieces(file, path, size):
-            stage.write(piece, offset)
-            bar.update(offset + len(piece))
+        buffer, offset = memoryview(bytearray(min(BUFFER_BYTES, size))), 0
+        while offset < size:
+            with _file_errors("read", path):
+                count = file.readinto(buffer[: min(BUFFER_BYTES, size - offset)])  # type: ignore[attr-defined]
+            if not count:
+                raise GridError(f"{path} became shorter while it was read; nothing was stored")
+            stage.write(buffer[:count], offset)
+            offset += count
+            bar.update(offset)
         return stage.name(key, ttl_seconds=ttl, meta="" if size else EMPTY_META)
 
 
@@ -58,7 +64,6 @@ def retrieve_file(directory: BlockDirectoryClient, name: str, path: str) -> tupl
 
 
 def retrieve_to_stdout(directory: BlockDirectoryClient, name: str) -> None:
-    """Write a block to the standard output."""
     with _cleanup_on_signals(), MemoryPool(directory) as pool:
         _copy(pool, find_by_name_or_id(pool, name), sys.stdout.buffer, name)
         sys.stdout.buffer.flush()
@@ -100,21 +105,9 @@ def _copy(pool: MemoryPool, found: BlockRow, file: IO[bytes], name: str) -> None
             bar.update(offset + len(piece))
 
 
-def _pieces(file: IO[bytes], path: str, size: int) -> Iterator[tuple[int, memoryview]]:
-    """So many bytes of a file, piece by piece, in one buffer; an error where it has fewer."""
-    buffer, offset = memoryview(bytearray(min(BUFFER_BYTES, size))), 0
-    while offset < size:
-        with _file_errors("read", path):
-            count = file.readinto(buffer[: min(BUFFER_BYTES, size - offset)])  # type: ignore[attr-defined]
-        if not count:
-            raise GridError(f"{path} became shorter while it was read; nothing was stored")
-        yield offset, buffer[:count]
-        offset += count
-
-
 @contextlib.contextmanager
 def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
-    """A file to read, and its remaining size. What has no size (a pipe) is spooled to a temporary file first."""
+    """A file to read, and its remaining size. A source without a size (a pipe) is spooled to a temporary file first."""
     with contextlib.ExitStack() as opened:
         with _file_errors("read", path):
             file = sys.stdin.buffer if path == "-" else opened.enter_context(Path(path).open("rb", buffering=0))
@@ -123,27 +116,21 @@ def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
                 size = max(found.st_size - file.tell(), 0)
             else:
                 spool = opened.enter_context(tempfile.TemporaryFile("w+b"))
-                size = _spool(file, spool)
+                size = 0
+                with ProgressBar("reading", 0) as bar:
+                    while piece := file.read(BUFFER_BYTES):
+                        size += len(piece)
+                        with _file_errors("write", "what comes through the pipe to a temporary file"):
+                            spool.write(piece)
+                        bar.update(size)
+                spool.seek(0)
                 file = spool
         yield file, size
 
 
-def _spool(file: IO[bytes], spool: IO[bytes]) -> int:
-    """Write all input to the spool file; how many bytes."""
-    size = 0
-    with ProgressBar("reading", 0) as bar:
-        while piece := file.read(BUFFER_BYTES):
-            size += len(piece)
-            with _file_errors("write", "what comes through the pipe to a temporary file"):
-                spool.write(piece)
-            bar.update(size)
-    spool.seek(0)
-    return size
-
-
 @contextlib.contextmanager
 def _target(path: str) -> Iterator[IO[bytes]]:
-    """A file that takes the place of another when all of it is written; what is no plain file is written as it is."""
+    """A file that replaces another once it is written completely; a device or pipe is written directly."""
     real = Path(path).resolve()
     is_plain = real.is_file() or not real.exists()
     part = real.with_name(f".{real.name[:100]}.{uuid.uuid4().hex[:8]}.part") if is_plain else real
@@ -178,7 +165,7 @@ def _file_errors(verb: str, path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cleanup_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit meanwhile, so that what was begun is removed."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that unfinished files and blocks are removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -203,11 +190,9 @@ class ProgressBar:
         self._line.clear()
 
     def update(self, done: int) -> None:
-        """Redraw the line for so many bytes done."""
         self._line.draw(lambda: self.line(done, time.monotonic() - self._began))
 
     def line(self, done: int, seconds: float) -> str:
-        """The line as it is drawn."""
         rate = format_size(round(done / max(seconds, 1e-3)))
         if not self._size:
             return printable(f"{self._what}: {format_size(done)}, {rate}/s")

@@ -41,10 +41,8 @@ WAYS = {
 }
 
 MAX_CAUSES, CAUSE_CHARS, HEAD_CHARS = 2, 100, 110
-MAX_MOVABLE = 20
-"""Limit of movable work that is shown without `--all`: the advised ones and those that use most."""
-MAX_OBSTACLES = 10
-"""Limit of unmovable work that is shown without `--all`: those that use most."""
+MAX_MOVABLE = 20  # limit of movable work that is shown without `--all`: the advised ones and those that use most
+MAX_OBSTACLES = 10  # limit of unmovable work that is shown without `--all`: those that use most
 
 
 def scan_parts(found: Row, node: str, *, everything: bool = False) -> Iterator[str]:
@@ -87,7 +85,6 @@ def subject_of(row: Row) -> str:
 
 
 def proposals_table(rows: Sequence[Row], *, empty: str) -> str:
-    """A table of movable work, the recommended first."""
     cells = [
         (
             subject_of(row),
@@ -124,13 +121,11 @@ def obstacle_lines(rows: Sequence[Row], *, everything: bool = False) -> Iterator
 
 
 def progress_text(row: Row) -> str:
-    """Progress of a move, in one line."""
     waits = f", waits for {row['waits_for']}" if row["waits_for"] else ""
     return printable(f"{row['move_id']}: {row['state']}{waits}")
 
 
 def move_text(row: Row) -> str:
-    """A move and its result, in one line."""
     what = f"job {row['job_id']}" if row["pid"] is None else f"process {row['pid']}"
     if row["end"] is None and row["state"] == "running":
         there = row["job_id"] or what
@@ -147,12 +142,11 @@ def move_text(row: Row) -> str:
         "failed": f"failed, {what} was left as it was",
         "not_needed": f"{what} has ended by itself",
     }
-    why = f": {row['problem']}" if row["problem"] else ""
-    return printable(f"{row['move_id']}: {ends.get(row['end'], row['end'])}{why}")
+    reason = f": {row['problem']}" if row["problem"] else ""
+    return printable(f"{row['move_id']}: {ends.get(row['end'], row['end'])}{reason}")
 
 
 def moves_table(rows: Sequence[Row]) -> str:
-    """A table of moves."""
     short = unique_prefixes(row["move_id"] for row in rows)
     cells = [
         (
@@ -172,7 +166,6 @@ def moves_table(rows: Sequence[Row]) -> str:
 
 
 def move_lines(row: Row) -> list[str]:
-    """Everything about a move, line by line."""
     frozen = row["frozen_seconds"]
     has_job = row["pid"] is None or row["state"] in ("dead", "running") or row["end"] == "done"
     shown = [
@@ -204,7 +197,6 @@ def move_lines(row: Row) -> list[str]:
 
 
 def cancel_text(row: Row) -> str:
-    """The result of a cancellation, in one line."""
     if row["end"] is not None:
         return move_text(row)
     return printable(
@@ -213,7 +205,6 @@ def cancel_text(row: Row) -> str:
 
 
 def auto_lines(found: Row) -> list[str]:
-    """The state of automatic offloading, line by line."""
     configured = "on" if found["configured"] else "off"
     by = f"set by {found['set_by']} at {format_time(found['set_at'])}; the config says {configured}"
     lines = [
@@ -245,16 +236,12 @@ def _way(row: Row) -> str:
     return WAYS.get(row["way"], str(row["way"]))
 
 
-MAX_ENDED = 5
-"""Limit of moves in the live view that have ended meanwhile."""
-SCAN_SECONDS = 10.0
-"""A scan reads every process of the nodes, so it is not made more often."""
+MAX_ENDED = 5  # limit of moves in the live view that have ended meanwhile
+SCAN_SECONDS = 10.0  # a scan reads every process of the nodes, so it is not made more often
 ALTERNATE_SCREEN, MAIN_SCREEN, HOME, CLEAR_REST = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 
 
 class OffloadPicture:
-    """Content of the live view at one moment."""
-
     def __init__(
         self, status: Row, levels: dict[str, dict[str, float]], auto: Row, proposals: list[Row], moves: list[Row]
     ) -> None:
@@ -286,7 +273,6 @@ class OffloadPicture:
         return found | {f"move {row['move_id']}": move_text(row) for row in self.moves}
 
     def screen(self) -> Iterator[str]:
-        """The whole picture, paragraph by paragraph."""
         rows = []
         for node in self.nodes:
             name, used = node["node_id"], self.levels.get(node["node_id"], {})
@@ -311,7 +297,7 @@ def changed_lines(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def watch_offload(session: CliSession, interval: float, node: str) -> None:
-    """Show what changes until an interrupt, which is a clean end."""
+    """Show changes until an interrupt, which is a clean end."""
     is_screen = sys.stdout.isatty() and not session.json
     with handled_signals(raise_keyboard_interrupt, signal.SIGTERM, signal.SIGHUP):
         try:
@@ -324,7 +310,15 @@ def watch_offload(session: CliSession, interval: float, node: str) -> None:
                 while True:
                     picture = poller.poll()
                     if is_screen:
-                        echo(_fit("\n\n".join(picture.screen())), nl=False)
+                        width, height = shutil.get_terminal_size()
+                        lines = []  # cut to the terminal, each cleared to its end, so that nothing flickers
+                        for row in "\n\n".join(picture.screen()).splitlines()[: height - 1]:
+                            plain = row.removeprefix(BOLD).removesuffix(PLAIN)
+                            cut = cut_to_width(plain, width)
+                            lines.append(
+                                f"{cut if plain == row else f'{BOLD}{cut}{PLAIN}'}\x1b[K"
+                            )  # headings stay bold
+                        echo(HOME + "\r\n".join(lines) + CLEAR_REST, nl=False)
                     elif session.json:
                         text = json.dumps(picture.as_json())
                         if text != shown:
@@ -341,17 +335,6 @@ def watch_offload(session: CliSession, interval: float, node: str) -> None:
         finally:
             if is_screen:
                 echo(MAIN_SCREEN, nl=False)
-
-
-def _fit(text: str) -> str:
-    """A picture cut to the terminal, each line cleared to its end, so that nothing flickers."""
-    width, height = shutil.get_terminal_size()
-    lines = []
-    for line in text.splitlines()[: height - 1]:
-        plain = line.removeprefix(BOLD).removesuffix(PLAIN)
-        cut = cut_to_width(plain, width)
-        lines.append(f"{cut if plain == line else f'{BOLD}{cut}{PLAIN}'}\x1b[K")  # headings stay bold
-    return HOME + "\r\n".join(lines) + CLEAR_REST
 
 
 class _OffloadPoller:

@@ -20,22 +20,17 @@ from distributed_grid.errors import BadInput
 from distributed_grid.number_text import GIB, counted, plain_number, size_text
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-MIN_SHOWN_CHARS = 8
-"""So many characters of an id are shown at least, besides those that say only what it is."""
+MIN_SHOWN_CHARS = 8  # so many characters of an id are shown at least, besides those that say only what it is
 MAX_DETACHED_SHOWN = 5
-COMMAND_CHARS = 60
-"""Length of a command in a table that is not shown on a terminal."""
-MIN_LAST_CHARS = 12
-"""So much is left of the last column of a table on a narrow terminal."""
+COMMAND_CHARS = 60  # length of a command in a table that is not shown on a terminal
+MIN_LAST_CHARS = 12  # so much is left of the last column of a table on a narrow terminal
 COUNTED = {"cpu": "core", "gpu": "GPU"}
-MIN_GB = 0.01
-"""Less memory than this is shown in a smaller unit."""
+MIN_GB = 0.01  # less memory than this is shown in a smaller unit
 _RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
 """An id that was drawn at random, perhaps of one run of a job or one copy of a block."""
 
 
 def print_answer(session: CliSession, data: Any, text: str) -> None:
-    """Print the data as JSON where asked for, else the text."""
     echo(json.dumps(data, indent=2) if session.json else text)
 
 
@@ -58,12 +53,11 @@ def confirm(question: str) -> bool:
 
 
 def note(text: str) -> None:
-    """Print a remark of the grid itself, on stderr."""
     echo(f"grid: {text}", err=True)
 
 
 def named_in_part(names: Sequence[str], count: int) -> list[str]:
-    """At most so many of the names; where some are left out, the last word says how many."""
+    """The first `count` names; the last word gives the number of the others."""
     return [*names[:count], *([f"and {len(names) - count:,} more"] if len(names) > count else [])]
 
 
@@ -79,7 +73,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 
 def terminal_width() -> int:
-    """How wide the terminal is on which this is shown; 0 where it is none or does not say, and everything is shown."""
+    """Width of the terminal on stdout; 0 if there is none or it is unknown, for unlimited output."""
     return _columns_of(1) if sys.stdout.isatty() else 0
 
 
@@ -96,7 +90,7 @@ def _columns_of(descriptor: int) -> int:
 def narrowed(
     headings: Sequence[str], rows: Sequence[Sequence[object]], width: int
 ) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
-    """A table that fits into so many columns where it can: without what is empty, the last column cut."""
+    """The table within `width` columns if possible: without empty columns, the last column cut."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if not width or _total_width(headings, cells) <= width:
         return headings, rows
@@ -128,7 +122,7 @@ def printable(value: object) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """A text of at most so many characters; one that was cut says so."""
+    """The text cut to `length` characters, with a sign where it was cut."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -176,7 +170,6 @@ def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def node_state(node: dict[str, Any]) -> str:
-    """The state of a node for a person."""
     if node["cooling"]:
         return "cooling down"
     return "stopped" if node.get("stopped") else str(node["state"])
@@ -194,21 +187,20 @@ def format_time(moment: str | None) -> str:
 
 
 def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
-    """Each id, shortened as far as it is still told from the others: what a user can type in its place.
+    """Each id with its shortest unique prefix, which a user can type in its place.
 
-    Names, which somebody can read, are not shortened.
+    Readable names are not shortened.
     """
     ordered = sorted(set(ids))
-    lengths = [_min_shown(one) for one in ordered]
+    lengths = []
+    for one in ordered:
+        part = generated_part(one)
+        is_random = _RANDOM.fullmatch(one.removeprefix(part)) is not None
+        lengths.append(MIN_SHOWN_CHARS + len(part) if is_random else len(one))
     for at, (one, next_one) in enumerate(pairwise(ordered)):
         needed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, next_one, strict=False))) + 1
         lengths[at], lengths[at + 1] = max(lengths[at], needed), max(lengths[at + 1], needed)
     return {one: one[:length] for one, length in zip(ordered, lengths, strict=True)}
-
-
-def _min_shown(one: str) -> int:
-    is_random = _RANDOM.fullmatch(one.removeprefix(generated_part(one))) is not None
-    return MIN_SHOWN_CHARS + len(generated_part(one)) if is_random else len(one)
 
 
 def write_output(kind: bytes, chunk: bytes) -> None:
@@ -219,12 +211,11 @@ def write_output(kind: bytes, chunk: bytes) -> None:
 
 
 def follow_command(job: dict[str, Any]) -> str:
-    """The command that shows the output of a job, to its end where the job is not over."""
     return f"grid jobs logs {'' if job['state'] == 'ended' else '-f '}{job['job_id']}"
 
 
 def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
-    """The jobs that go on although the commands that followed them have ended, and how to follow them again."""
+    """Running jobs whose followers have ended, and the commands to follow them again."""
     left = [job for job in jobs if job.get("detached_at") and job["state"] != "ended"]
     lines = [
         f"{job['job_id']} was detached at {format_time(job['detached_at'])}: {follow_command(job)}"
@@ -234,7 +225,6 @@ def detached_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def format_outcome(job: dict[str, Any]) -> str:
-    """How a job ended, in a few words."""
     if job["outcome"] is None:
         return "-"
     if job["outcome"] == "exited":
@@ -254,16 +244,16 @@ _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a size such as `5GB`, `1.5GiB` or `4096` means; BadInput for what is none."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    """Bytes of a size such as `5GB`, `1.5GiB` or `4096`; raises BadInput."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise BadInput(f"a size is written as 4096, 512MB or 1.5GB, not {text!r}")
-    size = float(found[1]) * 1024 ** UNITS.index(found[2].upper())
-    if not size.is_integer() and not found[2]:
+    size = float(match[1]) * 1024 ** UNITS.index(match[2].upper())
+    if not size.is_integer() and not match[2]:
         raise BadInput(f"{text!r} is no whole number of bytes")
     if not 1 <= size <= MAX_BLOCK_BYTES:
         raise BadInput(f"a block has 1 byte to {format_size(MAX_BLOCK_BYTES)}, not {text}")
-    return int(found[1]) if found[1].isdigit() and not found[2] else round(size)
+    return int(match[1]) if match[1].isdigit() and not match[2] else round(size)
 
 
 def format_size(size: int) -> str:
@@ -275,7 +265,7 @@ def format_size(size: int) -> str:
 
 
 def format_span(seconds: float, digits: str = ".0f", *, least: int = 2) -> str:
-    """A span of time in the largest unit of which there are at least so many: `55 min`."""
+    """A duration in the largest unit of which there are at least `least`: `55 min`."""
     for length, unit in _SPANS:
         if seconds >= least * length:
             return f"{seconds / length:{digits}} {unit}"
@@ -304,7 +294,7 @@ def display_width(text: str) -> int:
 
 
 def cut_to_width(text: str, columns: int) -> str:
-    """As much of a text as fits into so many columns; one that was cut says so."""
+    """The text cut to this number of columns, with a sign where it was cut."""
     if display_width(text) <= columns:
         return text
     kept, room = "", columns - 1
@@ -317,7 +307,7 @@ def cut_to_width(text: str, columns: int) -> str:
 
 
 def stderr_width() -> int:
-    """How wide the terminal is at this moment on which stderr is shown; where it does not say, as wide as most are."""
+    """Current width of the terminal on stderr; the usual width if it is unknown."""
     return _columns_of(2) or USUAL_COLUMNS
 
 
@@ -346,6 +336,5 @@ class ProgressLine:
 
 
 def progress_bar(done: int, total: int) -> str:
-    """A bar of fixed width: `[###.......]`."""
     full = BAR_WIDTH * done // max(total, 1)
     return f"[{'#' * full}{'.' * (BAR_WIDTH - full)}]"

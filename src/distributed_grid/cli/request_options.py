@@ -18,7 +18,7 @@ STRATEGIES = (
 
 
 def wait_option(default: float | None, text: str) -> Option:
-    """The option `--wait SECONDS`; without a default its text says how long the wait is."""
+    """Option `--wait SECONDS`; without a default its text gives the length of the wait."""
     kind, is_shown = FloatRange(at_least=0), default is not None
     return Option("-w", "--wait", type=kind, default=default, show_default=is_shown, metavar="SECONDS", help=text)
 
@@ -90,18 +90,24 @@ job_options = (
 
 
 def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that the placement options mean."""
     named = options["node"]
     insists = options["strategy"] == "node_specific"
     if insists and not named:
         raise BadInput("--strategy node_specific needs a node: -n NODE")
     if not math.isfinite(options["gpu_memory"]) or not math.isfinite(options["expects"]):
         raise BadInput("an amount or a time must be a number, not nan or inf")
+    resources: dict[str, float] = {}
+    for word in options["also"]:
+        kind, _, amount = word.partition("=")
+        try:
+            resources[kind] = float(amount)
+        except ValueError:
+            raise BadInput(f"--also needs TYPE=AMOUNT, such as memory=4, not {word!r}") from None
     return {
         "strategy": options["strategy"] or "",
         "prefer": [] if insists else list(named),
         "require": list(named) if insists else [],
-        "resources": dict(_amount(word) for word in options["also"]),
+        "resources": resources,
         "labels": list(options["label"]),
         "gpu_models": list(options["gpu_model"]),
         "gpu_memory_gb": options["gpu_memory"],
@@ -112,14 +118,6 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
         "deadline": _moment(options["deadline"]) if options["deadline"] else 0.0,
         "origin": caller_node(),
     }
-
-
-def _amount(word: str) -> tuple[str, float]:
-    kind, _, amount = word.partition("=")
-    try:
-        return kind, float(amount)
-    except ValueError:
-        raise BadInput(f"--also needs TYPE=AMOUNT, such as memory=4, not {word!r}") from None
 
 
 def _moment(word: str) -> float:

@@ -13,8 +13,7 @@ from distributed_grid.client.job_payload import NONE, FileDownload
 from distributed_grid.errors import Unreachable
 
 MAX_LINES = 10
-DELAY_SECONDS = 10.0
-"""Wait for a delivery that has a problem, before it is left to the control plane."""
+DELAY_SECONDS = 10.0  # wait for a delivery that has a problem, before it is left to the control plane
 POLL_SECONDS = 2.0
 
 
@@ -25,18 +24,14 @@ def fetch_fields(options: dict[str, Any], directory: str) -> dict[str, Any]:
         return {}
     workdir = options.get("workdir")
     target = os.path.abspath(workdir) if workdir and workdir != NONE else directory
+    mask = os.umask(0o077)
+    os.umask(mask)
     return {
         "fetch": list(options["fetch"]),
         "fetch_to": target,
         "overwrite": options["overwrite"],
-        "umask": _umask(),
+        "umask": mask,
     }
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def fetch_files(
@@ -67,8 +62,8 @@ def fetch_files(
 
 
 def show_delivery(session: CliSession, uid: str, *, quiet: bool = False) -> None:
-    """Wait until the files of an ended job are here, and say so, or (`quiet`) only what is not as expected; a delivery
-    with a problem goes on without us."""
+    """Wait for the delivery of an ended job's files and report it, or (`quiet`) only problems; a delayed delivery
+    continues without this command."""
     delayed_since = 0.0
     while True:
         delivery: dict[str, Any] = {"state": "delivering", "problem": None}
@@ -104,7 +99,6 @@ def delivery_lines(delivery: dict[str, Any]) -> list[str]:
 
 
 def summary(totals: dict[str, Any], directory: str) -> str:
-    """Number and size of the files that came, and their directory, in one line."""
     files, unchanged = totals["files"], totals["unchanged"]
     text = (
         f"fetched {files} file{'' if files == 1 else 's'} ({format_size(totals['bytes'])}) into {printable(directory)}"

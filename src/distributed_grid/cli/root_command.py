@@ -131,7 +131,6 @@ def _print_error(message: str) -> None:
 
 
 def _report(session: CliSession) -> str:
-    """Write a bug report to a file; the message that names it."""
     import traceback
 
     from distributed_grid.masking.command_line import mask_secrets

@@ -44,7 +44,6 @@ class CliSession:
 
     @property
     def named_config(self) -> str | None:
-        """The config that the user has named."""
         return self.config or os.environ.get("GRID_CONFIG")
 
     def client(self, *, may_start: bool = True, query_only: bool = False, any_config: bool = False) -> Client:
@@ -103,9 +102,9 @@ class CliSession:
         query_only: bool = False,
         may_start: bool = True,
     ) -> Iterator[tuple[bytes, Part]]:
-        """A stream that goes on with the next control plane where one goes away: `arguments` say from where.
+        """A stream that continues with the next control plane after a loss; `arguments` gives the position.
 
-        What is `query_only` does not start the next one: somebody may have stopped the last.
+        A `query_only` stream does not start the next one: a user may have stopped the last.
         """
         backoff = ReconnectBackoff()
         while True:
@@ -123,11 +122,11 @@ class CliSession:
                 time.sleep(backoff.delay_after(loss))
 
     def running_client(self) -> Client:
-        """A client of the control plane that runs, whatever config and version it has; it stays as it is."""
+        """A client of the running control plane, whatever its config and version; it stays as it is."""
         return Client(self.state_dir, may_start=False, query_only=True)
 
     def find_config(self) -> str | None:
-        """The config at one of the usual places, unless somebody else could have written it."""
+        """The config at one of the usual places, unless others could have written it."""
         from distributed_grid.posix.private_files import distrust_of  # most commands find a control plane
 
         for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
@@ -140,8 +139,8 @@ class CliSession:
         return None
 
     def _note_new_config(self, welcome: Mapping[str, Any]) -> None:
-        """Say that a config at one of the usual places was written since the control plane began, which goes on with
-        its own: a file that was not named replaces no config."""
+        """Print a note about a config at one of the usual places that is newer than the control plane, which keeps its
+        own: an unnamed file replaces no config."""
         if self.named_config is not None:
             return
         for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
@@ -160,7 +159,7 @@ class CliSession:
             print_message(f"grid: using ./{DEFAULT_CONFIG}{hint}")
 
     def _announce(self, started: StartedDaemon) -> None:
-        """Say which config a control plane that we started has found, and what of it does not act yet."""
+        """Print the config that a control plane started by this command has found, and its keys that do not act yet."""
         if self.named_config is None and started.config is not None:
             self.announce_config(started.config, started.simulated)
         for note in started.notes:
@@ -188,5 +187,5 @@ def _is_newer(path: str, welcome: Mapping[str, Any]) -> bool:
 
 
 def is_terminal() -> bool:
-    """Whether a person reads the output and may be shown colours."""
+    """True if a person reads the output and may be shown colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ

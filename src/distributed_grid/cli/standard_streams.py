@@ -12,8 +12,7 @@ from typing import Any, TextIO
 
 from distributed_grid.errors import GridError
 
-HANGUP_ERRNOS = (errno.EIO, errno.ENXIO)
-"""Errors of a write to a terminal that has closed."""
+HANGUP_ERRNOS = (errno.EIO, errno.ENXIO)  # errors of a write to a terminal that has closed
 HANGUP_EXIT_CODE = 128 + 1
 
 
@@ -82,7 +81,7 @@ def print_message(text: str, end: str = "\n") -> None:
 
 
 def flush_standard_streams() -> None:
-    """Write what is left in the buffers; what cannot be written is dropped, so that nothing tries again at exit."""
+    """Flush the buffers; unwritable rests are dropped, so that nothing is written again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -28,7 +28,6 @@ class UnwaitedJobs:
         self._path = state_dir.unwaited_jobs
 
     def add(self, uid: str) -> None:
-        """Note a job that was detached."""
         with self._open(os.O_RDWR | os.O_CREAT) as file:
             if os.lseek(file, 0, os.SEEK_END) >= MAX_FILE_BYTES:
                 os.lseek(file, 0, os.SEEK_SET)
@@ -36,7 +35,6 @@ class UnwaitedJobs:
             write_all(file, f"{uid}\n".encode())
 
     def read(self) -> list[str]:
-        """The noted jobs, the oldest first."""
         try:
             with self._open(os.O_RDONLY) as file:
                 return _read(file)
@@ -65,13 +63,13 @@ class UnwaitedJobs:
 
 
 def _read(file: int) -> list[str]:
-    """The whole uids: what a killed command has left of one is not one."""
+    """The complete uids; a killed command may leave a part of one."""
     lines = read_all(file).decode("ascii", "replace").splitlines()
     return list(dict.fromkeys(line for line in lines if _UID.fullmatch(line)))
 
 
 def _write(file: int, uids: list[str]) -> None:
-    """Replace the content; a command that is killed meanwhile leaves some uid too many, and none too few."""
+    """Replace the content; a command killed in between leaves some uids too many, and none too few."""
     os.lseek(file, 0, os.SEEK_SET)
     write_all(file, "".join(f"{uid}\n" for uid in uids).encode())
     os.ftruncate(file, os.lseek(file, 0, os.SEEK_CUR))

@@ -26,15 +26,12 @@ from distributed_grid.client.job_payload import (
 )
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 
-CERTAINTY_SECONDS = 10.0
-"""How long to find out what became of a submission that was not answered."""
+CERTAINTY_SECONDS = 10.0  # how long to find out what became of a submission that was not answered
 RETRY_SECONDS = 0.2
-NOTHING_RAN = ("never_started", "waited_too_long")
-"""Outcomes of a job of which no process has existed."""
+NOTHING_RAN = ("never_started", "waited_too_long")  # outcomes of a job of which no process has existed
 
 
 def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
-    """Run the command elsewhere and return its exit code, or become it here."""
     command = list(options["command"])
     variables = parse_variables(options["env"])
     check_ship(options["ship"])
@@ -51,7 +48,7 @@ def run_wrapped(session: CliSession, options: dict[str, Any]) -> int:
 
 
 def _advised_node(session: CliSession, command: list[str]) -> str:
-    """The node on which it had better start; empty for this one, also where nobody says anything in time."""
+    """The advised node; empty for this one, also without an answer in time."""
     if not is_advised_elsewhere(command, session.state_dir):
         return ""
     try:
@@ -143,24 +140,24 @@ class WrappedRun:
         }
 
     def _submit(self, client: Client, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """The job; None where the grid has said no, and where it has never heard of it."""
+        """The job; None if the grid refuses or does not know it.
+
+        Raises Unreachable if neither submission nor query is answered in time: the job may run there.
+        """
+        job: dict[str, Any]
         try:
-            job: dict[str, Any] = client.call("submit_job", **fields)["job"]
+            job = client.call("submit_job", **fields)["job"]
             return job
         except (Refused, BadInput, TimedOut) as refusal:
             _say_it_starts_here(str(refusal))
             return None
         except GridError:
-            return self._find()
-
-    def _find(self) -> dict[str, Any] | None:
-        """What became of a submission that was not answered; None where there is no such job. Unreachable where nobody
-        says so in time: it may run there."""
+            pass
         deadline = time.monotonic() + CERTAINTY_SECONDS
         while True:
             try:
-                with self._session.running_client() as client:
-                    job: dict[str, Any] = client.call("get_job", job_id=self._request_id)["job"]
+                with self._session.running_client() as next_client:
+                    job = next_client.call("get_job", job_id=self._request_id)["job"]
                     return job
             except NotFound:
                 return None
@@ -191,7 +188,7 @@ class WrappedRun:
 
 
 def _is_nothing_ran(job: dict[str, Any] | None) -> bool:
-    """Whether a job is over and no process of it has existed."""
+    """True if a job has ended without ever having a process."""
     return (
         job is not None
         and job["outcome"] in NOTHING_RAN

@@ -1,4 +1,8 @@
-"""Cluster configuration: the normal form of a cluster file, whatever its spelling, and the checks between values."""
+"""Cluster configuration: the normal form of a cluster file, the checks between values, and differences by meaning.
+
+Comments, the order of keys, spellings and defaults that are written out make no difference; expanded variables do.
+Nodes are compared by name; their order counts only where it makes another node the head.
+"""
 
 import hashlib
 import json
@@ -9,10 +13,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
+import msgspec
 from msgspec import Meta, ValidationError
-from msgspec.structs import asdict, force_setattr
+from msgspec.structs import asdict, force_setattr, replace
 
 from distributed_grid.config import sections
 from distributed_grid.config.key_tables import ListOf, MapOf, Section, derived, known_paths, setting
@@ -32,6 +37,7 @@ from distributed_grid.config.value_kinds import (
     KeyPath,
     ParseContext,
     Seconds,
+    Secret,
 )
 from distributed_grid.config.yaml_document import (
     ConfigProblem,
@@ -44,13 +50,11 @@ from distributed_grid.config.yaml_document import (
 )
 from distributed_grid.number_text import plain_number
 
-SUSPECT_SECONDS = 6
-"""A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
+SUSPECT_SECONDS = 6  # a node is suspect after this silence; a hold much shorter ends leases on every hiccup
 
 NodeSeconds = Annotated[float, Meta(ge=1, le=sys.float_info.max), Seconds(1)]
 DiskBytes = Annotated[int, Meta(ge=0), DISK_GIGABYTES]
-PlacedNode = tuple[str, dict[str, Any]]
-"""Normal path and values of a node."""
+PlacedNode = tuple[str, dict[str, Any]]  # normal path and values of a node
 
 
 class ClusterConfig(Section, dict=True):
@@ -99,24 +103,21 @@ class ClusterConfig(Section, dict=True):
 
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in a YAML or JSON file; raises `ConfigProblems` with every mistake."""
+        """Raises `ConfigProblems` with every mistake of the file."""
         return cls.from_content(path, read_content(path), env)
 
     @classmethod
     def from_content(cls, path: str | Path, content: bytes, env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in a file whose bytes were read already."""
         config = cls.from_text(decode_content(content, str(path)), str(path), env)
         force_setattr(config, "source", str(Path(path).absolute()))
         return config
 
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in a text; `file` is the name in reports of problems."""
         return cls._from_document(parse(text, file), file, env)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in plain data, spelled as in a file."""
         return cls._from_document(from_plain(dict(values)), "<mapping>", env)
 
     @classmethod
@@ -128,10 +129,14 @@ class ClusterConfig(Section, dict=True):
     def _from_document(cls, root: YamlNode, file: str, env: Mapping[str, str] | None) -> Self:
         if root.value is None:
             message = "is empty, expected at least one key, such as nodes"
-            raise ConfigProblems([ConfigProblem(file, 0, "", "nothing", "at least one key", message)])
+            raise ConfigProblems(
+                [ConfigProblem(file=file, found="nothing", expected="at least one key", message=message)]
+            )
         if not isinstance(root.value, dict):
             message = "the top level must be a mapping with keys such as nodes and resource_sharing"
-            raise ConfigProblems([ConfigProblem(file, root.line, "", "no mapping", "a mapping", message)])
+            raise ConfigProblems(
+                [ConfigProblem(file=file, line=root.line, found="no mapping", expected="a mapping", message=message)]
+            )
         if root.value and root.value.keys() <= PROVIDERS.keys():  # a providers file
             root = YamlNode({"providers": YamlNode(root.value, root.line)}, root.line)
         paths = known_paths(cls.key_table) | {name: [f"providers.{name}"] for name in PROVIDERS}
@@ -150,11 +155,11 @@ class ClusterConfig(Section, dict=True):
         try:
             return cls(**values, warnings=tuple(context.warnings))
         except ValidationError as error:
-            raise ConfigProblems([ConfigProblem(file, 0, "", "", "", str(error))]) from None
+            raise ConfigProblems([ConfigProblem(file=file, message=str(error))]) from None
 
     @property
     def thresholds(self) -> sections.ThresholdConfig:
-        """Required idleness of nodes on other machines; see `thresholds_for`."""
+        """Required idleness of nodes on other machines."""
         return self.resource_sharing.thresholds
 
     def thresholds_for(self, node: NodeConfig) -> sections.ThresholdConfig | None:
@@ -175,7 +180,6 @@ class ClusterConfig(Section, dict=True):
 
     @property
     def head(self) -> NodeConfig:
-        """The node that is named the head, else the first on this machine, else the first."""
         heads = [node for node in self.nodes if node.role == "head"]
         local = [node for node in self.nodes if node.is_local]
         return (heads or local or list(self.nodes))[0]
@@ -200,12 +204,10 @@ class ClusterConfig(Section, dict=True):
         return str(path)
 
     def as_dict(self) -> dict[str, Any]:
-        """The normal form as a user would write it, defaults included and secrets masked."""
         return self.key_table.show(self)
 
 
 def load_cluster_config(path: str | Path) -> ClusterConfig:
-    """The configuration in a file; the same as `ClusterConfig.from_yaml`."""
     return ClusterConfig.from_yaml(path)
 
 
@@ -219,12 +221,10 @@ def check_config(path: str | Path) -> list[ConfigProblem]:
 
 
 def cluster_template() -> str:
-    """A commented cluster file that loads: the content that `grid init` writes."""
     return Path(__file__).with_name("template.yaml").read_text(encoding="utf-8")
 
 
 def _machine_node(hostname: str) -> dict[str, Any]:
-    """This machine as a node, under a valid name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", hostname).lstrip("-_.")[:63]
     return {"name": name or "localhost", "host": "local"}
 
@@ -232,7 +232,19 @@ def _machine_node(hostname: str) -> dict[str, Any]:
 def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
     """Report contradictions between values, and warn of unusual ones; invalid values were dropped before."""
     nodes = [(f"nodes.{index}", node) for index, node in enumerate(values.get("nodes") or ()) if node]
-    _check_names(nodes, context)
+    seen: dict[str, str] = {}
+    head = ""
+    for place, entry in nodes:
+        name = entry.get("name")
+        if name in seen:
+            line = context.lines[seen[name]][1]
+            context.report_at(f"{place}.name", f"'{name}' is taken by the node on line {line}, expected another name")
+        elif name:
+            seen[name] = f"{place}.name"
+        if entry.get("role") == "head":
+            if head:
+                context.report_at(f"{place}.role", f"a second head beside '{head}', expected at most one")
+            head = head or str(name)
     several = sum(node.get("host") == "local" for _, node in nodes) > 1
     for at, node in nodes:
         _check_node(at, node, context, is_one_of_several=several)
@@ -255,22 +267,6 @@ def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
             "no nodes are named, so this machine is the whole grid, and it lends whatever its load; "
             "idle thresholds hold for other machines",
         )
-
-
-def _check_names(nodes: Iterable[PlacedNode], context: ParseContext) -> None:
-    seen: dict[str, str] = {}
-    head = ""
-    for at, node in nodes:
-        name = node.get("name")
-        if name in seen:
-            line = context.lines[seen[name]][1]
-            context.report_at(f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name")
-        elif name:
-            seen[name] = f"{at}.name"
-        if node.get("role") == "head":
-            if head:
-                context.report_at(f"{at}.role", f"a second head beside '{head}', expected at most one")
-            head = head or str(name)
 
 
 def _check_node(at: str, node: dict[str, Any], context: ParseContext, *, is_one_of_several: bool) -> None:
@@ -384,3 +380,81 @@ def _check_ray(given: dict[str, Any], context: ParseContext) -> None:
             context.report_at(f"ray.{blamed}", f"{port} is taken by {other}, expected another port")
     if ray["auth"] == "none":
         context.warn_at("ray.auth", "whoever reaches Ray's ports can run anything as you on every node")
+
+
+NODES = "nodes"
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class KeyDifference(NamedTuple):
+    key: str
+    live: bool  # a running control plane takes the other value over
+
+
+def meaning_digest(config: ClusterConfig) -> str:
+    """Digest of all values, secrets included; the same for two files that mean the same."""
+
+    def encode_secret(value: Any) -> str:
+        assert isinstance(value, Secret)
+        return value.reveal()
+
+    content = msgspec.json.encode(replace(config, warnings=()), enc_hook=encode_secret, order="deterministic")
+    return hashlib.sha256(content).hexdigest()
+
+
+def differences(old: ClusterConfig, new: ClusterConfig) -> list[KeyDifference]:
+    """The keys with other values in `new`, in the order of the key table."""
+    keys = list(_section_differences(old, new, "", live=False))
+    if not any(key.startswith(NODES) for key, _ in keys) and old.head.name != new.head.name:
+        keys.append(KeyDifference(NODES, False))
+    return keys
+
+
+def _section_differences(old: Section, new: Section, path: str, *, live: bool) -> Iterator[KeyDifference]:
+    for key in old.key_table.keys:
+        if key.overrides:
+            continue
+        before: Any = old
+        after: Any = new
+        for name in key.field.split("."):
+            before, after = getattr(before, name), getattr(after, name)
+        if before == after:
+            continue
+        spelling, is_live = f"{path}{key.spellings[0]}", live or key.live
+        if isinstance(before, Section) and isinstance(after, Section):
+            yield from _section_differences(before, after, f"{spelling}.", live=is_live)
+        elif spelling == NODES:
+            yield from _node_differences(before, after)
+        elif isinstance(before, dict) and isinstance(after, dict):
+            for entry in sorted(before.keys() | after.keys()):
+                if before.get(entry) != after.get(entry):
+                    yield KeyDifference(f"{spelling}.{entry}", is_live)
+        else:
+            yield KeyDifference(spelling, is_live)
+
+
+def _node_differences(old: tuple[NodeConfig, ...], new: tuple[NodeConfig, ...]) -> Iterator[KeyDifference]:
+    before, after = ({node.name: node for node in nodes} for nodes in (old, new))
+    for name in before | after:
+        if name in before and name in after:
+            yield from _section_differences(before[name], after[name], f"{NODES}.{name}.", live=False)
+        else:
+            yield KeyDifference(f"{NODES}.{name}", False)
+
+
+def with_live_keys(old: ClusterConfig, new: ClusterConfig) -> ClusterConfig:
+    return replace(_merged(old, new), warnings=new.warnings)
+
+
+def _merged(old: SectionT, new: SectionT) -> SectionT:
+    changes: dict[str, Any] = {}
+    for name, declared in old.settings.items():
+        before, after = getattr(old, name), getattr(new, name)
+        if declared.live:
+            changes[name] = after
+        elif name == NODES:
+            nodes = {node.name: node for node in after}
+            changes[name] = tuple(_merged(node, nodes[node.name]) if node.name in nodes else node for node in before)
+        elif isinstance(before, Section) and isinstance(after, Section):
+            changes[name] = _merged(before, after)
+    return replace(old, **changes)

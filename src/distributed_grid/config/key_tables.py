@@ -101,7 +101,18 @@ class KeyTable(ValueKind, frozen=True):
         for name, child in node.value.items():
             dotted, inner = prefix + name, path.child(name, "")
             if name not in known:
-                _report_unknown(name, child, known, path, context)
+                if 1 <= len(context.known_paths.get(name, ())) <= 2:
+                    expected = " or ".join(f"'{known_path}'" for known_path in context.known_paths[name])
+                    hint = f"it belongs at {expected}"
+                elif near := get_close_matches(name[:80], known, n=1):
+                    expected = f"'{near[0]}'"
+                    hint = f"did you mean {expected}?"
+                else:
+                    expected = "one of " + ", ".join(sorted(known))
+                    hint = f"expected {expected}"
+                context.report(
+                    path.child(name, ""), child.line, f"unknown key; {hint}", found=name[:80], expected=expected
+                )
             elif child.value is None:
                 continue
             elif known[name]:
@@ -126,8 +137,6 @@ class KeyTable(ValueKind, frozen=True):
 
 
 class ListOf(ValueKind, frozen=True):
-    """A list whose items are all of one kind."""
-
     kind: ValueKind
     what: str
 
@@ -202,19 +211,6 @@ def known_paths(kind: ValueKind, at: str = "") -> dict[str, list[str]]:
     return paths
 
 
-def _report_unknown(name: str, node: YamlNode, known: dict[str, bool], path: KeyPath, context: ParseContext) -> None:
-    if 1 <= len(context.known_paths.get(name, ())) <= 2:
-        expected = " or ".join(f"'{known_path}'" for known_path in context.known_paths[name])
-        hint = f"it belongs at {expected}"
-    elif near := get_close_matches(name[:80], known, n=1):
-        expected = f"'{near[0]}'"
-        hint = f"did you mean {expected}?"
-    else:
-        expected = "one of " + ", ".join(sorted(known))
-        hint = f"expected {expected}"
-    context.report(path.child(name, ""), node.line, f"unknown key; {hint}", found=name[:80], expected=expected)
-
-
 def _put(into: Normal, dotted: str, value: Any, *, merge: bool) -> None:
     *parents, last = dotted.split(".")
     for name in parents:
@@ -235,8 +231,6 @@ def _merge(under: Normal, over: Normal) -> None:
 
 
 class Setting(Struct, frozen=True):
-    """Declaration of a field of a section; `...` as the default means that its key is required."""
-
     default: Any = ...
     spellings: tuple[str, ...] = ()
     prefix: str | None = None
@@ -246,7 +240,6 @@ class Setting(Struct, frozen=True):
     is_key: bool = True
 
     def keys(self, name: str, kind: ValueKind) -> Iterator[Key]:
-        """The keys that set the field of this name."""
         if self.prefix is not None:
             assert isinstance(kind, KeyTable)
             for key in kind.keys:
@@ -280,7 +273,6 @@ def setting(
 
 
 def derived(default: Any) -> Any:
-    """A field that no key sets."""
     return Setting(default, is_key=False)
 
 

@@ -92,7 +92,6 @@ class AwsSettings(Section):
     price_per_hour: Prices = {}
 
     def types_of(self, kind: str) -> tuple[str, ...]:
-        """The instance types of a kind of worker, the preferred first."""
         types = self.instance_types[kind]
         return (types,) if isinstance(types, str) else types
 
@@ -129,7 +128,6 @@ class GcpSettings(Section):
 
     @property
     def zone_names(self) -> tuple[str, ...]:
-        """The zones in the order in which they are tried."""
         return tuple(dict.fromkeys([*([self.zone] if self.zone else []), *self.zones]))
 
 
@@ -185,8 +183,7 @@ PROVIDERS: dict[str, type[Provider]] = {
     "docker_local": DockerLocalSettings,
     "slurm": SlurmSettings,
 }
-PLUG_IN_GROUP = "distributed_grid.providers"
-"""The group of entry points by which other packages plug providers in."""
+PLUG_IN_GROUP = "distributed_grid.providers"  # the group of entry points by which other packages plug providers in
 
 
 def plugged_in_names() -> frozenset[str]:
@@ -238,7 +235,7 @@ _FILE_NAME = re.compile(r"(file|path|dir)$", re.IGNORECASE)
 
 
 def _is_secret(name: str) -> bool:
-    """True for a key that holds a credential, and not the place of one."""
+    """True for a key that holds a credential, False for the path of one."""
     return _SECRET_NAME.search(name) is not None and _FILE_NAME.search(name) is None
 
 
@@ -299,7 +296,6 @@ def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] 
 
 
 def provider_settings(name: str, model: type[P], settings: P | Mapping[str, Any]) -> P:
-    """The settings of a provider, read as those of a config where they are a mapping of its keys."""
     opened = open_provider(name, {name: settings}) if isinstance(settings, Mapping) else settings
     assert isinstance(opened, model)
     return opened

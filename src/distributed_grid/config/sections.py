@@ -18,8 +18,7 @@ from distributed_grid.prediction import task_runs
 
 FROM_0_TO_1, NOT_NEGATIVE = Meta(ge=0, le=1), Meta(ge=0)
 FINITE = Meta(ge=0, le=sys.float_info.max)
-MIN_INTERVAL_SECONDS = 0.1
-"""No loop runs more often than this."""
+MIN_INTERVAL_SECONDS = 0.1  # no loop runs more often than this
 
 RatioPart = Annotated[float, FROM_0_TO_1, kinds.RATIO]
 PercentPart = Annotated[float, FROM_0_TO_1, kinds.PERCENT]
@@ -62,8 +61,6 @@ class ThresholdConfig(Section):
 
 
 class _OnlyStep(ValueKind, frozen=True):
-    """The one-word owner policy: that step and no other."""
-
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
         word = kinds.OneOf(STEPS).read(node, path, context)
         return {step: step == word for step in STEPS}
@@ -132,8 +129,7 @@ class NodeSharing(Section):
     max_share_memory_bytes: MemoryBytes | None = setting(None, "max_share_memory_gb")
     max_share_gpu_count: DeviceCount | None = setting(None, "max_share_gpu")
     max_share_custom: CustomCounts = {}
-    rank: Thousandths = setting(1000, "priority")
-    """Weight among nodes that are about equally good."""
+    rank: Thousandths = setting(1000, "priority")  # weight among nodes that are about equally good
 
 
 class GpuConfig(Section):

@@ -70,7 +70,9 @@ class ParseContext(Struct):
         self.lines[path.normal] = (path.spelled, node.line)
 
     def report(self, path: KeyPath, line: int, message: str, *, found: str = "", expected: str = "") -> None:
-        self.problems.append(ConfigProblem(self.file, line, path.spelled, found, expected, message))
+        self.problems.append(
+            ConfigProblem(file=self.file, line=line, key=path.spelled, found=found, expected=expected, message=message)
+        )
 
     def report_invalid(self, path: KeyPath, node: YamlNode, invalid: InvalidValue) -> None:
         found = invalid.found or describe(node, path)
@@ -80,7 +82,7 @@ class ParseContext(Struct):
     def report_at(self, normal: str, message: str, *, expected: str = "") -> None:
         """Report a problem between values at the normal path of the key to blame."""
         spelled, line = self._position_of(normal)
-        self.problems.append(ConfigProblem(self.file, line, spelled, "", expected, message))
+        self.problems.append(ConfigProblem(file=self.file, line=line, key=spelled, expected=expected, message=message))
 
     def warn_at(self, normal: str, message: str) -> None:
         self.warn(self._position_of(normal)[0], message)
@@ -94,7 +96,6 @@ class ParseContext(Struct):
         self.warnings.append(printable(f"{spelled}: {message}" if spelled else message))
 
     def raise_problems(self) -> None:
-        """Raise all problems, in the order of the file."""
         if self.problems:
             raise ConfigProblems(sorted(dict.fromkeys(self.problems), key=lambda problem: problem.line))
 
@@ -437,7 +438,7 @@ class HostAddress(ValueKind, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener at this address."""
+    """True if a listener at this address is reachable from this machine only."""
     name = host.strip("[]").lower()
     return name in ("local", "localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", name) is not None
 

@@ -21,10 +21,8 @@ from distributed_grid.errors import BadInput
 MAX_FILE_BYTES = 1024 * 1024
 TOO_LARGE = f"larger than {MAX_FILE_BYTES // 1024} KiB, which no cluster file needs"
 MAX_DEPTH = 40
-MAX_VALUES = 200_000
-"""Limit of the values of a document once its aliases are written out."""
-MAX_LINES = 100
-"""Limit of the problems of one file that are printed; the rest is counted."""
+MAX_VALUES = 200_000  # limit of the values of a document once its aliases are written out
+MAX_LINES = 100  # limit of the problems of one file that are printed; the rest is counted
 MAX_DIGITS = 30
 
 Scalar = None | bool | int | float | str
@@ -48,14 +46,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-class ConfigProblem(Struct, frozen=True):
-    """One mistake in a configuration."""
-
-    file: str
-    line: int  # 0: unknown
-    key: str
-    found: str
-    expected: str
+class ConfigProblem(Struct, frozen=True, kw_only=True):
+    file: str = ""
+    line: int = 0  # 0: unknown
+    key: str = ""
+    found: str = ""
+    expected: str = ""
     message: str
 
     def __str__(self) -> str:
@@ -76,7 +72,9 @@ class ConfigProblems(BadInput):
 
 def refusal(file: str, message: str) -> ConfigProblems:
     """The single problem of a file whose content is not looked at."""
-    return ConfigProblems([ConfigProblem(file, 0, "", message, "a text file of YAML or JSON", message)])
+    return ConfigProblems(
+        [ConfigProblem(file=file, found=message, expected="a text file of YAML or JSON", message=message)]
+    )
 
 
 class YamlNode(Struct, frozen=True):
@@ -161,7 +159,9 @@ def parse(text: str, file: str) -> YamlNode:
         line = mark.line + 1 if mark else 0
         if not mark and isinstance(position := getattr(error, "position", None), int):
             line = text.count("\n", 0, position) + 1
-        syntax = ConfigProblem(file, line, "", problem, "YAML or JSON", f"not YAML: {problem}")
+        syntax = ConfigProblem(
+            file=file, line=line, found=problem, expected="YAML or JSON", message=f"not YAML: {problem}"
+        )
         raise ConfigProblems([*composer.problems, syntax]) from None
     if composer.problems:
         raise ConfigProblems(composer.problems)
@@ -192,7 +192,7 @@ class _Composer:
         return root
 
     def _report(self, line: int, message: str, key: str = "") -> None:
-        self.problems.append(ConfigProblem(self._file, line, key, "", "", message))
+        self.problems.append(ConfigProblem(file=self._file, line=line, key=key, message=message))
 
     def _stop(self, line: int, message: str) -> None:
         self._report(line, message)
@@ -270,7 +270,7 @@ class _Composer:
 def from_plain(value: object, *, depth: int = 0) -> YamlNode:
     """Plain Python data as a tree without lines."""
     if depth > MAX_DEPTH:
-        raise ConfigProblems([ConfigProblem("", 0, "", "", "", f"nested deeper than {MAX_DEPTH} levels")])
+        raise ConfigProblems([ConfigProblem(message=f"nested deeper than {MAX_DEPTH} levels")])
     if isinstance(value, dict):
         return YamlNode({str(key): from_plain(item, depth=depth + 1) for key, item in value.items()}, 0)
     if isinstance(value, list | tuple):

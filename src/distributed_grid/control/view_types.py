@@ -1,14 +1,12 @@
 """Types of the JSON answers: the one description of what `--json` prints, REST returns and the façades return.
 
-`docs/reference/api.md` explains the fields. Answers may have more than these; these do not go away. The classes are
-from `typing_extensions` because REST derives its OpenAPI schemas from them.
+`docs/reference/api.md` explains the fields. Answers may have more than these; these do not go away. REST
+derives its OpenAPI schemas from them.
 """
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures

@@ -3,42 +3,253 @@
 Better one word too many than one too few: the command runs as it was given, only the shown text differs, and a process
 that seems to hold a secret is only not moved. Four rules, for the words of a command and for code in them (`sh -c`):
 
-1. the value of an option, a variable or a key with the name of a secret (`secret_patterns.py`);
+1. the value of an option, a variable or a key with the name of a secret (`is_secret_name`);
 2. the options and words of well-known programs;
 3. passwords in addresses, headers, queries, and SQL;
 4. tokens and private keys that are known by their form.
 
 A value that only says where the secret is (`$TOKEN`, `/run/secrets/db`) is shown. Time is linear in the length.
+
+A name is compared in lower case with `_` between its parts: `--db-password`, `dbPassword` and `DB_PASSWORD` are one.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from distributed_grid.masking.secret_patterns import (
-    MASK,
-    MIN_TOKEN_CHARS,
-    PROGRAM_SECRETS,
-    ProgramSecrets,
-    holds_secret,
-    is_random,
-    is_reference,
-    is_secret_name,
-    mask_tokens,
+MASK: Final = "***"
+MIN_RANDOM_CHARS: Final = 20
+MIN_ENTROPY_BITS: Final = 3.0
+"""Per character: random hexadecimal digits have almost four, other random letters and digits more."""
+MAX_NAME_CHARS: Final = 120  # of a longer name only the end counts
+
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS = re.compile(r"[^a-z0-9]+")
+_GLUED_NAME = re.compile(r"-D(?=.)|-[A-Za-z](?=[A-Z][A-Z0-9_]+$)")  # `-Dname` of Java, `-eNAME` of docker
+_SECRET_NAME = re.compile(
+    # with anything before it: PGPASSWORD, keyStorePassword, clientsecret
+    r"(?:passwords?|passwd|passphrase|passwort|passcode|secrets?|api_?keys?|mnemonic)$"
+    # a word of its own: MYSQL_PWD, --auth, X-Auth-Token
+    r"|(?:^|_)(?:pass|pwd|pw|passw|tokens?|auth|authorization|bearer|credentials?|creds?|cookies?|dsn|webhook|otp|jwt"
+    r"|passkey|psk)$"
+    r"|(?:ssh|db|user|usr|my|mysql|pg|sql|smtp|mail|imap|ftp|root|admin|key|store|http|https|proxy|ldap|bind|redis"
+    r"|mongo|login|auth|web|wifi|rcon|svn|vpn|vnc|rpc|api|app|zip|enc|cert|ca|bot)(?:pass|pwd)$"
+    r"|(?:gh|git|github|gitlab|npm|auth|access|refresh|bot|api|csrf|xsrf|session|bearer|vault|slack|hf|id)token$"
+    r"|(?:access|secret|private|session|signing|encryption|account|storage|master|shared|subscription|consumer|auth|app"
+    r"|client|service|admin|deploy|hmac|jwt|webhook|instrumentation|ingest|write)_?keys?$"
+    r"|(?:^|_)(?:user|so|token|card|security)_pin$|^pin$"
+    r"|connection_?string$|webhook_url$|secret_key_base$|secret_?value$"
 )
+_NO_SECRET = re.compile(
+    r"(?:^|_)(?:pad|bos|eos|unk|sep|cls|mask|special|image|stop|start|end|next|page|starting|continuation|sync|max|min"
+    r"|num|n|new|total|per|context|prompt|completion|input|output|first|last|cancellation)_tokens?$"
+    r"|(?:^|_)(?:first|second|last|single|two|multi|num|n|by|one|dry|high|low|band|all)_?pass$"
+)
+_KEY_LIKE = re.compile(r"(?:^|_)(?:keys?|hash|salt|seed_phrase|sas|sig|signature)$")
+"""A secret if the value looks random."""
+_PASSWORD_NAME = re.compile(r"passwords?$|passwd$|passphrase$|passcode$|pwd$|pw$")
+_COUNTED = re.compile(r"tokens$")
+_NUMBERED = re.compile(r"pass$")
+_SWITCHES = frozenset(
+    {"", "true", "false", "yes", "no", "none", "null", "nil", "auto", "on", "off", "ask", "prompt", "stdin", "-", MASK}
+)
+_SCHEMES = frozenset(
+    {"basic", "bearer", "digest", "kerberos", "negotiate", "ntlm", "md5", "trust", "peer", "sasl", "ldap", "oauth"}
+    | {"oauth2", "jwt", "token", "tokens", "anonymous", "required", "optional", "enabled", "disabled", "x509", "tls"}
+    | {"plain", "login", "device", "gssapi", "scram-sha-256", "mtls", "iam", "apikey", "key", "password"}
+)
+_VARIABLE = re.compile(
+    r"\$(?:[A-Z_][A-Z0-9_]*|[0-9@*#?]|\{\w+\}|\(.*)|%[A-Z_][A-Z0-9_]*%|\{\{.*\}\}|\$\{\{.*", re.DOTALL
+)
+_CODE_VARIABLE = re.compile(r"\$\{?\w+\}?")
+_PATH = re.compile(
+    r"(?:/|\./|~/|\.\./)|@[\w.~-]{0,80}[/.]|(?:env|file|fd|cmd):|op://|arn:aws|projects/|(?:id|src|type)="
+)
+_ONE_SLASH = re.compile(r"/[A-Za-z0-9+]{19,}={0,2}$")  # a random text that only begins like a path
+_FILE_NAME = re.compile(
+    r"[\w./~+-]{1,200}\.(?:pem|key|crt|cer|der|p12|pfx|jks|json|ya?ml|txt|toml|ini|cfg|conf|env|gpg|asc|pub|keystore|sqlite)$",
+    re.IGNORECASE,
+)
+
+
+def normal_name(name: str) -> str:
+    """A name in lower case, its parts separated by `_`, without dashes before it."""
+    name = name[-MAX_NAME_CHARS:]
+    glued = _GLUED_NAME.match(name)
+    plain = name[glued.end() :] if glued is not None else name
+    return _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain).lower()).strip("_")
+
+
+def is_secret_name(name: str) -> bool:
+    """True if the value of such an option, variable or key is always a secret."""
+    plain = normal_name(name)
+    return _SECRET_NAME.search(plain) is not None and _NO_SECRET.search(plain) is None
+
+
+def holds_secret(name: str, value: str, *, in_code: bool = False) -> bool:
+    """True if a value of this name is a secret: by the name, or by a name like `key` and a value like a random one."""
+    plain = normal_name(name)
+    if not plain or _NO_SECRET.search(plain):
+        return False
+    if _SECRET_NAME.search(plain):
+        return not (is_plain(plain, value) or is_reference(value, plain, in_code=in_code))
+    return _KEY_LIKE.search(plain) is not None and not is_reference(value, plain, in_code=in_code) and is_random(value)
+
+
+def is_plain(name: str, value: str) -> bool:
+    """True if a value is only a switch, a scheme (`--auth basic`), or a number (`--max-tokens 512`, `-pass 2`)."""
+    if value.isdecimal():
+        return bool(_COUNTED.search(name)) or (len(value) <= 2 and bool(_NUMBERED.search(name)))
+    lower = value.lower()
+    return lower in _SWITCHES or (lower in _SCHEMES and name.endswith(("auth", "authorization")))
+
+
+def is_reference(value: str, name: str = "", *, in_code: bool = False) -> bool:
+    """True if a value is a reference to the secret: a variable, or the path of a file."""
+    if _VARIABLE.fullmatch(value) or (in_code and (value == "$" or _CODE_VARIABLE.fullmatch(value))):
+        return True
+    if _PATH.match(value):
+        return _ONE_SLASH.match(value) is None or not is_random(value)
+    return _FILE_NAME.match(value) is not None and _PASSWORD_NAME.search(name) is None
+
+
+def is_random(value: str) -> bool:
+    """True if a text is long, has letters and digits, and no order that one sees."""
+    if len(value) < MIN_RANDOM_CHARS or "/" in value[1:2]:
+        return False
+    value = value[:1000]
+    counts = Counter(value)
+    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
+    return bits >= MIN_ENTROPY_BITS and any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+
+
+MIN_TOKEN_CHARS: Final = 15  # no token of a known kind is shorter
+# The caller does not choose the words of a process: no pattern takes more than linear time, repetitions are bounded.
+_W = r"[A-Za-z0-9_-]"
+_SHAPES: Final = (
+    r"A(?:KIA|SIA|GPA|IDA|ROA|BIA|CCA)[A-Z0-9]{16}",  # AWS
+    rf"gh[pousr]_[A-Za-z0-9]{{16,}}|github_pat_{_W}{{16,}}",  # GitHub
+    rf"gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt)-{_W}{{12,}}",  # GitLab
+    rf"xox[abdeoprs]-{_W}{{10,}}|xapp-{_W}{{10,}}|xoxe\.xox[bp]-{_W}{{10,}}",  # Slack
+    rf"sk-(?={_W}{{0,100}}[0-9]){_W}{{16,}}",  # OpenAI, Anthropic
+    rf"[rs]k_(?:live|test|prod)_{_W}{{10,}}|whsec_{_W}{{16,}}",  # Stripe
+    rf"hf_[A-Za-z0-9]{{16,}}|gsk_{_W}{{20,}}|r8_{_W}{{20,}}|nvapi-{_W}{{20,}}|pplx-{_W}{{20,}}|xai-{_W}{{20,}}",
+    rf"AIza{_W}{{30,}}|ya29\.[A-Za-z0-9_.-]{{10,}}|GOCSPX-{_W}{{10,}}|1//0{_W}{{20,}}",  # Google
+    rf"npm_[A-Za-z0-9]{{16,}}|pypi-(?={_W}{{0,100}}[0-9]){_W}{{16,}}|rubygems_[0-9a-f]{{20,}}",  # package registries
+    rf"dckr_(?:pat|oat)_{_W}{{12,}}|do[opr]_v1_{_W}{{16,}}|tskey-{_W}{{12,}}|dapi[0-9a-f]{{32}}|pul-[0-9a-f]{{40}}",
+    rf"SG\.{_W}{{10,}}\.{_W}{{10,}}|key-[0-9a-f]{{32}}|SK[0-9a-f]{{32}}|NRAK-[A-Z0-9]{{20,}}",
+    rf"shp(?:at|ss|ca|pa)_[0-9a-fA-F]{{20,}}|sq0(?:atp|csp)-{_W}{{16,}}|lin_api_{_W}{{16,}}|figd_{_W}{{16,}}",
+    rf"dp\.(?:pt|st|ct|sa)\.{_W}{{16,}}|{_W}{{14}}\.atlasv1\.{_W}{{20,}}|glsa_{_W}{{16,}}|glc_{_W}{{20,}}",
+    rf"sntrys_{_W}{{16,}}|ATATT3{_W}{{16,}}|CFPAT-{_W}{{16,}}",
+    rf"hv[sbr]\.{_W}{{12,}}|s\.(?=[A-Za-z]*[0-9])[A-Za-z0-9]{{24}}(?![A-Za-z0-9.])",  # Vault
+    r"AGE-SECRET-KEY-[A-Z0-9]{10,}",
+    rf"eyJ{_W}{{8,1500}}+\.[A-Za-z0-9_.-]{{8,}}",  # JSON web tokens, signature included
+    rf"[0-9]{{8,10}}:AA{_W}{{30,}}",  # Telegram bots
+)
+_KNOWN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_SHAPES)})")
+_PEM = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
+    r".*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----|\Z)",
+    re.DOTALL,
+)
+_WEBHOOK = re.compile(
+    r"(?P<kept>hooks\.slack\.com/(?:services|workflows)/|(?:discord|discordapp)\.com/api/webhooks/|webhook\.office\.com/)"
+    r"[^\s'\"]+"
+)
+
+
+def mask_tokens(text: str) -> str:
+    """A text without known tokens, private keys and webhook addresses."""
+    if "-----BEGIN " in text:
+        text = _PEM.sub(MASK, text)
+    if "hook" in text:
+        text = _WEBHOOK.sub(rf"\g<kept>{MASK}", text)
+    if len(text) >= MIN_TOKEN_CHARS:
+        text = _KNOWN.sub(MASK, text)
+    return text
+
+
+class ProgramSecrets(NamedTuple):
+    """Places of secrets in the command line of one program."""
+
+    options: frozenset[str] = frozenset()  # the next word is a secret
+    glued: frozenset[str] = frozenset()  # the rest of the same word is one, too
+    flags: str = ""  # one-letter options without a value that may precede the letter, as in `curl -su USER:PASSWORD`
+    subcommand: frozenset[str] = frozenset()  # `options` and `glued` count only after one of these words
+    allows_path: bool = False  # a path or `file:`, `env:` is no secret
+    needs: str = ""  # a value is a secret only with this sign in it: `user%password`
+    after: str = ""  # the word after which positions are counted; empty: the program
+    positions: frozenset[int] = frozenset()  # the words there that are secrets, from 0, options not counted
+    valued: frozenset[str] = frozenset()  # options whose value is no position
+    has_settings: bool = False  # `NAME VALUE`: the word after the name of a secret is one
+
+
+def _options(*names: str, **others: object) -> ProgramSecrets:
+    return ProgramSecrets(frozenset(names), frozenset(name for name in names if len(name) == 2), **others)  # type: ignore[arg-type]
+
+
+_P: Final = _options("-p")
+_LOGIN: Final = _options("-p", subcommand=frozenset({"login"}))
+_LDAP: Final = _options("-w", flags="xWZvnL")
+_SETTINGS: Final = ProgramSecrets(has_settings=True)
+_SNMP: Final = _options("-A", "-X", "-c")
+_SMB: Final = _options("-U", "--user", needs="%")
+_ORACLE: Final = ProgramSecrets(positions=frozenset({0}))
+
+PROGRAM_SECRETS: Final[dict[str, ProgramSecrets]] = {
+    **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlsh", "mysqlcheck", "mycli"), _P),
+    **dict.fromkeys(("mariadb", "mariadb-dump", "mariadb-admin", "mariadb-import"), _P),
+    **dict.fromkeys(("mongosh", "mongo", "mongodump", "mongorestore", "mongoexport", "mongoimport", "mongostat"), _P),
+    **dict.fromkeys(("sshpass", "cqlsh", "rdesktop", "rabbitmqadmin", "ncftpput", "ncftpget", "twine"), _P),
+    **dict.fromkeys(("docker", "podman", "nerdctl", "buildah", "skopeo", "oras", "crane", "regctl"), _LOGIN),
+    **dict.fromkeys(("helm", "az", "cf", "oc", "ibmcloud", "singularity", "apptainer"), _LOGIN),
+    **dict.fromkeys(("ldapsearch", "ldapmodify", "ldapadd", "ldapdelete", "ldapwhoami", "ldapcompare"), _LDAP),
+    **dict.fromkeys(("snmpwalk", "snmpget", "snmpset", "snmpbulkwalk"), _SNMP),
+    **dict.fromkeys(("smbclient", "smbget", "rpcclient", "winexe", "net"), _SMB),
+    **dict.fromkeys(("sqlcmd", "bcp", "mosquitto_pub", "mosquitto_sub", "ipmitool"), _options("-P")),
+    **dict.fromkeys(("zip", "unzip"), _options("-P", flags="qojrnul")),
+    **dict.fromkeys(("7z", "7za", "7zz", "7zr", "rar", "unrar"), ProgramSecrets(glued=frozenset({"-p", "-hp"}))),
+    **dict.fromkeys(("http", "https", "xh"), ProgramSecrets(frozenset({"-a", "--auth"}))),
+    **dict.fromkeys(("git", "npm", "pnpm", "yarn", "pip", "pip3", "poetry", "gcloud", "conda", "composer"), _SETTINGS),
+    **dict.fromkeys(("aws", "nmcli", "pdftk", "dvc", "bundle", "nuget", "snap"), _SETTINGS),
+    **dict.fromkeys(("sqlplus", "rman", "expdp", "impdp", "sqlldr"), _ORACLE._replace(needs="/")),
+    "restic": _options("-p", allows_path=True),
+    "ldappasswd": _options("-w", "-s", "-a"),
+    "redis-cli": ProgramSecrets(frozenset({"-a"}), after="AUTH", positions=frozenset({0, 1})),
+    "curl": _options("-u", "--user", "-U", "--proxy-user", flags="fgiIkLnNOqRsSvZ46#"),
+    "openssl": ProgramSecrets(
+        frozenset({"-passin", "-passout", "-pass", "-password", "-k", "-K", "-passcerts"}), allows_path=True
+    ),
+    "lftp": _options("-u"),
+    "etcdctl": ProgramSecrets(frozenset({"--user"}), needs=":"),
+    "ssh-keygen": ProgramSecrets(frozenset({"-N", "-P"})),
+    "doctl": ProgramSecrets(frozenset({"-t"})),
+    "swaks": ProgramSecrets(frozenset({"-ap"})),
+    "sendemail": ProgramSecrets(frozenset({"-xp"})),
+    "kubectl": ProgramSecrets(frozenset({"--from-literal"})),
+    "gh": ProgramSecrets(frozenset({"-b", "--body"}), subcommand=frozenset({"secret"})),
+    "htpasswd": ProgramSecrets(positions=frozenset({2}), valued=frozenset({"-C", "-r"})),
+    "vault": ProgramSecrets(after="login", positions=frozenset({0})),
+    "pulumi": ProgramSecrets(after="set", positions=frozenset({1}), has_settings=True),
+    "rabbitmqctl": ProgramSecrets(after="add_user", positions=frozenset({1})),
+    "wpa_passphrase": ProgramSecrets(positions=frozenset({1})),
+    "mc": ProgramSecrets(after="set", positions=frozenset({2, 3})),
+}
+"""By the name of the program. psql, ssh, scp, nmap, tar and others where `-p` is something else are not here."""
+
 
 CUT_MARGIN_CHARS = 400
 """Of a text that is cut, so much more is kept until it is masked: no secret is cut where it begins."""
 MAX_CODE_CHARS = 100_000
 """A longer word is not taken apart into commands, which takes ten times as long: only names and patterns count."""
-MAX_DEPTH = 3
-"""Code within code that is looked into."""
-MAX_DECIDING_CHARS = 300
-"""Of a value, to decide whether it is a secret."""
-_SIGNS = re.compile(r"[=:@?\s]")
-"""A short word without one of these holds a secret only if it is one."""
+MAX_DEPTH = 3  # code within code that is looked into
+MAX_DECIDING_CHARS = 300  # of a value, to decide whether it is a secret
+_SIGNS = re.compile(r"[=:@?\s]")  # a short word without one of these holds a secret only if it is one
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z-]*(?:=.*)?", re.DOTALL)
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]{0,100}")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z0-9_./:@-]{1,120}?)(?P<sep>[=:])(?P<value>.+)", re.DOTALL)
@@ -81,7 +292,7 @@ _WINDOWS_OPTION = re.compile(r"(?P<kept>^/(?:p|pass|password):)(?P<secret>.+)", 
 
 
 def mask_secrets(argv: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-    """The words of a command with what looks like a secret masked, and whether anything was."""
+    """The words of a command with secrets masked, and whether any was."""
     mask = _CommandMask(depth=0)
     is_title = len(argv) == 1  # a program that set its own title has one word with spaces
     masked = tuple(mask.word(word, is_code=is_title) for word in argv)
@@ -89,7 +300,7 @@ def mask_secrets(argv: Sequence[str]) -> tuple[tuple[str, ...], bool]:
 
 
 def mask_text(text: str) -> str:
-    """A text (code, JSON, a line of a log) with what looks like a secret masked."""
+    """A text (code, JSON, a log line) with secrets masked."""
     return _mask_code(text, 1)
 
 
@@ -104,7 +315,7 @@ def shown_command(argv: Sequence[str], max_chars: int = 0) -> str:
 
 
 class _CommandMask:
-    """Masks the words of one command in their order: the words before one decide what it is."""
+    """Masks the words of one command in order: earlier words decide about later ones."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -117,8 +328,7 @@ class _CommandMask:
         self._program = ""
         self._flags = ""
         self._has_subcommand = False
-        self._position = -1
-        """Words since `after`; negative before it."""
+        self._position = -1  # words since `after`; negative before it
 
     def word(self, word: str, *, is_code: bool = False) -> str:
         """The next word, masked."""
@@ -132,7 +342,7 @@ class _CommandMask:
         return masked
 
     def _by_place(self, word: str, previous: str) -> str | None:
-        """The word masked because of the words before it; None where they say nothing."""
+        """The word masked because of the words before it; None if they decide nothing."""
         secrets, value = self._secrets, _unquoted(word)
         is_option = word.startswith("-") and len(word) > 1
         if previous.startswith("-") and _OPTION_NAME.fullmatch(previous):
@@ -142,58 +352,25 @@ class _CommandMask:
                 return MASK
         if is_option:
             self._flags += word[1:20] if not word.startswith("--") else ""
-            return self._glued(word)
+            if secrets.subcommand and not self._has_subcommand:
+                return None
+            # An option of the program with its secret in the same word: `-pX` or `--user=X`.
+            name, equals, value = word.partition("=")
+            if equals and len(name) > 2 and name in secrets.options:
+                return word if self._is_shown(_unquoted(value)) else f"{name}={MASK}"
+            if word.startswith("--"):
+                return None
+            for option in secrets.glued:
+                at = word.find(option[1:], 1)
+                is_glued = at == 1 or (at > 1 and secrets.flags and all(flag in secrets.flags for flag in word[1:at]))
+                end = at + len(option) - 1
+                if is_glued and len(word) > end and not self._is_shown(_unquoted(word[end:])):
+                    return word[:end] + MASK
+            return None
         is_setting = secrets.has_settings and self._has_subcommand and not previous.startswith("-")
         if is_setting and holds_secret(previous, value, in_code=self._depth > 0):
             return MASK
-        return self._positional(word, value, previous)
-
-    def _takes_secret(self, option: str) -> bool:
-        """True if the next word is a secret because of the program."""
-        secrets = self._secrets
-        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
-            return False
-        if option in secrets.options:
-            return True
-        letter = option[-1:]
-        return bool(
-            secrets.flags
-            and not option.startswith("--")
-            and f"-{letter}" in secrets.options
-            and all(flag in secrets.flags for flag in option[1:-1])
-        )
-
-    def _is_shown(self, value: str) -> bool:
-        secrets = self._secrets
-        if secrets.needs and secrets.needs not in value:
-            return True
-        if value in ("", MASK, "stdin"):
-            return True
-        if secrets.allows_path:
-            return is_reference(value, in_code=self._depth > 0)
-        return value.startswith("$") and is_reference(value, in_code=self._depth > 0)
-
-    def _glued(self, word: str) -> str | None:
-        """An option of the program with its secret in the same word, `-pX` or `--user=X`."""
-        secrets = self._secrets
-        if secrets.subcommand and not self._has_subcommand:
-            return None
-        name, equals, value = word.partition("=")
-        if equals and len(name) > 2 and name in secrets.options:
-            return word if self._is_shown(_unquoted(value)) else f"{name}={MASK}"
-        if word.startswith("--"):
-            return None
-        for option in secrets.glued:
-            at = word.find(option[1:], 1)
-            is_glued = at == 1 or (at > 1 and secrets.flags and all(flag in secrets.flags for flag in word[1:at]))
-            end = at + len(option) - 1
-            if is_glued and len(word) > end and not self._is_shown(_unquoted(word[end:])):
-                return word[:end] + MASK
-        return None
-
-    def _positional(self, word: str, value: str, previous: str) -> str | None:
-        """A word that is no option: the program, a subcommand, or one at the place of a secret."""
-        secrets = self._secrets
+        # A word that is no option: the program, a subcommand, or one at the place of a secret.
         name = value.rpartition("/")[2]
         follows_long_option = previous.startswith("--") and len(previous) > 2 and "=" not in previous
         if name in PROGRAM_SECRETS and not follows_long_option and (not self._program or self._position < 0):
@@ -224,8 +401,33 @@ class _CommandMask:
             return MASK
         return None
 
+    def _takes_secret(self, option: str) -> bool:
+        """True if the next word is a secret because of the program."""
+        secrets = self._secrets
+        if not secrets.options or (secrets.subcommand and not self._has_subcommand):
+            return False
+        if option in secrets.options:
+            return True
+        letter = option[-1:]
+        return bool(
+            secrets.flags
+            and not option.startswith("--")
+            and f"-{letter}" in secrets.options
+            and all(flag in secrets.flags for flag in option[1:-1])
+        )
+
+    def _is_shown(self, value: str) -> bool:
+        secrets = self._secrets
+        if secrets.needs and secrets.needs not in value:
+            return True
+        if value in ("", MASK, "stdin"):
+            return True
+        if secrets.allows_path:
+            return is_reference(value, in_code=self._depth > 0)
+        return value.startswith("$") and is_reference(value, in_code=self._depth > 0)
+
     def _by_form(self, word: str, *, is_code: bool) -> str:
-        """The word masked because of what it says itself."""
+        """The word masked by its own form."""
         if len(word) < MIN_TOKEN_CHARS and not _SIGNS.search(word):
             return word
         if not is_code:
@@ -266,10 +468,10 @@ def _mask_code(text: str, depth: int) -> str:
 
 def _masked_assignment(word: str, *, in_code: bool, depth: int = 0) -> str | None:
     """`NAME=VALUE`, `--name=VALUE`, `name:VALUE` with the value masked; None where it holds no secret by its name."""
-    found = _ASSIGNED.fullmatch(word)
-    if found is None or "://" in found["name"] + found["sep"] + found["value"][:2]:
+    match = _ASSIGNED.fullmatch(word)
+    if match is None or "://" in match["name"] + match["sep"] + match["value"][:2]:
         return None
-    name, sep, value = found["name"], found["sep"], found["value"]
+    name, sep, value = match["name"], match["sep"], match["value"]
     if sep == ":" and ("/" in name or _VERSION.fullmatch(value) or value[0].isspace()):
         return None
     if holds_secret(name, _unquoted(value), in_code=in_code):
@@ -299,17 +501,17 @@ def _mask_headers(text: str) -> str:
     """`Authorization: …` and its like: masked to the closing quote, or else to the end of the line."""
     parts: list[str] = []
     end = 0
-    while (found := _HEADER.search(text, end)) is not None:
-        stop = text.find(found["quote"], found.end()) if found["quote"] else -1
-        line = text.find("\n", found.end())
+    while (match := _HEADER.search(text, end)) is not None:
+        stop = text.find(match["quote"], match.end()) if match["quote"] else -1
+        line = text.find("\n", match.end())
         stops = [at for at in (stop, line, len(text)) if at >= 0]
         value_end = min(stops)
-        value = text[found.end() : value_end].strip()
-        parts.append(text[end : found.end()])
+        value = text[match.end() : value_end].strip()
+        parts.append(text[end : match.end()])
         if value and not is_reference(value, in_code=True):
             parts.append(MASK)
         else:
-            parts.append(text[found.end() : value_end])
+            parts.append(text[match.end() : value_end])
         end = value_end
     parts.append(text[end:])
     return "".join(parts)
@@ -319,15 +521,15 @@ def _mask_named(text: str) -> str:
     """`name=value`, `name: value`, `"name": "value"` anywhere in a text."""
     parts: list[str] = []
     end = at = 0
-    while (found := _NAMED.search(text, at)) is not None:
-        at = found.end()
-        if not is_secret_name(found["name"]) and not found["name"].lower().endswith(("key", "sas", "hash", "salt")):
+    while (match := _NAMED.search(text, at)) is not None:
+        at = match.end()
+        if not is_secret_name(match["name"]) and not match["name"].lower().endswith(("key", "sas", "hash", "salt")):
             continue
         start, stop = _value_span(text, at)
         value = text[start : min(stop, start + MAX_DECIDING_CHARS)]
-        if found["sep"] == ":" and _VERSION.fullmatch(value):
+        if match["sep"] == ":" and _VERSION.fullmatch(value):
             continue
-        if not value or not holds_secret(found["name"], value, in_code=True):
+        if not value or not holds_secret(match["name"], value, in_code=True):
             continue
         parts += (text[end:start], MASK)
         end = at = stop if stop - start < MAX_DECIDING_CHARS else _UNQUOTED_REST.match(text, stop).end()  # type: ignore[union-attr]
@@ -336,7 +538,7 @@ def _mask_named(text: str) -> str:
 
 
 def _value_span(text: str, at: int) -> tuple[int, int]:
-    """Where the value that begins there is, without its quotes."""
+    """Span of the value that begins there, without its quotes."""
     for opening in ('\\"', "\\'", '"', "'"):
         if text.startswith(opening, at):
             start = at + len(opening)
@@ -345,8 +547,8 @@ def _value_span(text: str, at: int) -> tuple[int, int]:
     if text.startswith("[", at):
         stop = text.find("]", at)
         return at, stop + 1 if stop >= 0 else len(text)
-    found = _UNQUOTED.match(text, at)
-    return (at, found.end()) if found is not None else (at, at)
+    match = _UNQUOTED.match(text, at)
+    return (at, match.end()) if match is not None else (at, at)
 
 
 def _masked_element(found: re.Match[str]) -> str:
@@ -354,7 +556,7 @@ def _masked_element(found: re.Match[str]) -> str:
 
 
 def _with_mask(found: re.Match[str], group: str, *, in_code: bool = False) -> str:
-    """The match, with one group masked unless it only says where the secret is."""
+    """The match, with one group masked unless it is a reference to the secret."""
     secret = found[group]
     if secret == MASK or is_reference(_unquoted(secret), in_code=in_code):
         return found[0]

@@ -111,25 +111,25 @@ def alert_thresholds(alerts: Alerts) -> dict[str, AlertThreshold]:
 
 
 class AlertRules:
-    """The alert states of all nodes; returns what changed with each measurement."""
+    """Alert states of all nodes; returns the changes by each measurement."""
 
     def __init__(self, thresholds: dict[str, AlertThreshold]) -> None:
         self._thresholds = thresholds
         self._states: dict[str, dict[str, AlertState]] = {}
 
     def set_thresholds(self, thresholds: dict[str, AlertThreshold]) -> list[Alert]:
-        """Go by other thresholds: what was raised by the old ones is cleared, and may be raised anew."""
+        """Replace the thresholds; alerts under the old ones are cleared, and may be raised again."""
         cleared = [
-            Alert(node, one, False, 0.0, self._thresholds[one].high, state.last_ms, f"{node}: other alerts are set")
+            self._clear(node, resource, state.last_ms, f"{node}: other alerts are set")
             for node, states in self._states.items()
-            for one, state in states.items()
+            for resource, state in states.items()
             if state.raised
         ]
         self._thresholds, self._states = thresholds, {}
         return cleared
 
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> list[Alert]:
-        """What this measurement raises or clears; mostly nothing."""
+        """The alerts raised or cleared by this measurement; mostly none."""
         states = self._states.setdefault(node, {})
         changed: list[Alert] = []
         for resource, threshold in self._thresholds.items():
@@ -142,16 +142,32 @@ class AlertRules:
             old = states.get(resource, CLEARED)
             new = states[resource] = next_state(old, threshold, value, at_ms)
             if new.raised is not old.raised:
-                changed.append(_alert(node, resource, threshold, value, new))
+                name = resource if resource == "memory" else resource.upper()
+                position = "above" if new.raised else "back below"
+                detail = f"{node}: {name} at {100 * value:.0f} %, {position} the mark of {100 * threshold.high:.0f} %"
+                changed.append(
+                    Alert(
+                        node=node,
+                        resource=resource,
+                        raised=new.raised,
+                        value=round(value, 4),
+                        mark=threshold.high,
+                        at_ms=new.last_ms,
+                        detail=detail,
+                    )
+                )
         return changed
 
     def forget(self, node: str, at_ms: int) -> list[Alert]:
-        """Drop a node that left the grid; what was raised there is cleared, for nobody else would."""
+        """Drop a node that left the grid and clear its alerts."""
+        states = self._states.pop(node, {}).items()
         return [
-            Alert(node, resource, False, 0.0, self._thresholds[resource].high, at_ms, f"{node} left the grid")
-            for resource, state in self._states.pop(node, {}).items()
-            if state.raised
+            self._clear(node, resource, at_ms, f"{node} left the grid") for resource, state in states if state.raised
         ]
+
+    def _clear(self, node: str, resource: str, at_ms: int, detail: str) -> Alert:
+        mark = self._thresholds[resource].high
+        return Alert(node=node, resource=resource, raised=False, value=0.0, mark=mark, at_ms=at_ms, detail=detail)
 
     def raised(self) -> list[tuple[str, str]]:
         """The nodes and resources with an alert that is not cleared."""
@@ -161,13 +177,6 @@ class AlertRules:
             for resource, state in states.items()
             if state.raised
         ]
-
-
-def _alert(node: str, resource: str, threshold: AlertThreshold, value: float, state: AlertState) -> Alert:
-    name = resource if resource == "memory" else resource.upper()
-    position = "above" if state.raised else "back below"
-    detail = f"{node}: {name} at {100 * value:.0f} %, {position} the mark of {100 * threshold.high:.0f} %"
-    return Alert(node, resource, state.raised, round(value, 4), threshold.high, state.last_ms, detail)
 
 
 COMMAND_DEADLINE_SECONDS = 10.0
@@ -296,8 +305,7 @@ def _bracketed(host: str) -> str:
 
 
 MAX_WAITING = 100
-RETRY_SECONDS = (1.0, 4.0)
-"""Pauses before the second and the third call of a webhook that did not answer."""
+RETRY_SECONDS = (1.0, 4.0)  # pauses before the second and the third call of a webhook that did not answer
 log = logging.getLogger(__name__)
 
 
@@ -317,7 +325,6 @@ class AlertDelivery:
         self._task: asyncio.Task[None] | None = None
 
     def set_receivers(self, alerts: Alerts) -> None:
-        """Deliver to this command and webhook from now on."""
         self._command = split_command(alerts.command) if alerts.command else ()
         self._webhook = Webhook(alerts.webhook.reveal()) if alerts.webhook is not None else None
 
@@ -337,7 +344,7 @@ class AlertDelivery:
             self._task = start_restarted(self._deliver, "delivery of alerts")
 
     async def stop(self) -> None:
-        """Stop at once: what runs is ended, what waits is dropped."""
+        """Stop at once: running calls are ended, waiting alerts dropped."""
         self._stopping.set()
         if self._task is not None:
             self._task.cancel()
@@ -390,7 +397,6 @@ class AlertDelivery:
         log.error("the webhook at %s was not called: %s", self._webhook.name, alert.detail)
 
     def _message(self, alert: Alert) -> bytes:
-        """The alert as JSON."""
         return msgspec.json.encode(
             {
                 "state": alert.state,

@@ -36,8 +36,7 @@ from distributed_grid.monitoring.snapshots import (
     snapshots,
     summarise,
 )
-from distributed_grid.monitoring.trends import ResourceTrend
-from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory, MinuteRow
+from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory, MinuteRow, ResourceTrend
 from distributed_grid.ports import Store
 from distributed_grid.supervision import start_restarted
 
@@ -92,12 +91,12 @@ class Monitor:
         self._tasks: list[asyncio.Task[None]] = []
 
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> None:
-        """Record a heartbeat; one that was reported before changes nothing."""
+        """Record a heartbeat; a repeated one changes nothing."""
         if self.histories.add(node, usage, capacity, at_ms):
             self._report(self._alerts.observe(node, usage, capacity, at_ms))
 
     def poll(self, ledger: Ledger, now: int) -> None:
-        """Record what the ledger has seen since the last poll, and drop the nodes that left it."""
+        """Record the ledger's observations since the last poll, and drop the nodes that left."""
         for name, seen in ledger.observations.items():
             node = ledger.nodes.get(name)
             if node is not None and seen.usage is not None:
@@ -108,15 +107,15 @@ class Monitor:
                 self._report(self._alerts.forget(name, now))
 
     def set_alerts(self, alerts: Alerts) -> None:
-        """Go by other thresholds and receivers from now on: what is raised is cleared, and raised anew by the next
-        measurements; the same alerts change nothing."""
+        """Replace thresholds and receivers: alerts are cleared, and raised again by the next measurements. The same
+        alerts change nothing."""
         if alerts != self._settings:
             self._settings = alerts
             self._report(self._alerts.set_thresholds(alert_thresholds(alerts)))
             self._delivery.set_receivers(alerts)
 
     def send_alert(self, alert: Alert) -> None:
-        """Log and deliver an alert that somebody else has raised."""
+        """Log and deliver an alert of another source."""
         self._delivery.send(alert)
 
     def _report(self, alerts: list[Alert]) -> None:
@@ -154,7 +153,7 @@ class Monitor:
             await self.write_history()
 
     async def write_history(self) -> None:
-        """Write the minutes that changed since the last time, the one that still goes on included."""
+        """Write the minutes changed since the last write, the current one included."""
         if self._minutes is None:
             return
 
@@ -176,11 +175,9 @@ class Monitor:
             await asyncio.sleep(POLL_SECONDS)
 
     async def snapshots(self) -> list[ResourceSnapshot]:
-        """What every node does at this moment."""
         return await self._read(lambda ledger, now: snapshots(ledger, now, self._offset_ms()))
 
     async def summary(self) -> ClusterSummary:
-        """The cluster as one."""
         return await self._read(summarise)
 
     async def trend(self, node: str, resource: str, window: int | None = None) -> ResourceTrend:
@@ -223,7 +220,7 @@ class Monitor:
         return await self._read(question)
 
     async def rebalancing(self) -> RebalancingSummary:
-        """How often the grid was rebalanced of late, and what there is to recommend."""
+        """Recent rebalances, and the open recommendations."""
         await asyncio.to_thread(self._counters.catch_up)
         figures = await self.scheduling()
         held, advised = await self._read(lambda ledger, now: count_automatic(ledger))
@@ -232,12 +229,11 @@ class Monitor:
         )
 
     async def scheduling(self) -> SchedulingFigures:
-        """How well requests were served over the last day."""
         now = await self._read(lambda ledger, now: now)
         return await asyncio.to_thread(self._scheduling.read, now)
 
     async def history(self, node: str, minutes: int) -> list[MinuteRow]:
-        """The last so many minutes of a node. NotFound where there is no such node."""
+        """The last `minutes` minutes of a node. Raises NotFound for an unknown node."""
 
         def question(ledger: Ledger, now: int) -> list[MinuteRow]:
             _require_node(ledger, node)

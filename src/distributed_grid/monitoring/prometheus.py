@@ -1,7 +1,7 @@
 """Prometheus exposition of the grid, made anew for every scrape.
 
-Names are `grid_…` with their unit, amounts are in base units (cores, bytes, seconds, parts of one). What is not known
-is absent: a node that was not heard from has `grid_node_up` 0 and no measurements. Counters start at zero with the
+Names are `grid_…` with their unit, amounts are in base units (cores, bytes, seconds, parts of one). Unknown values
+are absent: a node without a fresh report has `grid_node_up` 0 and no measurements. Counters start at zero with the
 control plane, as Prometheus expects of a process.
 """
 
@@ -62,12 +62,12 @@ class MetricsReading(Struct, frozen=True):
 def read_ledger(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
     """The numbers of this moment; `alerts` are the nodes and resources with an alert."""
     return MetricsReading(
-        [(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
-        Counter(str(lease.state) for lease in ledger.leases.values()),
-        Counter(str(job.state) for job in ledger.jobs.values()),
-        len(ledger.waiting),
-        list(alerts),
-        Counter(str(move.state) for move in ledger.moves.values()),
+        nodes=[(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
+        leases=Counter(str(lease.state) for lease in ledger.leases.values()),
+        jobs=Counter(str(job.state) for job in ledger.jobs.values()),
+        waiting=len(ledger.waiting),
+        alerts=list(alerts),
+        moves=Counter(str(move.state) for move in ledger.moves.values()),
     )
 
 
@@ -114,7 +114,7 @@ def exposition(
     figures: SchedulingFigures | None = None,
     moves: Mapping[str, int] | None = None,
 ) -> bytes:
-    """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
+    """Text of a scrape: a reading of the ledger, the counts since the start, and the scheduling figures."""
     registry = CollectorRegistry()
     counted = _counters(events, outcomes, rebalances or {}, moves or {})
     registry.register(

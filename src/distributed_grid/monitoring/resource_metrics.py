@@ -19,8 +19,7 @@ from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.monitoring.snapshots import ClusterSummary, ResourceSnapshot
-from distributed_grid.monitoring.trends import ResourceTrend, Trend
-from distributed_grid.monitoring.usage_history import MinuteRow
+from distributed_grid.monitoring.usage_history import MinuteRow, ResourceTrend, Trend
 from distributed_grid.state_dir import StateDir
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Metrics out of the audit trail: how well requests are served, event counters, and rebalancing.
 
 They are read from the audit trail and the rows of ended jobs, so `SchedulingMetrics` survives a restart; only what is
-new is read, and memory is bounded: the last 1,000 jobs and a day of minutes. What is not known yet is None, not zero.
+new is read, and memory is bounded: the last 1,000 jobs and a day of minutes. An unknown figure is None, not zero.
 """
 
 from __future__ import annotations
@@ -23,23 +23,20 @@ from distributed_grid.scheduling.pressure.scan import automatic_leases
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MAX_JOBS = 1_000
-MAX_FIRST_EVENTS = 20_000
-"""Where to begin: so many of the newest events, none older than a day."""
+MAX_FIRST_EVENTS = 20_000  # where to begin: so many of the newest events, none older than a day
 BATCH = 1_000
-MAX_BATCHES = 100
-"""Per call; where more has happened, the next call goes on from there."""
+MAX_BATCHES = 100  # per call; where more has happened, the next call goes on from there
 GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
 MOVE_ENDED = "move-ended"
 TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
 
 
 class SchedulingFigures(TypedDict):
-    """How the grid did over the last day; None where there is nothing to go by.
+    """Scheduling figures of the last day; None without data.
 
-    Task times are those of the last 1,000 jobs that ran and are over: how long they ran, in all their attempts.
-    `resource_efficiency` is the CPU time those jobs used, as a part of the core time they held. The success rate is
-    `granted / (granted + refused + withdrawn)`, users' requests alone. A rebalance is something that the grid borrowed
-    for a node by itself, or gave back, in the last hour.
+    Task times are the run times of the last 1,000 ended jobs over all their attempts. `resource_efficiency` is their
+    CPU time as a part of the core time they held. The success rate is `granted / (granted + refused + withdrawn)` of
+    users' requests. Rebalances are automatic leases asked for or given back in the last hour.
     """
 
     jobs_measured: int
@@ -74,7 +71,7 @@ class SchedulingMetrics:
         self._lock = threading.Lock()
 
     def read(self, now: int) -> SchedulingFigures:
-        """The figures as of this moment; blocks while it reads what is new."""
+        """The figures at this moment; blocks while it reads new events."""
         with self._lock:
             self._catch_up(now)
             while self._minutes and (self._minutes[0][0] + 1) * MINUTE_MS <= now - DAY_MS:
@@ -112,7 +109,7 @@ class SchedulingMetrics:
                     self._runs.append(run)
 
     def _kind(self, row: EventRow) -> str:
-        """What an event counts as; empty is nothing."""
+        """Counter of an event; empty if it is not counted."""
         if row.type == REBALANCED:
             return REBALANCED if _data(row).get("action") in (ASKED, GIVEN_BACK) else ""
         if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
@@ -143,11 +140,11 @@ class SchedulingMetrics:
 
 def run_of(job: Job) -> FinishedRun | None:
     """An ended job in numbers; None where it never ran."""
-    started = [one for one in job.attempts if one.started_at_ms]
+    started = [attempt for attempt in job.attempts if attempt.started_at_ms]
     if not started:
         return None
     cores_milli = job.request.ask.cpu_milli
-    held_ms = sum(one.ended_at_ms - one.assigned_at_ms for one in job.attempts)
+    held_ms = sum(attempt.ended_at_ms - attempt.assigned_at_ms for attempt in job.attempts)
     used_ms = sum(one.outcome.cpu_ms for one in started if one.outcome is not None)
     return FinishedRun(
         job.ended_at_ms,
@@ -158,7 +155,7 @@ def run_of(job: Job) -> FinishedRun | None:
 
 
 class _AuditRecord(msgspec.Struct):
-    """What is needed of a line of the audit trail."""
+    """The part of an audit line that is read."""
 
     data: dict[str, Any] = {}
 
@@ -183,7 +180,7 @@ class EventCounters:
         self.moves: Counter[str] = Counter()
 
     def catch_up(self) -> None:
-        """Count what has happened since the last call; blocks while it reads."""
+        """Count the events since the last call; blocks while it reads."""
         for _ in range(MAX_BATCHES):
             rows = self._store.events(after_seq=self._seq, limit=BATCH)
             for row in rows:
@@ -200,8 +197,8 @@ class EventCounters:
 
 
 class RebalancingSummary(TypedDict):
-    """Rebalances are automatic leases asked for or given back; the last hour also counts what an earlier control
-    plane did, the other totals begin with this one."""
+    """Rebalances are automatic leases asked for or given back. The last hour also covers an earlier control plane, the
+    totals begin with this one."""
 
     rebalances_per_hour: int
     asked: int
@@ -213,7 +210,7 @@ class RebalancingSummary(TypedDict):
 
 
 def count_automatic(ledger: Ledger) -> tuple[int, int]:
-    """How many automatic leases are held, and how many recommendations stand."""
+    """Numbers of held automatic leases and of open recommendations."""
     advised = sum(1 for balance in ledger.rebalance_states.values() if balance.advice is not None)
     return len(automatic_leases(ledger)), advised
 

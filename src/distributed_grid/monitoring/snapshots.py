@@ -7,7 +7,6 @@ total = used + idle + unknown for each resource, and pressure is that of the kno
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TypedDict
 
@@ -24,7 +23,7 @@ _HEARD = frozenset({NodeState.ALIVE, NodeState.DRAINING})
 
 
 class ResourceSnapshot(Struct, frozen=True):
-    """One node at one moment; what is measured is None unless the node is known."""
+    """One node at one moment; measurements are None unless the node is known."""
 
     node_id: str
     state: str
@@ -48,19 +47,19 @@ class ResourceSnapshot(Struct, frozen=True):
 
 
 def fresh_usage(node: Node, seen: NodeObservation | None, now: int) -> Usage | None:
-    """What a node was just measured to do; None where it is unknown."""
+    """The latest measurement of a node; None if it is unknown."""
     if seen is None or node.state not in _HEARD or now - seen.at_ms > SUSPECT_AFTER_MS:
         return None
     return seen.usage
 
 
 def heartbeat_age_seconds(seen: NodeObservation | None, now: int) -> float | None:
-    """How long ago a node was heard; None where it never was since the control plane started."""
+    """Age of a node's last heartbeat; None without one since the start."""
     return (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None
 
 
 def snapshots(ledger: Ledger, now: int, offset_ms: int = 0) -> list[ResourceSnapshot]:
-    """Every node of the ledger; `offset_ms` is how far the wall clock is ahead of the grid's own time."""
+    """All nodes of the ledger; `offset_ms` is the lead of the wall clock over the grid's time."""
     return [_snapshot(ledger, node, now, offset_ms) for node in ledger.nodes.values()]
 
 
@@ -143,7 +142,7 @@ class NodeCounts(TypedDict):
 
 
 class ClusterSummary(TypedDict):
-    """What `get_cluster_summary` returns."""
+    """Answer of `get_cluster_summary`."""
 
     nodes: NodeCounts
     cpu: ResourceSum
@@ -175,7 +174,6 @@ class _ResourceTotal:
 
 
 def summarise(ledger: Ledger, now: int) -> ClusterSummary:
-    """The cluster at this moment."""
     cpu, memory, gpu = _ResourceTotal(), _ResourceTotal(), _ResourceTotal()
     pressures: dict[str, float] = {}
     silent: list[UnknownNode] = []
@@ -187,42 +185,32 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
             has.cpu_milli, None if usage is None else usage.cpu_busy_milli * has.cpu_milli // 1000, claims.cpu_milli
         )
         memory.add(has.memory_bytes, None if usage is None else usage.memory_bytes, claims.memory_bytes)
-        _add_gpus(gpu, node, usage, sum(claims.gpu_milli.values()))
+        # A device that a known node does not measure is idle, as it is for lending.
+        busy = {device.index: device.in_use_milli for device in usage.gpus} if usage is not None else {}
+        for device in node.capacity.gpus:
+            gpu.add(1000, None if usage is None else busy.get(device.index, 0), 0)
+        gpu.lent += sum(claims.gpu_milli.values())
         if usage is not None:
             pressures[node.name] = pressure(has, usage)
         else:
             age = heartbeat_age_seconds(seen, now)
             silent.append({"node_id": node.name, "state": str(node.state), "seconds_since_heard": age})
+    known = len(pressures)
+    states = Counter(str(one.state) for one in ledger.nodes.values())
+    total = states.total()
+    pressure_summary: PressureSummary | None = None
+    if pressures:
+        hardest = max(pressures, key=pressures.__getitem__)
+        mean = round(sum(pressures.values()) / len(pressures), 3)
+        pressure_summary = {"mean": mean, "max": pressures[hardest], "max_node": hardest}
     return {
-        "nodes": _counts(ledger.nodes.values(), known=len(pressures)),
+        "nodes": {"total": total, "known": known, "unknown": total - known, "by_state": dict(states)},
         "cpu": cpu.in_unit(1000),
         "memory_gb": memory.in_unit(GB),
         "gpu": gpu.in_unit(1000),
-        "pressure": _pressures(pressures),
+        "pressure": pressure_summary,
         "unknown_nodes": silent,
     }
-
-
-def _add_gpus(gpu: _ResourceTotal, node: Node, usage: Usage | None, lent: int) -> None:
-    """A device that a known node does not measure is idle, as it is for lending."""
-    busy = {device.index: device.in_use_milli for device in usage.gpus} if usage is not None else {}
-    for device in node.capacity.gpus:
-        gpu.add(1000, None if usage is None else busy.get(device.index, 0), 0)
-    gpu.lent += lent
-
-
-def _counts(nodes: Iterable[Node], *, known: int) -> NodeCounts:
-    states = Counter(str(node.state) for node in nodes)
-    total = states.total()
-    return {"total": total, "known": known, "unknown": total - known, "by_state": dict(states)}
-
-
-def _pressures(pressures: dict[str, float]) -> PressureSummary | None:
-    if not pressures:
-        return None
-    hardest = max(pressures, key=pressures.__getitem__)
-    mean = round(sum(pressures.values()) / len(pressures), 3)
-    return {"mean": mean, "max": pressures[hardest], "max_node": hardest}
 
 
 def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:

@@ -1,15 +1,23 @@
-"""Usage history of the nodes: an hour of every heartbeat and, unless told otherwise, a day of minutes, in fixed memory,
-with their trends.
+"""Usage history of the nodes with its trends: an hour of every heartbeat and, by default, a day of minutes, in fixed
+memory.
 
 The memory of a node is allocated once and never grows: below 200 kB with everything around it, and adding a heartbeat
-costs the same however much is there. Only what is later than the last sample is added, so the same heartbeat may be
-reported twice. What was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers. Minutes
-can be written down and restored after a restart: a trend then begins with them and goes on with heartbeats.
+costs the same at any size. Only later samples than the last are added, so the same heartbeat may be reported twice.
+Unmeasured values are absent: a silent minute has no row, a node without GPUs no GPU numbers. Minutes can be written
+down and restored after a restart: a trend then begins with them and continues with heartbeats.
+
+A few wild samples do not make a trend: the slope is the median of the slopes between all pairs of up to 60 points
+(Theil-Sen), and a point is the median of its part of the window. A window is time, not a number of samples: samples
+before a long silence do not count, nothing is filled in, and a window with too few samples has no trend. A forecast
+comes with the range in which nine of ten later measurements should lie: the spread around the line, and the uncertainty
+of the slope, which grows with the distance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +29,167 @@ from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, Forecast, Pre
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.snapshots import gigabytes, utc
-from distributed_grid.monitoring.trends import SHORTEST_WINDOW, WINDOWS, Floats, ResourceTrend, Trend, trend
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
-FULL_RATE_ROWS = 1_800
-"""An hour of heartbeats, one every two seconds."""
+WINDOWS = (5, 15, 60)  # minutes: short-term changes, medium-term patterns, the long run
+SHORTEST_WINDOW = 0.5  # minutes of the shortest window of a forecast: fifteen heartbeats
+POINTS = 60
+MIN_SAMPLES = 10
+MIN_POINTS = 6
+MIN_CHANGE = 0.02  # a change over the window that is smaller than this is no change, however certain
+CONFIDENCE_Z = 1.6449  # standard deviations on each side of what holds nine of ten
+SIGMA_PER_MAD = 1.4826
+
+Floats = npt.NDArray[np.float64]
+Direction = Literal["rising", "falling", "steady"]
+
+
+class Trend(Struct, frozen=True):
+    """The trend over one window; values are parts of the whole, 0 to 1."""
+
+    window_minutes: int
+    slope_per_minute: float
+    direction: Direction
+    horizon_minutes: float
+    forecast: float
+    low: float
+    high: float
+    samples: int
+
+
+class ResourceTrend(Struct, frozen=True):
+    """Where one resource of one node is going; None where there is too little to say, or the node is unknown."""
+
+    node_id: str
+    resource_type: str
+    current: float | None = None
+    five_minutes: Trend | None = None
+    fifteen_minutes: Trend | None = None
+    one_hour: Trend | None = None
+
+    @property
+    def windows(self) -> tuple[Trend, ...]:
+        """The trends there are, the shortest window first."""
+        return tuple(one for one in (self.five_minutes, self.fifteen_minutes, self.one_hour) if one is not None)
+
+
+class FittedLine(Struct, frozen=True):
+    """A line through `value` at the middle of its points; the slope lies between `slope_low` and `slope_high`."""
+
+    at: float
+    value: float
+    slope: float
+    slope_low: float
+    slope_high: float
+
+    def values_at(self, at: Floats) -> Floats:
+        return self.value + self.slope * (at - self.at)
+
+    def widened(self, factor: float) -> FittedLine:
+        low = self.slope - factor * (self.slope - self.slope_low)
+        high = self.slope + factor * (self.slope_high - self.slope)
+        return FittedLine(self.at, self.value, self.slope, low, high)
+
+
+def trend(minutes: Floats, values: Floats, *, now: float, window: float, horizon: float | None = None) -> Trend | None:
+    """The trend of the samples in the window before `now`, or None where there are too few.
+
+    `minutes` are times in order; the forecast is for `horizon` minutes (by default the window) after `now`.
+    """
+    times, values = _since_last_gap(minutes, values, now=now, window=window)
+    if len(times) < MIN_SAMPLES or times[-1] - times[0] < window / 2:
+        return None
+    at, points = _points(times, values)
+    if len(at) < MIN_POINTS:
+        return None
+    line = theil_sen(at, points)
+    residuals = points - line.values_at(at)
+    line = line.widened(_correlation_factor(residuals))
+    ahead = float(window if horizon is None else horizon)
+    forecast = line.value + line.slope * (now + ahead - line.at)
+    # How far a measurement may lie from the forecast: noise, and uncertainty of the line's level and slope.
+    noise = CONFIDENCE_Z * _sigma(values - line.values_at(times))
+    level = CONFIDENCE_Z * _sigma(residuals) * _correlation_factor(residuals) * math.sqrt(math.pi / 2 / len(residuals))
+    tilt = max(line.slope_high - line.slope, line.slope - line.slope_low) * (now + ahead - line.at)
+    margin = math.sqrt(noise**2 + level**2 + tilt**2)
+    change = line.slope * window
+    certain = line.slope_low > 0 or line.slope_high < 0
+    direction: Direction = "steady"
+    if certain and abs(change) >= MIN_CHANGE:
+        direction = "rising" if change > 0 else "falling"
+    return Trend(
+        window_minutes=math.ceil(window),
+        slope_per_minute=round(line.slope, 6),
+        direction=direction,
+        horizon_minutes=ahead,
+        forecast=_part(forecast),
+        low=_part(forecast - margin),
+        high=_part(forecast + margin),
+        samples=len(times),
+    )
+
+
+def theil_sen(at: Floats, values: Floats) -> FittedLine:
+    """The line whose slope is the median over all pairs, with the range that holds the true one in nine of ten."""
+    first, second = np.triu_indices(len(at), k=1)
+    slopes = np.sort((values[second] - values[first]) / (at[second] - at[first]))
+    count, n = len(slopes), len(at)
+    # How far the number of rising pairs strays by chance (Kendall), as a distance from the middle slope.
+    stray = CONFIDENCE_Z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(math.floor((count - stray) / 2), 0)
+    high = min(math.ceil((count + stray) / 2), count - 1)
+    slope = float(np.median(slopes))
+    middle = float(np.median(at))
+    value = float(np.median(values - slope * (at - middle)))
+    return FittedLine(middle, value, slope, float(slopes[low]), float(slopes[high]))
+
+
+def _since_last_gap(minutes: Floats, values: Floats, *, now: float, window: float) -> tuple[Floats, Floats]:
+    """The samples of the window since the last silence that was longer than a quarter of it; none after a last one."""
+    inside = (minutes >= now - window) & (minutes <= now)
+    times, kept = minutes[inside], values[inside]
+    if not len(times) or now - times[-1] > window / 4:
+        return times[:0], kept[:0]
+    silences = np.flatnonzero(np.diff(times) > window / 4)
+    start = int(silences[-1]) + 1 if len(silences) else 0
+    return times[start:], kept[start:]
+
+
+def _points(times: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """At most 60 points: medians over equal parts of the time; a part without samples has none."""
+    if len(times) <= POINTS:
+        return times, values
+    parts = np.minimum(((times - times[0]) / (times[-1] - times[0]) * POINTS).astype(int), POINTS - 1)
+    ordered = values[np.lexsort((values, parts))]
+    starts = np.flatnonzero(np.diff(parts, prepend=-1))
+    counts = np.diff(starts, append=len(parts))
+    below, above = starts + (counts - 1) // 2, starts + counts // 2
+    return (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
+
+
+def _correlation_factor(residuals: Floats) -> float:
+    """How much wider the uncertainty is because each point resembles the one before; 1 for independent ones."""
+    energy = float(np.dot(residuals, residuals))
+    correlation = float(np.dot(residuals[1:], residuals[:-1])) / energy if energy > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.9)
+    return math.sqrt((1 + correlation) / (1 - correlation))
+
+
+def _sigma(residuals: Floats) -> float:
+    """Standard deviation estimated from the median deviation, so that outliers do not widen it."""
+    return SIGMA_PER_MAD * float(np.median(np.abs(residuals - np.median(residuals))))
+
+
+def _part(value: float) -> float:
+    return round(min(max(value, 0.0), 1.0), 4)
+
+
+FULL_RATE_ROWS = 1_800  # an hour of heartbeats, one every two seconds
 MIN_SAMPLE_GAP_MS = 1_500
 """Heartbeats that come nearer together than this only count for their minute, so that an hour stays an hour."""
 MINUTE_ROWS = 1_440
 MINUTE_MS = 60_000
-UNMEASURED = 0xFFFF
-"""The busy thousandths of GPUs that nobody measured."""
+UNMEASURED = 0xFFFF  # the busy thousandths of GPUs that nobody measured
 _MAX_MILLI = 0xFFFE
 _MAX_BYTES = 2**62
 
@@ -48,7 +206,7 @@ _Numbers = tuple[int, ...]
 
 
 class Ring:
-    """The last so many rows, in the order of their time."""
+    """The last rows of a fixed number, in the order of their time."""
 
     __slots__ = ("_length", "_next", "_rows")
 
@@ -93,8 +251,6 @@ class MinuteRow(Struct, frozen=True):
 
 
 class NodeHistory:
-    """The history of one node."""
-
     __slots__ = ("_begin_ms", "_count", "_gpu_count", "_max", "_sampled_ms", "_sums", "last_ms", "minutes", "samples")
 
     def __init__(self, minute_rows: int = MINUTE_ROWS) -> None:
@@ -112,7 +268,20 @@ class NodeHistory:
             self._end_minute()
             self._begin(at_ms - at_ms % MINUTE_MS)
         self.last_ms = at_ms
-        numbers = _numbers(usage)
+        # A measurement in the order of `FIELDS`, clamped to the bounds of a row: agents are not trusted.
+        gpus = usage.gpus
+        busy, used = UNMEASURED, 0
+        if gpus:
+            busy = _clamp(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MAX_MILLI)
+            used = _clamp(sum([gpu.in_use_bytes for gpu in gpus]), _MAX_BYTES)
+        numbers: _Numbers = (
+            _clamp(usage.cpu_busy_milli, _MAX_MILLI),
+            _clamp(usage.cpu_outside_milli, _MAX_MILLI),
+            busy,
+            _clamp(usage.memory_bytes, _MAX_BYTES),
+            _clamp(usage.memory_outside_bytes, _MAX_BYTES),
+            used,
+        )
         if at_ms - self._sampled_ms >= MIN_SAMPLE_GAP_MS:
             self._sampled_ms = at_ms
             self.samples.add((at_ms, *numbers))
@@ -148,7 +317,7 @@ class NodeHistory:
         return (self._begin_ms, min(self._count, _MAX_MILLI), *means, *most)
 
     def restore(self, rows: Rows) -> None:
-        """Begin with the minutes of an earlier time, in order; the last may be the one that still goes on."""
+        """Begin with the minutes of an earlier run, in order; the last may be the current one."""
         for row in rows:
             begin_ms = int(row["at_ms"])
             if begin_ms - self._begin_ms < MINUTE_MS:
@@ -164,16 +333,16 @@ class NodeHistory:
             self.last_ms = begin_ms
 
     def written_rows(self, since_ms: int) -> list[tuple[int, bytes]]:
-        """The minutes that began at that moment or later, as (begin, row), the one that still goes on included."""
+        """The minutes that began at that moment or later, as (begin, row), the current one included."""
         rows = list(self.minutes.since(since_ms))
         if self._count and self._begin_ms >= since_ms:
             rows.append(np.array([self._minute()], MINUTE)[0])
         return [(int(row["at_ms"]), row.tobytes()) for row in rows]
 
     def minute_rows(self, since_ms: int, offset_ms: int = 0) -> list[MinuteRow]:
-        """The minutes that began at that moment or later, the one that still goes on included.
+        """The minutes that began at that moment or later, the current one included.
 
-        `offset_ms` is how far the wall clock is ahead of the grid's own time.
+        `offset_ms` is the lead of the wall clock over the grid's time.
         """
         rows = [_minute_row(row.tolist(), offset_ms) for row in self.minutes.since(since_ms)]
         if self._count and self._begin_ms >= since_ms:
@@ -182,25 +351,7 @@ class NodeHistory:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the buffers take."""
         return self.samples.size_bytes + self.minutes.size_bytes
-
-
-def _numbers(usage: Usage) -> _Numbers:
-    """A measurement in the order of `FIELDS`, within what a row can hold: agents are not trusted to be sane."""
-    gpus = usage.gpus
-    busy, used = UNMEASURED, 0
-    if gpus:
-        busy = _clamp(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MAX_MILLI)
-        used = _clamp(sum([gpu.in_use_bytes for gpu in gpus]), _MAX_BYTES)
-    return (
-        _clamp(usage.cpu_busy_milli, _MAX_MILLI),
-        _clamp(usage.cpu_outside_milli, _MAX_MILLI),
-        busy,
-        _clamp(usage.memory_bytes, _MAX_BYTES),
-        _clamp(usage.memory_outside_bytes, _MAX_BYTES),
-        used,
-    )
 
 
 def _clamp(number: int, high: int) -> int:
@@ -212,17 +363,17 @@ def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
     cpu_max, _, gpu_max, memory_max, _, _ = row[8:]
     measured = gpu != UNMEASURED
     return MinuteRow(
-        utc(at_ms + offset_ms),
-        samples,
-        cpu / 10,
-        cpu_max / 10,
-        cpu_outside / 10,
-        gigabytes(memory),
-        gigabytes(memory_max),
-        gigabytes(memory_outside),
-        gpu / 10 if measured else None,
-        gpu_max / 10 if measured else None,
-        gigabytes(gpu_memory) if measured else None,
+        time=utc(at_ms + offset_ms),
+        samples=samples,
+        cpu_percent=cpu / 10,
+        cpu_percent_max=cpu_max / 10,
+        cpu_outside_percent=cpu_outside / 10,
+        memory_used_gb=gigabytes(memory),
+        memory_used_gb_max=gigabytes(memory_max),
+        memory_outside_gb=gigabytes(memory_outside),
+        gpu_percent=gpu / 10 if measured else None,
+        gpu_percent_max=gpu_max / 10 if measured else None,
+        gpu_memory_used_gb=gigabytes(gpu_memory) if measured else None,
     )
 
 
@@ -230,7 +381,7 @@ class ClusterHistory:
     """The histories of all nodes. Pure: time comes in as an argument."""
 
     def __init__(self, retention_ms: int = MINUTE_ROWS * MINUTE_MS) -> None:
-        """Minutes are kept for so long."""
+        """`retention_ms`: age up to which minutes are kept."""
         self._minute_rows = max(-(-retention_ms // MINUTE_MS), 1)
         self._histories: dict[str, NodeHistory] = {}
         self._capacities: dict[str, Capacity] = {}
@@ -244,7 +395,7 @@ class ClusterHistory:
         return history.add(usage, at_ms)
 
     def restore(self, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Begin with what was written down before a restart: (node, row), oldest first."""
+        """Begin with the rows written before a restart: (node, row), oldest first."""
         by_node: dict[str, list[bytes]] = {}
         for node, row in rows:
             by_node.setdefault(node, []).append(row)
@@ -298,8 +449,8 @@ class ClusterHistory:
         return ResourceTrend(node, str(kind), current, *(found.get(minutes) for minutes in WINDOWS))
 
     def forecast(self, node: str, resource: str, now: int, ahead_minutes: float) -> Trend | None:
-        """What a resource will be at so many minutes from now, by the shortest window that looks as far back; for the
-        next minutes the window is as long as they are, because a longer one sees a rise too late."""
+        """Forecast of a resource in `ahead_minutes`, by the shortest window that looks as far back. For the next
+        minutes the window has their length, because a longer one sees a rise too late."""
         kind, history = _kind(resource), self._histories.get(node)
         if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
             return None
@@ -311,7 +462,7 @@ class ClusterHistory:
         return trend(times, values, now=0.0, window=window, horizon=ahead_minutes)
 
     def with_forecasts(self, reading: PressureReading, now: int, ahead_ms: int) -> PressureReading:
-        """A pressure reading with the levels expected so much later, where enough is known to say."""
+        """A pressure reading with the levels expected in `ahead_ms`, where enough is known."""
         ahead = {}
         for resource in WATCHED_RESOURCES:
             if reading.level(resource) is None:
@@ -325,7 +476,7 @@ class ClusterHistory:
     def _recent(
         self, node: str, history: NodeHistory, kind: ResourceType, now: int, minutes: float
     ) -> tuple[Floats, Floats]:
-        """The series of so many minutes: heartbeats, and before the first of them the minutes that were restored."""
+        """The series of the last minutes: heartbeats, and before the first of them the restored minutes."""
         capacity, since_ms = self._capacities.get(node, NOTHING), now - round(minutes * MINUTE_MS)
         samples = history.samples.since(since_ms)
         times, values = self._series(samples, kind, capacity, now)
@@ -349,7 +500,7 @@ class ClusterHistory:
         return times, rows[str(kind)] / 1000.0
 
     def minutes(self, node: str, now: int, minutes: int, offset_ms: int = 0) -> list[MinuteRow]:
-        """The last so many minutes of a node, those it was silent in left out."""
+        """The last minutes of a node, silent ones left out."""
         history = self._histories.get(node)
         return history.minute_rows(now - minutes * MINUTE_MS, offset_ms) if history is not None else []
 

@@ -23,23 +23,17 @@ KEPT_SLOTS = 8 * SLOTS_PER_DAY
 
 Vector = NDArray[np.float64]
 
-LAGS = (*range(1, 14), 24, 36, 48)
-"""Recent slots: the last hour, and the same minute of the hours before."""
+LAGS = (*range(1, 14), 24, 36, 48)  # recent slots: the last hour, and the same minute of the hours before
 MEAN_SLOTS = (12, 24, 48)
 RECENT_SLOTS = 48
 ERROR_LAGS = np.array((1, 2, 3, 12, SLOTS_PER_DAY))
 PROFILE_DAYS = 7
-PROFILE_OFFSETS = np.arange(-7, 5)
-"""Slots around the forecast one, in the mean of the last seven days."""
-HARMONICS = 6
-"""Sines and cosines of the time of day."""
-WINDOW_SLOTS = 24
-"""Length of the stretches that are compared for the analogues."""
-WINDOW_DECAY = 0.9
-"""Weight of a slot in that comparison, relative to the next one."""
+PROFILE_OFFSETS = np.arange(-7, 5)  # slots around the forecast one, in the mean of the last seven days
+HARMONICS = 6  # sines and cosines of the time of day
+WINDOW_SLOTS = 24  # length of the stretches that are compared for the analogues
+WINDOW_DECAY = 0.9  # weight of a slot in that comparison, relative to the next one
 ANALOGUES = 10
-UNIT = 0.1
-"""Size of the regressors that are no loads, so that one prior fits all."""
+UNIT = 0.1  # size of the regressors that are no loads, so that one prior fits all
 MAX_OUTLIER = 8.0
 
 _LOG, _DEVIATION, _ERROR, _WINDOW_MEAN, _WINDOW_ENERGY = range(5)
@@ -76,8 +70,6 @@ REGRESSORS = len(RECENT_MAP) + len(PROFILE_MAP) + 2 * HARMONICS + 11 + len(ERROR
 
 
 class SavedHistory(Struct, frozen=True):
-    """The kept slots as a value; `rows` are float64 numbers."""
-
     rows: bytes
     end: int
     count: int
@@ -96,21 +88,17 @@ class LoadHistory:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was added yet."""
         return self._count == 0
 
     def copy(self) -> LoadHistory:
-        """An independent history of the same slots."""
         return LoadHistory.restore(self.save())
 
     def save(self) -> SavedHistory:
-        """This history as a value."""
         kept = self._rows[:, self._end - self._count : self._end]
         return SavedHistory(kept.tobytes(), self._end, self._count, self.level)
 
     @classmethod
     def restore(cls, saved: SavedHistory) -> LoadHistory:
-        """The history that was saved."""
         history = cls()
         rows = np.frombuffer(saved.rows).reshape(len(history._rows), saved.count)
         history._rows[:, saved.end - saved.count : saved.end] = rows
@@ -153,7 +141,7 @@ class LoadHistory:
         return float(self._rows[_LOG, self._end - days * SLOTS_PER_DAY : self._end : SLOTS_PER_DAY].mean())
 
     def regressors(self, time_of_day: int, error_scale: float) -> Vector:
-        """What the load of the next slot is explained by; the first one is the load of the last slot."""
+        """Regressors of the next slot's load; the first one is the load of the last slot."""
         end = self._end
         recent = self._rows[_LOG, end - RECENT_SLOTS : end] - self.level
         if self._count < RECENT_SLOTS:
@@ -182,7 +170,7 @@ class LoadHistory:
         return np.concatenate([RECENT_MAP @ recent, profile, TIME_OF_DAY[time_of_day], further, errors])
 
     def _analogue(self, last: float) -> float:
-        """What followed, on average, the stretches of the kept slots that are most like the last one."""
+        """Mean of the slots after the stretches that are most like the last one."""
         if self._count < WINDOW_SLOTS + 4 * ANALOGUES:
             return last
         end, start = self._end, self._end - self._count
@@ -207,19 +195,16 @@ def _clip(value: float, limit: float) -> float:
 
 
 FORGETTING = np.array((0.997, 0.9998))
-HUBER_LIMITS = np.array((2.5, 1.0))
-"""In mean absolute errors."""
+HUBER_LIMITS = np.array((2.5, 1.0))  # in mean absolute errors
 PRIOR_VARIANCE = 1.0
-MAX_VARIANCE_GROWTH = 10.0
-"""A regressor that stays 0 must not let the variance of its weight grow for ever."""
+MAX_VARIANCE_GROWTH = 10.0  # a regressor that stays 0 must not let the variance of its weight grow for ever
 COST_DISCOUNT = 0.997
 COST_RATE = 0.3
 MAX_COST = 5.0
 SCALE_RATE = 0.02
 MIN_SCALE = 0.005
 FIRST_SCALE = 0.05
-FIRST_WEIGHTS = 0.4 * 0.6 ** np.arange(13)
-"""Exponential smoothing of the first regressors, the newest slots."""
+FIRST_WEIGHTS = 0.4 * 0.6 ** np.arange(13)  # exponential smoothing of the first regressors, the newest slots
 MAX_LOG = 700.0
 FORECAST_GAP_SLOTS = 12
 MAX_DAILY_SHARE = 0.5
@@ -228,8 +213,6 @@ HALF_SHARE_STEPS = 24
 
 
 class SavedMixture(Struct, frozen=True):
-    """A mixture as a value; arrays are float64 numbers."""
-
     variances: bytes
     weights: bytes
     costs: bytes
@@ -249,7 +232,6 @@ class RegressionMixture:
         self.error_scale = FIRST_SCALE
 
     def save(self) -> SavedMixture:
-        """This mixture as a value."""
         return SavedMixture(self._variances.tobytes(), self._weights.tobytes(), self._costs.tobytes(), self.error_scale)
 
     @classmethod
@@ -265,7 +247,7 @@ class RegressionMixture:
         return mixture
 
     def predictions(self, regressors: Vector) -> Vector:
-        """What each member predicts."""
+        """Prediction of each member."""
         return np.append(self._weights @ regressors, regressors[0])
 
     def mixed(self, predictions: Vector) -> float:
@@ -298,18 +280,16 @@ class RegressionMixture:
 
 
 class SavedForecaster(Struct, frozen=True):
-    """A forecaster as a value."""
-
     next_slot: int
     history: SavedHistory
     mixture: SavedMixture
 
 
 class LoadForecaster:
-    """Forecasts the slots after the last one it was told; what it keeps does not grow with time.
+    """Forecasts the slots after the last one; its memory does not grow with time.
 
-    A regression on recent slots, on the mean of the last seven days at this time of day, on the time of day, on what
-    followed the most similar two hours of the last eight days, and on its own last errors.
+    A regression on recent slots, the mean of the last seven days at this time of day, the time of day, the sequels of
+    the most similar two hours of the last eight days, and its own last errors.
     """
 
     def __init__(self) -> None:
@@ -319,7 +299,6 @@ class LoadForecaster:
         self._prepared: tuple[Vector, Vector, float] | None = None
 
     def save(self) -> SavedForecaster:
-        """This forecaster as a value."""
         return SavedForecaster(self._next_slot, self._history.save(), self._mixture.save())
 
     @classmethod
@@ -361,7 +340,7 @@ class LoadForecaster:
         self._prepared = None
 
     def forecast(self, steps: int = 1) -> list[float]:
-        """The loads of the next slots, in order; 0 while nothing is known."""
+        """The loads of the next slots, in order; 0 without any data."""
         if self._history.empty:
             return [0.0] * steps
         return [math.expm1(log) for log in self._forecast_logs(steps)[:steps]]

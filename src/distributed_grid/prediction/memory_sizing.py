@@ -28,24 +28,19 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 MAX_OVER_RUN_PROBABILITY = 0.05
 """Over-runs annoy people beyond the memory they waste: no first allocation accepts more of them than this."""
-RETRY_PROBABILITY = 0.998
-"""A retry is charged as if it were given the memory that so many of the runs stay below."""
+RETRY_PROBABILITY = 0.998  # a retry is charged as if it were given the memory that so many of the runs stay below
 NEIGHBOUR_SHARES: Final = (0.5, 0.25, 0.1)
 """The nearest runs, as shares of all, over which residuals and spreads are averaged."""
 MIN_NEIGHBOURS: Final = 3
-RESIDUAL_PRIOR: Final = 0.5
-"""So many runs without a residual are added to every local mean."""
+RESIDUAL_PRIOR: Final = 0.5  # so many runs without a residual are added to every local mean
 SPREAD_PRIOR: Final = 4.0
 """So many runs of the common spread are added to every local one: a spread takes more runs to know than a mean."""
-MIN_SPREAD: Final = 1e-4
-"""The smallest spread that can be learned, relative to the memory."""
+MIN_SPREAD: Final = 1e-4  # the smallest spread that can be learned, relative to the memory
 LIKELIHOOD_FREEDOM: Final = 4.0
 """Degrees of freedom of the Student distribution that residuals are judged by: it forgives outliers."""
 MAX_MODELS: Final = 4
-MIN_WEIGHT: Final = 0.02
-"""Models that weigh less are left out of the mixture."""
-MAX_RATIO: Final = 2.0
-"""No prediction exceeds the largest seen, or the mean of the curves, by more than this factor."""
+MIN_WEIGHT: Final = 0.02  # models that weigh less are left out of the mixture
+MAX_RATIO: Final = 2.0  # no prediction exceeds the largest seen, or the mean of the curves, by more than this factor
 # Residuals are smoothed with a Student distribution of four degrees of freedom, coarse in the middle and fine in the
 # tails, so that memory beyond the largest seen has a probability.
 _EDGES = np.array([0, 0.002, 0.01, 0.04, 0.12, 0.25, 0.4, 0.6, 0.75, 0.88, 0.96, 0.99, 0.998, 1])
@@ -65,16 +60,16 @@ class MemoryDistribution(Struct, frozen=True):
         return cls(used_bytes[order], weights[order] / weights.sum())
 
     def probability_above(self, limit_bytes: float) -> float:
-        """How likely a run with this limit runs over it."""
+        """Probability that a run exceeds this limit."""
         return float(self.weights[np.searchsorted(self.used_bytes, limit_bytes, side="right") :].sum())
 
     def quantile(self, probability: float) -> float:
-        """The memory that a run stays within with this probability."""
+        """Memory that a run stays within with this probability."""
         at = np.searchsorted(np.cumsum(self.weights), probability)
         return float(self.used_bytes[min(int(at), len(self.used_bytes) - 1)])
 
     def above(self, limit_bytes: float) -> MemoryDistribution | None:
-        """What is left of the distribution once a run has needed more than the limit; None: it gave that no chance."""
+        """The distribution of runs above the limit; None if it gave them no probability."""
         first = np.searchsorted(self.used_bytes, limit_bytes, side="right")
         weights = self.weights[first:]
         total = weights.sum()
@@ -83,8 +78,8 @@ class MemoryDistribution(Struct, frozen=True):
     def least_waste_bytes(self) -> float:
         """The allocation with the least expected waste.
 
-        A run that fits wastes what it does not use. One that runs over wastes its whole allocation, and what its retry
-        then does not use.
+        A run that fits wastes its unused part. A run that exceeds it wastes the whole allocation and the unused part of
+        its retry.
         """
         used, weights = self.used_bytes, self.weights
         fits = np.cumsum(weights)
@@ -119,7 +114,7 @@ class _Curve(Struct, frozen=True):
     floor: float = 0.0
 
     def at(self, feature: float, log_feature: float) -> float:
-        """The logarithm of the memory."""
+        """Logarithm of the memory."""
         if self.is_log:
             return self.intercept + self.slope * (log_feature - self.centre)
         return math.log(max(self.intercept + self.slope * (feature - self.centre), self.floor))
@@ -154,7 +149,7 @@ class _FeatureModels:
         self.log_likelihood = _log_likelihood(self.standardised, scales)
 
     def drop_residuals(self) -> None:
-        """Drop what only choosing and weighting the models needs: it is most of the memory of all this."""
+        """Drop the residuals, which only the choice and the weights of the models need: they are most of the memory."""
         self.standardised = np.empty((0, 0))
 
     def at(self, feature: float) -> tuple[Values, Values]:
@@ -204,7 +199,7 @@ class MemoryModels:
             models.drop_residuals()
 
     def distribution(self, features: Values) -> MemoryDistribution:
-        """What a run with these features may need."""
+        """Distribution of the memory of a run with these features."""
         at = {owner: self._features[owner].at(float(features[owner])) for owner in set(self._owners.tolist())}
         chosen = list(zip(self._owners.tolist(), self._columns.tolist(), strict=True))
         centres = np.array([at[owner][0][column] for owner, column in chosen])
@@ -298,35 +293,31 @@ def _bandwidths(ordered: Values) -> Values:
 
 WINDOW: Final = 256
 """The last runs that are remembered: older ones say less about the next, and bound time and memory."""
-MIN_RUNS: Final = 5
-"""Below, nothing is known."""
+MIN_RUNS: Final = 5  # below, nothing is known
 REFIT_SHARE: Final = 16
 """The models are fitted anew after each sixteenth of the remembered runs, so that a run costs little to learn."""
-RETRY_GROWTH: Final = 2.0
-"""Factor of an allocation after a second over-run, or where nothing is known."""
-MIN_RETRY_GROWTH: Final = 1.02
-"""A limit that was too small is raised by this at least."""
+RETRY_GROWTH: Final = 2.0  # factor of an allocation after a second over-run, or where nothing is known
+MIN_RETRY_GROWTH: Final = 1.02  # a limit that was too small is raised by this at least
 MAX_BYTES: Final = 2**60
 MAX_COLUMNS: Final = 2
 """The features that models are fitted over: those by which the memory is ordered most, so that time is bounded."""
 
 
 class Run(Struct, frozen=True):
-    """What a run was given, and the memory it used, or used at least if it was cut short.
+    """Memory limit of a run and the memory it used, or at least used if it was cut short.
 
-    Features are numbers that are known before the run, such as the bytes of its input; what is not finite or negative
-    is not known.
+    Features are numbers known before the run, such as the bytes of its input; a negative or infinite one counts as
+    unknown.
     """
 
     features: tuple[float, ...]
     used_bytes: int
     is_lower_bound: bool = False
-    id: str = ""
-    """Of the task: a run that ends well replaces the lower bounds of the attempts before it."""
+    id: str = ""  # of the task: a run that ends well replaces the lower bounds of the attempts before it
 
 
 class _Fitted(Struct, frozen=True):
-    """Models, the features they are over, and what stands for a feature that is not known."""
+    """Models, their features, and the substitutes for unknown features."""
 
     models: MemoryModels
     defaults: Values
@@ -336,7 +327,7 @@ class _Fitted(Struct, frozen=True):
 class MemorySizer:
     """Allocations of memory for one type of task.
 
-    One thread at a time may learn. Others may ask meanwhile: what they ask is replaced as a whole, never changed.
+    One thread at a time may learn while others ask: the models are replaced as a whole, never changed.
     """
 
     def __init__(self, feature_count: int = 1, *, min_runs: int = MIN_RUNS, is_local: bool = True) -> None:
@@ -349,7 +340,7 @@ class MemorySizer:
         self._fitted: _Fitted | None = None
 
     def learn(self, run: Run) -> None:
-        """Learn from a run that ended or was cut short; one whose memory was not measured says nothing."""
+        """Learn from a run that ended or was cut short; an unmeasured one is ignored."""
         self.learn_all((run,))
 
     def learn_all(self, runs: Iterable[Run]) -> None:
@@ -380,16 +371,17 @@ class MemorySizer:
             self._fit()
 
     def allocation(self, features: Sequence[float]) -> int | None:
-        """Bytes for the first attempt of a run; None: too little is known to set a limit."""
+        """Bytes for the first attempt of a run; None if too little is known."""
         limits = self.allocations(features, 0)
         return None if limits is None else limits[0]
 
     def retry_allocation(self, features: Sequence[float], limits: Sequence[int]) -> int:
-        """Bytes for the next attempt of a run that ran over each of these limits."""
+        """Bytes for the next attempt of a run that exceeded each of these limits."""
         return _next_limit(self.distribution(features), limits)
 
     def allocations(self, features: Sequence[float], reruns: int) -> tuple[int, ...] | None:
-        """Bytes for the first attempt, and for so many more should each run over; None: too little is known."""
+        """Bytes for the first attempt and `reruns` more, each for a run that exceeds the one before; None if too little
+        is known."""
         distribution = self.distribution(features)
         if distribution is None:
             return None
@@ -399,7 +391,7 @@ class MemorySizer:
         return tuple(limits)
 
     def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
-        """What a run with these features may need; None: too little is known."""
+        """Distribution of the memory of a run with these features; None if too little is known."""
         fitted = self._fitted
         if fitted is None:
             return None
@@ -407,7 +399,6 @@ class MemorySizer:
         return fitted.models.distribution(np.where(np.isnan(row), fitted.defaults, row)[fitted.columns])
 
     def _fit(self) -> None:
-        """Fit the models to the runs that are remembered."""
         if len(self._runs) < self._min_runs:
             return
         rows = np.stack([self._row(run.features) for run in self._runs])
@@ -420,7 +411,6 @@ class MemorySizer:
         self._unfitted = 0
 
     def _row(self, features: Sequence[float]) -> Values:
-        """The features as a row; NaN for what is not known."""
         row = np.full(self._feature_count, np.nan)
         for i, value in enumerate(features[: self._feature_count]):
             if math.isfinite(value) and value >= 0:

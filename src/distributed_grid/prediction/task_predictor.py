@@ -28,24 +28,19 @@ from distributed_grid.prediction.task_runs import (
     TierSettings,
 )
 
-ESTIMATE_WINDOW: Final = 64
-"""Runs that count: an estimate need not be as sharp as a limit."""
+ESTIMATE_WINDOW: Final = 64  # runs that count: an estimate need not be as sharp as a limit
 ESTIMATE_REFIT_SHARE: Final = 8
 MAX_RERUNS: Final = 3
 MARGIN_BYTES: Final = 4 << 20
 MARGIN_SHARE: Final = 8
 """Added to every limit, or an eighth of it where that is less: programs stray by pages and arenas, however alike their
 earlier runs were."""
-SCORED_RUNS: Final = 48
-"""Of many runs that are learned at once, the last so many are predicted first."""
-MIN_SCORED: Final = 20
-"""So many runs must have been predicted before they came, else folds decide."""
+SCORED_RUNS: Final = 48  # of many runs that are learned at once, the last so many are predicted first
+MIN_SCORED: Final = 20  # so many runs must have been predicted before they came, else folds decide
 MAX_FOLDS: Final = 6
 FOLDED_RUNS: Final = 40
-FOLD_SHARE: Final = 8
-"""The folds are made anew when an eighth more runs are known."""
-CHUNK_SHARE: Final = 6
-"""Runs that come together are predicted and learned in parts of this share of what is known."""
+FOLD_SHARE: Final = 8  # the folds are made anew when an eighth more runs are known
+CHUNK_SHARE: Final = 6  # runs that come together are predicted and learned in parts of this share of what is known
 MAX_MISSED: Final = 256
 MAX_ANSWERS: Final = 256
 """Predictions that are remembered until the next run is learned: many jobs are submitted with the same words."""
@@ -64,7 +59,7 @@ class UsageEstimate:
         self._sizer: MemorySizer | None = None
 
     def learn(self, features: tuple[float, ...], value: int) -> None:
-        """Take in the value of a run that ended by itself."""
+        """Learn the value of a run that ended by itself."""
         if value > 0:
             self._runs.append(Run(features, value))
             self._unfitted += 1
@@ -77,17 +72,17 @@ class UsageEstimate:
             self._sizer, self._unfitted = sizer, 0
 
     def quantile(self, features: Sequence[float], probability: float) -> int | None:
-        """What a run stays within with this probability; None: not known."""
+        """Value that a run stays within with this probability; None if unknown."""
         found = self.distribution(features)
         return None if found is None else max(round(found.quantile(probability)), 1)
 
     def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
-        """What a run may take; None: not known."""
+        """Distribution of a run's values; None if unknown."""
         return None if self._sizer is None else self._sizer.distribution(features)
 
 
 class TaskPredictor:
-    """What the next run of a type of task needs."""
+    """Predictions for the next run of a type of task."""
 
     def __init__(self, settings: TierSettings, number_count: int = 0) -> None:
         """`number_count` numbers are features of every run, besides the bytes of its input."""
@@ -101,15 +96,12 @@ class TaskPredictor:
         self._last: list[Run] = []
         self._missed: dict[str, None] = {}
         self.run_time, self.cpu_time, self.gpu_memory = (UsageEstimate(count) for _ in range(3))
-        self.samples = 0
-        """Runs that ended by themselves and whose memory was measured, also those that are forgotten."""
-        self.measured_bytes = 0
-        """The largest peak of memory that a shim has measured."""
+        self.samples = 0  # runs that ended by themselves and whose memory was measured, also those that are forgotten
+        self.measured_bytes = 0  # the largest peak of memory that a shim has measured
         self._timed = 0
         self._answers: dict[tuple[float, ...], MemoryPrediction | None] = {}
 
     def learn(self, run: TaskRun) -> None:
-        """Learn one run."""
         self.learn_all((run,))
 
     def learn_all(self, runs: Iterable[TaskRun]) -> None:
@@ -130,11 +122,11 @@ class TaskPredictor:
         self._answers = {}
 
     def count_unlearned(self, runs: Iterable[TaskRun]) -> None:
-        """Count runs as samples that are learned at the next training only."""
+        """Count runs as samples for the next training."""
         self.samples += sum(not run.is_lower_bound and run.memory_bytes > 0 for run in runs)
 
     def learn_summary(self, summary: RunSummary) -> None:
-        """Learn what is left of runs of long ago: typical values, whose features are not known."""
+        """Learn the summary of old runs: typical values with unknown features."""
         unknown = (float("nan"),) * self._feature_count
         runs = [Run(unknown, value) for value in summary.typical_memory_bytes()]
         self._ml.learn_all(runs)
@@ -173,7 +165,7 @@ class TaskPredictor:
         return prediction
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
-        """The median run time; None: not known."""
+        """Median run time; None if unknown."""
         return self._run_ms(self._features(input_bytes, numbers))
 
     def _run_ms(self, features: tuple[float, ...]) -> int | None:
@@ -182,13 +174,13 @@ class TaskPredictor:
         return self.run_time.quantile(features, 0.5)
 
     def cpu_milli(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
-        """Cores that a run keeps busy on average, in thousandths; None: not known."""
+        """Mean of the busy cores of a run, in thousandths; None if unknown."""
         run_ms = self.run_ms(input_bytes, numbers)
         cpu_ms = self.cpu_time.quantile(self._features(input_bytes, numbers), 0.5) if run_ms else None
         return None if not run_ms or cpu_ms is None else round(1000 * cpu_ms / run_ms)
 
     def gpu_memory_bytes(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
-        """GPU memory that nineteen of twenty runs stay within; None: not known."""
+        """GPU memory that nineteen of twenty runs stay within; None if unknown."""
         return self.gpu_memory.quantile(self._features(input_bytes, numbers), 0.95)
 
     def reasons(self) -> list[str]:
@@ -209,7 +201,7 @@ class TaskPredictor:
         return [*lines, "defaults: a job gets no limit"]
 
     def batch_factors(self, numbers: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-        """How much more a run takes with the other numbers, of what is known: `memory`, `run_time`, `cpu_time`."""
+        """Factors of a run with the other numbers, where known: `memory`, `run_time`, `cpu_time`."""
         found: dict[str, float] = {}
         one, two = (self._features(0, given) for given in (numbers, other))
         unknown = float("nan")  # the bytes of the input stay as they usually are
@@ -297,5 +289,5 @@ class TaskPredictor:
 
 
 def with_margin(limit_bytes: int) -> int:
-    """A limit with what programs stray by."""
+    """A limit with the usual variation of programs added."""
     return limit_bytes + min(MARGIN_BYTES, limit_bytes // MARGIN_SHARE)

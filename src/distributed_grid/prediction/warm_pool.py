@@ -1,8 +1,8 @@
 """Warm workers: how many to keep, so that work seldom has to wait for a worker and few are idle.
 
-Load is counted in thousandths of a worker: what is lent and what waits. Its five-minute means feed the load forecast,
-the most workers in use within ten minutes feed the size of the pool. Nothing is forecast before a day is known. What is
-kept does not grow with time; the slots of the last eight days are enough to begin anew.
+Load is counted in thousandths of a worker: lent capacity and waiting requests. Its five-minute means feed the load
+forecast, the most workers in use within ten minutes feed the size of the pool. Nothing is forecast before a day is
+known. The kept data does not grow with time; the slots of the last eight days are enough to begin anew.
 
 The rule for the size: where more workers are in use than the pool has, the pool grows at once, to those in use plus the
 headroom: a wake-up. Else it shrinks to the highest load of the last hours plus the headroom. How many hours is learned:
@@ -25,16 +25,13 @@ from distributed_grid.errors import BadInput
 from distributed_grid.prediction.load_forecast import KEPT_SLOTS, SLOTS_PER_DAY, LoadForecaster
 
 WINDOW_HOURS = (0.5, 1, 2, 3, 4, 6, 8, 12, 24)
-FIRST_WINDOW_HOURS = 4
-"""Assumed to wake up as often as allowed, until it is known better."""
-ASSUMED_DAYS = 7.0
-"""Weight of that assumption."""
+FIRST_WINDOW_HOURS = 4  # assumed to wake up as often as allowed, until it is known better
+ASSUMED_DAYS = 7.0  # weight of that assumption
 REMEMBERED_DAYS = 14.0
 SLOT_MS = 86_400_000 // SLOTS_PER_DAY
 KEPT_MS = KEPT_SLOTS * SLOT_MS
 SLOTS_PER_POOL_STEP = 2
-AHEAD_SLOTS = 3
-"""How far ahead workers are started: about as long as a machine needs to boot and to join."""
+AHEAD_SLOTS = 3  # how far ahead workers are started: about as long as a machine needs to boot and to join
 HEADROOM_WORKERS = 1
 HEADROOM_DIVISOR = 16
 """The headroom is this part of what runs, or HEADROOM_WORKERS where that is more: large pools have larger bursts."""
@@ -52,10 +49,8 @@ class PoolSizer(Struct):
     """Learns from the load step by step; its fields are its whole state."""
 
     steps_per_day: int
-    headroom: int
-    """Workers beyond those in use, at least: a large pool has a sixteenth."""
-    wakeups_per_day: float = 1.0
-    """As often, at most, the pool may be too small."""
+    headroom: int  # workers beyond those in use, at least: a large pool has a sixteenth
+    wakeups_per_day: float = 1.0  # as often, at most, the pool may be too small
     last_step: int = -1
     running: int = 0
     days: float = 0.0
@@ -90,8 +85,8 @@ class PoolSizer(Struct):
             shadow.size = self._resized(shadow.size, running, shadow.window_steps)
 
     def size(self, pool: int, running: int = 0) -> int:
-        """How many workers a pool of so many should have now; more only where more are running, at this moment or in
-        the last step."""
+        """Size of the pool with `running` workers in use; above `pool` only if more are running now or in the last
+        step."""
         return self._resized(pool, max(running, self.running), self.window_steps()) if self.shadows else pool
 
     def window_steps(self) -> int:
@@ -114,8 +109,6 @@ class PoolSizer(Struct):
 
 
 class LoadSlot(Struct, frozen=True):
-    """Five minutes of load: the sum of its samples and their number, and the most workers in use at once."""
-
     slot: int
     load_sum: int = 0
     samples: int = 0
@@ -137,8 +130,7 @@ class WarmPool:
         self._current: LoadSlot | None = None
         self._last_slot = -1
         self._step_peak = 0
-        self._kept: int | None = None
-        """The size that the sizer gave last."""
+        self._kept: int | None = None  # the size that the sizer gave last
 
     def observe(self, now_ms: int, load_milli: int, workers_in_use: int) -> LoadSlot | None:
         """Learn a sample; the slot that it ends, if it does. A clock that went back says nothing new."""
@@ -168,16 +160,15 @@ class WarmPool:
             self._sizer.observe(step, self._step_peak)
 
     def expected_milli(self) -> int | None:
-        """The highest load expected in the next slots; None while less than a day is known."""
+        """The highest load expected in the next slots; None with less than a day of data."""
         if self._slots < SLOTS_PER_DAY:
             return None
         return round(max(self._forecaster.forecast(AHEAD_SLOTS)))
 
     def size(self, workers: int, in_use: int, *, own_milli: int, target_milli: int, limit: int) -> int:
-        """How many workers to keep of so many: what recent loads call for, and growth where the expected load exceeds
-        that. Workers for the growth are to be used up to the target.
+        """Number of workers to keep, at most `limit`: by recent loads, and more where the expected load exceeds that.
 
-        `own_milli` is what the grid has without workers. Of `limit` never more.
+        Workers for the growth are used up to the target. `own_milli` is the capacity of the grid without workers.
         """
         pool = workers if self._kept is None else self._kept
         excess_milli = (self.expected_milli() or 0) - own_milli - 1000 * pool

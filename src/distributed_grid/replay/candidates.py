@@ -35,7 +35,7 @@ class Candidate(Struct, frozen=True):
     strategy: Strategy | None = None
 
     def work(self, work: tuple[LoggedJob, ...]) -> list[LoggedJob]:
-        """The work as it would be asked for under this policy; nodes that are not there cannot be named."""
+        """The work as requested under this policy; names of missing nodes are dropped."""
         names = {node.name for node in self.nodes}
         return [replace(one, request=replace(one.request, **self._changes(one, names))) for one in work]
 
@@ -51,7 +51,7 @@ class Candidate(Struct, frozen=True):
 
 
 def candidates(trace: Trace, config: str | None, compare: tuple[str, ...], machine: Machine) -> list[Candidate]:
-    """What to compare: each word of `compare`, or else the config (or the trace's own nodes) as it is."""
+    """The candidates: each word of `compare`, or else the config (or the trace's own nodes)."""
     base = _from_config(config, machine) if config else Candidate("as it is", trace.nodes, SchedulingPolicy())
     if not compare:
         return [_with_nodes(base, trace)]
@@ -85,7 +85,7 @@ def _from_config(path: str, machine: Machine) -> Candidate:
 
 
 def _capacity(path: str, node: NodeConfig, machine: Machine) -> Capacity:
-    """What a node has by its declaration; this machine's own where it is one of its nodes and does not say."""
+    """Declared capacity of a node; this machine's own for a local node without a declaration."""
     from distributed_grid.config_mapping import effective_capacity
 
     trusted = replace(node, trust_declared=True)

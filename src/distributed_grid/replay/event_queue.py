@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 Callback = Callable[[], None]
-Resume = Callable[[Any, Exception | None], None]
-"""Goes on with a value, or with a failure."""
+Resume = Callable[[Any, Exception | None], None]  # goes on with a value, or with a failure
 
 
 class ScheduledEvent:
@@ -25,14 +24,12 @@ class ScheduledEvent:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is still to come."""
         return self._callback is not None
 
     def cancel(self) -> None:
         self._callback = None
 
     def take(self) -> Callback | None:
-        """The callback, once."""
         callback, self._callback = self._callback, None
         return callback
 
@@ -46,7 +43,7 @@ class EventQueue:
         self._count = 0
 
     def at(self, when_ms: int, callback: Callback) -> ScheduledEvent:
-        """Call it then; what is scheduled for the past happens now."""
+        """Schedule a callback; a moment in the past means now."""
         event = ScheduledEvent(callback)
         self._count += 1
         heapq.heappush(self._ahead, (max(when_ms, self.now), self._count, event))
@@ -69,7 +66,7 @@ class EventQueue:
 
 
 class Suspension:
-    """A point where a task waits; `begin` is given what has to be called when it can go on."""
+    """A point where a task waits; `begin` gets the callback that resumes it."""
 
     def __init__(self, begin: Callable[[Resume], None]) -> None:
         self.begin = begin
@@ -82,7 +79,7 @@ class Suspension:
 
 
 class SimulatedTask:
-    """A coroutine that goes on in virtual time until it ends; what it raises ends the run."""
+    """A coroutine in virtual time; its exceptions end the run."""
 
     def __init__(self, work: Coroutine[Any, Any, object], then: Callback | None = None) -> None:
         self._work = work
@@ -90,11 +87,11 @@ class SimulatedTask:
         self._is_over = False
 
     def start(self) -> None:
-        """Go on until it waits for the first time."""
+        """Run until the first wait."""
         self._go_on(None)
 
     def cancel(self) -> None:
-        """It never goes on. Safe twice."""
+        """Stop the coroutine. Safe twice."""
         if not self._is_over:
             self._is_over = True
             self._work.close()
@@ -127,7 +124,7 @@ class SimulatedTasks:
         task.cancel()
 
     async def join(self, task: SimulatedTask) -> None:
-        """A cancelled task is over at once."""
+        """A cancelled task has ended at once."""
 
     async def sleep(self, ms: int) -> None:
         await Suspension(lambda resume: self.resume_after(ms, resume))

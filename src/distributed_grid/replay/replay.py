@@ -71,18 +71,14 @@ BEGIN_MS = 1_000_000_000
 AHEAD_MS = MAX_DURATION_MS
 TICK_MS = 60_000
 MAX_TICKS = 5_000
-STUCK_MS = 7 * 86_400_000
-"""When nothing has moved for so long, nothing will: a line's patience is shorter."""
+STUCK_MS = 7 * 86_400_000  # when nothing has moved for so long, nothing will: a line's patience is shorter
 STOP_MS = 1_000
 NOTICE_MS = 5_000
 COMMAND = Command(("simulated",))
-Progress = Callable[[int, int], None]
-"""Hears how many requests of how many are over."""
+Progress = Callable[[int, int], None]  # hears how many requests of how many are over
 
 
 class _Run:
-    """An attempt that runs."""
-
     def __init__(self, job: Job, lease: Lease, began_ms: int) -> None:
         attempt = job.attempts[-1]
         self.uid, self.number, self.fence = job.uid, attempt.number, attempt.fence
@@ -96,8 +92,6 @@ class _Run:
 
 
 class Replay:
-    """One policy, one trace, one run."""
-
     def __init__(
         self,
         work: Sequence[LoggedJob],
@@ -131,8 +125,12 @@ class Replay:
         self.figures = ReplayStatistics([node.lendable for node in self._nodes.values()])
 
     def run(self) -> ReplayStatistics:
-        """Live through the trace until everything is over, or nothing that is left can ever be."""
-        self._set_up()
+        """Replay the trace until everything has ended, or nothing left can ever end."""
+        self._tell(ControlPlaneStarted(1))
+        self._tell(PolicySet(self._policy))
+        for node in self._nodes.values():
+            self._tell(NodeDeclared(node))
+            self._hear(node.name, yields=False)
         self._plan_arrival(0)
         for coming in self._owners:
             self._plan_owner(coming)
@@ -140,26 +138,15 @@ class Replay:
         while self._open and self._queue.now - moved_ms <= STUCK_MS:
             if not self._queue.run_next(self._queue.now + AHEAD_MS):
                 break
-            if self._is_moving:
+            # True if something is held, planned, or will time out; without that a waiting request waits forever.
+            due = self._ledger.next_due_ms()
+            if self._runs or self._held or self._ahead or (due and due - self._queue.now < PATIENT_MS // 2):
                 moved_ms = self._queue.now
         self.figures.close(self._queue.now, waiting=self._open)
         return self.figures
 
-    @property
-    def _is_moving(self) -> bool:
-        """Whether something is held, is to come, or will give up; without that whoever waits for long waits forever."""
-        due = self._ledger.next_due_ms()
-        return bool(self._runs or self._held or self._ahead or (due and due - self._queue.now < PATIENT_MS // 2))
-
-    def _set_up(self) -> None:
-        self._tell(ControlPlaneStarted(1))
-        self._tell(PolicySet(self._policy))
-        for node in self._nodes.values():
-            self._tell(NodeDeclared(node))
-            self._hear(node.name, yields=False)
-
     def _hear(self, name: str, *, yields: bool) -> None:
-        """Hear a node now, and take it for heard in all the time in which there will be nothing new to hear."""
+        """Report a node now, with a timestamp ahead of all time without news of it."""
         self._tell(HeartbeatReceived(name, Usage(), generation=self._generations[name], yields=yields))
         self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._queue.now + AHEAD_MS)])
 
@@ -197,7 +184,7 @@ class Replay:
     # ------------------------------------------------------------------ what the grid makes of it
 
     def _tell(self, event: Event) -> None:
-        """Have an event decided, and do at once what follows from it."""
+        """Decide an event and perform its effects at once."""
         ahead: list[Event] = [event]
         while ahead:
             changes = step_through(self._ledger, ahead.pop(0), self._queue.now).changes
@@ -225,10 +212,10 @@ class Replay:
         if self._checkpoint_ms:
             self._plan_mark(run)
         self.figures.began(uid, effect.lease, now)
-        return AttemptStarted(run.uid, run.number, run.fence, 1, (), (run.node,))
+        return AttemptStarted(uid=run.uid, number=run.number, fence=run.fence, pid=1, cores=(), nodes=(run.node,))
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
-        """An attempt is over on its node; whatever was not kept is lost when it has to run again."""
+        """End an attempt on its node; work since the last checkpoint is lost."""
         if self._runs.pop(run.lease.id, None) is None:
             return
         for planned in run.plans:
@@ -287,14 +274,14 @@ class Replay:
             return
 
         def leave() -> None:
-            self._owner_leaves(presence.node)
+            self._hear(presence.node, yields=False)
             self._plan_owner(coming)
 
         self._queue.at(presence.from_ms, lambda: self._owner_comes(presence.node))
         self._queue.at(presence.to_ms, leave)
 
     def _owner_comes(self, name: str) -> None:
-        """The node lends nothing any more, and what runs there goes after a notice."""
+        """Withdraw the node's offer and end its runs after a notice."""
         self._generations[name] += 1
         self._hear(name, yields=True)
         for run in [run for run in self._runs.values() if run.node == name]:
@@ -303,11 +290,8 @@ class Replay:
     def _plan_eviction(self, run: _Run) -> None:
         run.plans.append(self._queue.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
 
-    def _owner_leaves(self, name: str) -> None:
-        self._hear(name, yields=False)
-
     def _plan_tick(self) -> None:
-        """Let time pass for the ledger when something is due, or when somebody has waited for a while."""
+        """Schedule the next `TimePassed`: at the next due moment, and at intervals while requests wait."""
         due = self._ledger.next_due_ms()
         when = self._queue.now + self._tick_ms if self._ledger.waiting else None
         if due is not None:
@@ -321,14 +305,14 @@ class Replay:
 
 
 def _tireless(node: Node) -> Node:
-    """The node as it is replayed: never given up, with an offer that stays as it is until its owner comes."""
+    """The node as it is replayed: never lost, with an unchanging offer until its owner comes."""
     return replace(node, hold_ms=0, offer_ms=2 * AHEAD_MS, refresh_ms=2 * AHEAD_MS, thresholds=None, wanted=True)
 
 
 def replay_candidates(
     trace: Trace, policies: Sequence[Candidate], *, seed: int, owners_per_day: float, progress: Progress | None = None
 ) -> Iterator[tuple[str, ReplayStatistics]]:
-    """Each policy's name and what it would have made of the work; owners come and go the same for all of them."""
+    """Each policy's name and its statistics; owners come and go the same for all of them."""
     for policy in policies:
         owners = [
             owner_presences(seed, node.name, per_day=owners_per_day, lasts_ms=OWNER_STAYS_MS, begin_ms=BEGIN_MS)

@@ -1,6 +1,6 @@
 """Statistics of a replay: waiting times, utilisation, lost work, and how evenly users were served.
 
-`chart` draws them as SVG: what was in use and how many requests waited, over time, one line for each policy.
+`chart` draws usage and waiting requests over time as SVG, one line for each policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORT_MS = 10_000
 
 
 class StatisticsTable(Struct, frozen=True):
-    """The figures of one replay. Times are seconds, utilisations are parts of what can be lent."""
+    """Figures of one replay. Times are seconds, utilisations are parts of the lendable capacity."""
 
     jobs: int
     finished: int
@@ -46,21 +46,16 @@ class StatisticsTable(Struct, frozen=True):
     jain: float
 
 
-class _JobTimes:
-    """One request: when it was made, began and ended."""
-
-    __slots__ = ("asked_ms", "began_ms", "ended_ms", "run_ms", "user")
-
-    def __init__(self, user: str, asked_ms: int, run_ms: int) -> None:
-        self.user = user
-        self.asked_ms = asked_ms
-        self.run_ms = run_ms
-        self.began_ms = -1
-        self.ended_ms = -1
+class _JobTimes(Struct):
+    user: str
+    asked_ms: int
+    run_ms: int
+    began_ms: int = -1
+    ended_ms: int = -1
 
 
 class Series(Struct):
-    """What was in use, and how many waited, at every moment that changed it."""
+    """Used amounts and waiting requests at every change."""
 
     at_ms: array[int]
     cpu_milli: array[int]
@@ -69,11 +64,9 @@ class Series(Struct):
 
 
 class ReplayStatistics:
-    """Counts while a replay runs."""
-
     def __init__(self, lends: Sequence[Capacity]) -> None:
-        self._cpu_has = sum(one.cpu_milli for one in lends)
-        self._gpu_has = WHOLE_GPU * sum(len(one.gpus) for one in lends)
+        self._cpu_has = sum(capacity.cpu_milli for capacity in lends)
+        self._gpu_has = WHOLE_GPU * sum(len(capacity.gpus) for capacity in lends)
         self._lives: dict[str, _JobTimes] = {}
         self._cpu = self._gpu = self._waiting = 0
         self._cpu_ms = self._gpu_ms = 0
@@ -96,7 +89,7 @@ class ReplayStatistics:
         self._use(lease, now, 1)
 
     def left(self, lease: Lease, now: int, *, lost_ms: int) -> None:
-        """What ran under a lease runs no more; where it was cut short, so much of its work is lost."""
+        """A run under a lease has ended; `lost_ms` of its work is lost."""
         self._use(lease, now, -1)
         if lost_ms:
             self._preemptions += 1
@@ -113,14 +106,13 @@ class ReplayStatistics:
             self._gave_up += 1
 
     def waits(self, now: int, count: int) -> None:
-        """So many wait from now on."""
         if count != self._waiting:
             self._pass(now)
             self._waiting = count
             self._note(now)
 
     def close(self, now: int, *, waiting: int) -> None:
-        """The replay is over; so many were left waiting."""
+        """End the replay with `waiting` requests left."""
         self._pass(now)
         self._left = waiting
 
@@ -152,15 +144,21 @@ class ReplayStatistics:
 
     @property
     def has(self) -> tuple[int, int]:
-        """What there is to lend: millicores, thousandths of GPUs."""
         return self._cpu_has, self._gpu_has
 
     def table(self) -> StatisticsTable:
-        """The figures so far."""
         waits = sorted(life.began_ms - life.asked_ms for life in self._lives.values() if life.began_ms >= 0)
         done = [life for life in self._lives.values() if life.ended_ms >= 0]
         slowdowns = [max(1.0, (life.ended_ms - life.asked_ms) / max(life.run_ms, SHORT_MS)) for life in done]
         makespan = max(self._end_ms - self._begin_ms, 0)
+        # How evenly users were served, 1 at best: by how much of the time that their work was in the grid it ran.
+        ran_ms: dict[str, int] = {}
+        stayed_ms: dict[str, int] = {}
+        for job in done:
+            ran_ms[job.user] = ran_ms.get(job.user, 0) + job.run_ms
+            stayed_ms[job.user] = stayed_ms.get(job.user, 0) + max(job.ended_ms - job.asked_ms, 1)
+        shares = [ran_ms[user] / stayed_ms[user] for user in ran_ms]
+        squared = sum(share * share for share in shares)
         return StatisticsTable(
             jobs=len(self._lives),
             finished=self._finished,
@@ -176,7 +174,7 @@ class ReplayStatistics:
             makespan_s=makespan / 1000,
             preemptions=self._preemptions,
             cpu_seconds_lost=self._lost_milli_ms / 1_000_000,
-            jain=_jain(done),
+            jain=sum(shares) ** 2 / (len(shares) * squared) if squared else 1.0,
         )
 
 
@@ -185,7 +183,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _part(ordered: Sequence[int], part: float) -> float:
-    """The value that so much of them are below: between two of them, so far from the one to the other."""
+    """Quantile of ordered values, interpolated."""
     if not ordered:
         return 0.0
     place = part * (len(ordered) - 1)
@@ -198,20 +196,8 @@ def _ratio(of: int, whole: int) -> float:
     return of / whole if whole else 0.0
 
 
-def _jain(done: Sequence[_JobTimes]) -> float:
-    """How evenly users were served, 1 at best: by how much of the time that their work was in the grid it ran."""
-    ran: dict[str, int] = {}
-    stayed: dict[str, int] = {}
-    for life in done:
-        ran[life.user] = ran.get(life.user, 0) + life.run_ms
-        stayed[life.user] = stayed.get(life.user, 0) + max(life.ended_ms - life.asked_ms, 1)
-    served = [ran[user] / stayed[user] for user in ran]
-    squares = sum(one * one for one in served)
-    return sum(served) ** 2 / (len(served) * squares) if squares else 1.0
-
-
 class _Panel(Struct):
-    """One panel: its title, what its top means, and the mean of each line in each column."""
+    """One panel: its title, its upper bound, and the mean of each line in each column."""
 
     title: str
     most: float
@@ -252,7 +238,11 @@ def _panels(replays: Sequence[tuple[str, ReplayStatistics]], span_ms: int, colum
         panels.append(_Panel("GPU in use", 100.0, "%", gpu))
     waiting = [_means(one.series.at_ms, one.series.waiting, span_ms, columns) for one in every]
     most = max((max(line) for line in waiting), default=0.0)
-    return [*panels, _Panel("waiting requests", _round_up(most), "", waiting)]
+    # The next number that divides well into ticks.
+    size = 4.0
+    while size < most:
+        size *= 2.5 if str(size)[0] == "4" else 2.0
+    return [*panels, _Panel("waiting requests", size, "", waiting)]
 
 
 def _span_ms(figures: ReplayStatistics) -> int:
@@ -261,7 +251,7 @@ def _span_ms(figures: ReplayStatistics) -> int:
 
 
 def _means(at_ms: array[int], values: array[int], span_ms: int, columns: int) -> list[float]:
-    """The mean of a stepped line in each column; it is what it was last until the end."""
+    """Mean of a stepped line in each column; it keeps its last value until the end."""
     areas = [0.0] * columns
     width = span_ms / columns
     for place, value in enumerate(values):
@@ -282,7 +272,7 @@ def _drawn(panel: _Panel, top: int, span_ms: int) -> list[str]:
         parts.append(f'<path d="M{LEFT} {y}H{right}" stroke="#e4e4e4"/>')
         parts.append(_text(LEFT - 8, y + 5, f"{panel.most * tick / TICKS:g}{panel.unit}", anchor="end", fill="#828282"))
     size, unit = next(((size, unit) for size, unit in UNITS if span_ms >= 2_000 * size), UNITS[-1])
-    for time in _times(span_ms / 1000 / size):
+    for time in round_times(span_ms / 1000 / size):
         x = LEFT + round((right - LEFT) * time * 1000 * size / span_ms)
         parts.append(f'<path d="M{x} {top}V{bottom}" stroke="#e4e4e4"/>')
         parts.append(_text(x, bottom + 18, f"{time:g} {unit}", anchor="middle", fill="#828282"))
@@ -301,15 +291,7 @@ def _colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def _times(span: float) -> list[float]:
-    """Round numbers from 0 on, a few of them within the span."""
+def round_times(span: float) -> list[float]:
+    """A few round numbers from 0 on within the span."""
     step = min((digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5)), key=lambda s: abs(span / s - 5))
     return [number * step for number in range(int(span / step) + 1)]
-
-
-def _round_up(most: float) -> float:
-    """The next number that divides well into ticks."""
-    size = 4.0
-    while size < most:
-        size *= 2.5 if str(size)[0] == "4" else 2.0
-    return size

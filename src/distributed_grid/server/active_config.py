@@ -24,7 +24,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.client.conversation import digest_of
 from distributed_grid.client.daemon_start import LAST_CONFIG
 from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.config.differences import KeyDifference, differences, meaning_digest
+from distributed_grid.config.cluster_config import KeyDifference, differences, meaning_digest
 from distributed_grid.config.yaml_document import read_content
 from distributed_grid.config_mapping import effective_capacity, joined_node, nodes_from, owner_rules, scheduling_policy
 from distributed_grid.control.agent_sessions import NodeRegistry

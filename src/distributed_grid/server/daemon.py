@@ -273,7 +273,7 @@ class Daemon:
         auto_offload = AutoOffloadService(grid, viewer, self._auto_offload)
         self._packages = AgentPackages(self._state_dir.root / "wheels")
         self._listener = RestListener(
-            RestServices(nodes, leases, boosts, jobs, reports, self._packages, offloading, auto_offload),
+            RestServices(lambda: table, jobs, self._packages),
             self._state_dir.host_dir,
             config.server,
             configured=[node.name for node in config.nodes],

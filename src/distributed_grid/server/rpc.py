@@ -44,7 +44,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, in the order of its requests; a client that hangs up cancels what is being answered.
+    """Answers one client, in the order of its requests; a client that hangs up cancels the request under way.
 
     A client that does not read its answers gets no more of them, and one with too many requests waiting is cut off.
     """
@@ -105,36 +105,33 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether a request has not been answered yet."""
+        """True while a request waits for its answer."""
         return self._busy or not self._messages.empty()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the client is gone, as far as is known: what is sent now is not delivered."""
+        """True once the client is known to be gone: a message sent now is not delivered."""
         return self._transport is None or self._transport.is_closing()
 
     async def _run(self) -> None:
         try:
-            await self._answer_all()
+            while True:
+                bodies = [await self._messages.get()]
+                taken = len(bodies[0])
+                while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
+                    bodies.append(self._messages.get_nowait())
+                    taken += len(bodies[-1])
+                self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
+                self._busy = True
+                try:
+                    await self._serve(self, bodies)
+                finally:
+                    self._busy = False
         finally:
-            self.close()  # whoever waits for an answer that cannot be sent hears at least that
-
-    async def _answer_all(self) -> None:
-        while True:
-            bodies = [await self._messages.get()]
-            taken = len(bodies[0])
-            while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
-                bodies.append(self._messages.get_nowait())
-                taken += len(bodies[-1])
-            self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
-            self._busy = True
-            try:
-                await self._serve(self, bodies)
-            finally:
-                self._busy = False
+            self.close()  # a client that waits for an answer sees the end at least
 
     def send_failure(self, failure: BaseException) -> None:
-        """Answer a request that failed; a bug is reported and logged, and the other clients go on."""
+        """Answer a failed request; a bug is logged, and affects no other client."""
         if isinstance(failure, GridError):
             self.send({"error": error_view(failure)})
         else:
@@ -161,10 +158,10 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""
-        body = encode_answer(message)
+        body = _encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:
-            why = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
-            body = encode_answer({"error": error_view(Refused(why))})
+            reason = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
+            body = _encoder.encode({"error": error_view(Refused(reason))})
         self.send_frame(JSON, body)
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
@@ -175,17 +172,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has received what was sent."""
+        """Wait until the client has received all messages."""
         await self._writable.wait()
 
 
-def encode_answer(message: Any) -> bytes:
-    """A message as JSON."""
-    return _encoder.encode(message)
-
-
 class Dispatcher:
-    """Answers the requests of the socket as `owner`, who may do everything; `on_request` is called for each."""
+    """Answers the requests of the socket as `owner`, an admin; `on_request` is called for each."""
 
     def __init__(self, table: EndpointTable, *, owner: str, on_request: Callable[[], None]) -> None:
         self._endpoints = table.by_request
@@ -214,7 +206,7 @@ class Dispatcher:
                 await client.drain()
 
     async def _serve_one(self, client: Connection, op: requests.Message | GridError) -> None:
-        """Answer one request; what is wrong with it is raised."""
+        """Answer one request; an invalid one is raised."""
         self._on_request()
         if isinstance(op, GridError):
             raise op
@@ -225,14 +217,12 @@ class Dispatcher:
                 await client.send_answer(answer)
                 if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
                     undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
-                    start_logged(self._withdraw(undelivered), "a task that was not delivered")
+                    withdrawal = self._endpoints[requests.WithdrawAsk].call(undelivered, self._owner)
+                    start_logged(withdrawal, "a task that was not delivered")
             case Kind.PROGRESS:
                 client.send({**await bound.call(op, self._owner, client.send), "done": True})
             case Kind.STREAM:
                 await self._stream(bound, op, client)
-
-    async def _withdraw(self, op: requests.WithdrawAsk) -> None:
-        await self._endpoints[requests.WithdrawAsk].call(op, self._owner)
 
     async def _stream(self, bound: BoundEndpoint, op: requests.Message, client: Connection) -> None:
         """Send a stream by hand: events, files, or the output of a job."""
@@ -277,7 +267,7 @@ class _SocketOutput:
 
 
 def _parse(body: bytes) -> requests.Message | GridError:
-    """The request, or what is wrong with it."""
+    """The request, or the error in it."""
     try:
         return requests.parse(body)
     except GridError as failure:
@@ -285,23 +275,23 @@ def _parse(body: bytes) -> requests.Message | GridError:
 
 
 class NodeMemoryDispatcher:
-    """Answers programs on other nodes, which ask through their agent: about the memory pool of `owner` alone."""
+    """Answers programs on other nodes, through their agents, about the memory pool of `owner` alone."""
 
     def __init__(self, memory: MemoryService, owner: str) -> None:
         self._endpoints = EndpointTable([memory]).by_request
         self._caller = Caller(owner)
 
     async def serve(self, node: str, body: bytes) -> bytes:
-        """The answer to one request from a node; what is wrong with it is in the answer."""
+        """The answer to one request from a node; a failure is in the answer."""
         try:
             op = requests.parse(body)
             if isinstance(op, requests.ClientHello):
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
-                return encode_answer({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
+                return _encoder.encode({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
             if (bound := self._endpoints.get(type(op))) is None:
                 raise Refused("from another node only the memory pool can be asked for")
             home = (node,) if isinstance(op, requests.AllocateBlock) else ()
-            return encode_answer(await bound.call(op, self._caller, *home))
+            return _encoder.encode(await bound.call(op, self._caller, *home))
         except GridError as error:
-            return encode_answer({"error": error_view(error)})
+            return _encoder.encode({"error": error_view(error)})

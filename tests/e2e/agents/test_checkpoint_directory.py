@@ -1,4 +1,4 @@
-"""The checkpoint directory of a job all the way: what an attempt leaves there, the next one finds, wherever it runs."""
+"""The checkpoint directory of a job all the way: the next attempt finds the files of the last one, wherever it runs."""
 
 from __future__ import annotations
 

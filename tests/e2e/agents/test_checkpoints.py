@@ -40,7 +40,7 @@ def test_the_last_mark_is_shown_and_outlives_daemon_and_agent(far_grid: Make, no
         assert marked_at(grid, job)
 
 
-def test_who_has_marked_a_checkpoint_makes_room_before_who_has_not(far_grid: Make) -> None:
+def test_job_with_a_checkpoint_is_preempted_before_one_without(far_grid: Make) -> None:
     grid = far_grid("gpu2")
     go = grid.cwd.parent / "go"
     one_core = ("-r", "cpu", "-a", "1", "-p", "low", *grid.on("gpu2"), "--workdir", "none")

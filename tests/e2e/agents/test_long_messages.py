@@ -1,4 +1,4 @@
-"""What is too long for a message is refused at once or sent in pages; no link breaks over it."""
+"""Too long messages are refused at once or sent in pages; no link breaks over them."""
 
 from __future__ import annotations
 

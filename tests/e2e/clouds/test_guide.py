@@ -25,7 +25,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 def walk(shell: Shell, config: dict[str, Any], file: str) -> str:
-    """Run the commands of the guide with a config; what they print."""
+    """Run the commands of the guide with a config; their output."""
     config["server"] |= {"names": ["127.0.0.1"], "port": 0}
     (shell.cwd / file).write_text(yaml.safe_dump(config))
     (commands,) = page_blocks(GUIDE, "bash")

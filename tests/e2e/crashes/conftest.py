@@ -1,4 +1,4 @@
-"""What the crash tests share: more grids, the daemon seen from outside, and proof that nothing is left behind."""
+"""Shared parts of the crash tests: more grids, the daemon seen from outside, and proof that nothing is left behind."""
 
 from __future__ import annotations
 

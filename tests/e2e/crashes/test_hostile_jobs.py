@@ -1,4 +1,4 @@
-"""What a job does to itself and to the files around it is its own loss: the grid answers on, and other jobs run."""
+"""A job that damages itself and the files around it harms nothing else: the grid answers, and other jobs run."""
 
 from __future__ import annotations
 

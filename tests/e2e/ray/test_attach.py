@@ -163,7 +163,7 @@ class RayHost:
         return 0
 
     def close(self) -> None:
-        """End all nodes at once: what one of them had, no other starts anew."""
+        """End all nodes at once, so that none restarts the work of another."""
         alive = [process for process in self.nodes.values() if process.poll() is None]
         trees = [psutil.Process(process.pid).children(recursive=True) for process in alive]
         for left in [one for tree in trees for one in tree]:
@@ -248,7 +248,7 @@ def counting(grid: Shell, node: str) -> Iterator[str]:
 
 
 def counted(grid: Shell, job: str) -> list[int]:
-    """What the job has counted so far; nothing while its node cannot be asked."""
+    """Number that the job has counted so far; nothing while its node cannot be asked."""
     said = grid("jobs", "logs", job)
     return [int(line) for line in said.stdout.split()] if said.returncode == 0 else []
 

@@ -125,7 +125,7 @@ def test_a_token_lets_nobody_else_in(control: Shell, machines: Lab, joiner: Join
     assert listed["used_by"] == "box1"
 
 
-def test_what_is_no_good_token_is_refused_with_the_reason(control: Shell, machines: Lab, joiner: Joiner) -> None:
+def test_invalid_join_token_is_refused_with_its_reason(control: Shell, machines: Lab, joiner: Joiner) -> None:
     host = machines.host("box1")
     made = token_of(control)
     good = JoinToken.parse(made["join_token"])

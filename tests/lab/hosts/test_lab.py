@@ -353,7 +353,7 @@ def test_the_lesson_in_the_docs_is_true(lab: Lab) -> None:
 
 
 def traces(number: int) -> list[str]:
-    """What the machine still has of a lab."""
+    """Remains of a lab on the machine."""
     groups = [path for each in hierarchies() for path in each.own.glob(f"gridlab{number}-*")]
     links = [name for name in os.listdir("/sys/class/net") if name.startswith(f"lab{number}")]
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"/gridlab/{number}/" in f"{line}/"]

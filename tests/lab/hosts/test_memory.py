@@ -122,7 +122,7 @@ def test_a_lender_with_all_its_processes_killed_loses_nothing_that_has_two_copie
     assert second in pool.nodes(block)
 
 
-def test_what_has_no_copy_is_lost_with_its_lender_and_says_so(pool: Pool, cluster: Cluster, shared_lab: Lab) -> None:
+def test_block_without_a_copy_is_reported_lost_with_its_lender(pool: Pool, cluster: Cluster, shared_lab: Lab) -> None:
     block = pool.allocate(MB, "gpu1", name="dear")
     pool.blocks.write(block, b"x" * MB)
     host = shared_lab.host("gpu1")

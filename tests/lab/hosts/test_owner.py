@@ -54,7 +54,7 @@ def lending(cluster: Cluster, shared_lab: Lab, borrower: str) -> tuple[Cluster, 
 
 
 def owners_part(host: Host, seconds: float, processes: int = 2) -> float:
-    """What an ordinary user of the host gets for so long, of all that is used there meanwhile.
+    """CPU share of an ordinary user of the host during this time.
 
     The host comes before whatever else runs on this machine, so that nothing slows its agent down.
     """

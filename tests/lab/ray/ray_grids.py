@@ -71,7 +71,7 @@ class RayGrid(Cluster):
         return host.run([PYTHON, "-c", RAY_START, *words], env=given, check=check, timeout=timeout)
 
     def program(self, host: Host, text: str, *, timeout: float = 60) -> Any:
-        """Run a Ray program on a host, as its user; what it says last, as JSON."""
+        """Run a Ray program on a host, as its user; its last line as JSON."""
         done = host.run([PYTHON, "-"], input=text, env=self.environ(host), timeout=timeout)
         return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -125,7 +125,7 @@ class Console:
         assert self._hear() == "ready"
 
     def __call__(self, code: str) -> Any:
-        """What a function with this body returns, as JSON; a failure is `{"failed": why}`."""
+        """Result of a function with this body, as JSON; a failure is `{"failed": why}`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(textwrap.indent(textwrap.dedent(code).strip(), "    ")) + "\n")
         self._process.stdin.flush()

@@ -56,7 +56,7 @@ class BootedMachines:
         return name in self._processes and (self._folder / name / "off").exists()
 
     def console(self, name: str) -> str:
-        """What the machine has written while it booted."""
+        """Text that the machine has written while it booted."""
         return (self._folder / name / "console.log").read_text(errors="replace")
 
     def end(self, name: str) -> None:

@@ -22,7 +22,7 @@ MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 
 
 class MetadataStandIn:
-    """What a machine reads about itself; `requests` are the lines that came in."""
+    """Metadata service of a machine; `requests` are the received lines."""
 
     def __init__(self) -> None:
         self.answers: dict[str, str] = {PREEMPTED: "FALSE", MAINTENANCE: "NONE"}

@@ -113,7 +113,7 @@ class SlurmCommands:
     # ------------------------------------------------------------------ commands
 
     def run(self, method: str, command: Sequence[str], text: str) -> CommandResult:
-        """What a command answers that is run for a method of the port."""
+        """Output of a command that a method of the port runs."""
         with self._lock:
             self.commands.append(command)
             self._advance()

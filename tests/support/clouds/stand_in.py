@@ -1,4 +1,4 @@
-"""Stand-ins of clouds: what a real cloud would do and charge for, on a clock that is handed to it, with faults.
+"""Stand-ins of clouds: behaviour and charges of a real cloud, on a clock that is handed to it, with faults.
 
 A stand-in keeps the real rules of its cloud (idempotency keys, what is visible when, which error means what) at the
 outermost border: the adapter that ships talks to it as it would to the cloud.

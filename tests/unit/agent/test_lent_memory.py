@@ -1,4 +1,4 @@
-"""What of the memory that blocks hold an owner wants back."""
+"""Reclaim of memory that blocks hold on an owner's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a machine on the machine itself: the earliest announced end, notices, stops in time, what is reported."""
+"""The end of a machine on the machine itself: the earliest announced end, notices, stops in time, reports."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ DONE = Outcome(Ending.EXITED, exit_code=0)
 
 
 class Sent:
-    """An outbox, what it has sent, and what it will do later."""
+    """An outbox, its sent messages, and its later calls."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []

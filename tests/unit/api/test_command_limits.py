@@ -1,4 +1,4 @@
-"""What no node can start is refused at submission; everything up to that the kernel really starts."""
+"""Commands that no node can start are refused at submission; everything below the limit really starts."""
 
 from __future__ import annotations
 

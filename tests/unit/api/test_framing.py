@@ -1,4 +1,4 @@
-"""Frames survive being cut anywhere; what cannot be a frame is refused, and nothing else is raised."""
+"""Frames survive being cut anywhere; malformed ones are refused, and nothing else is raised."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def test_only_a_plain_command_is_understood(words: list[str], command: list[str]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
-def test_the_messages_are_those_that_the_control_plane_reads(argv: list[str]) -> None:
-    frames = list(framing.Unpacker().feed(local_start._messages(argv)))
+def test_therequest_frames_are_those_that_the_control_plane_reads(argv: list[str]) -> None:
+    frames = list(framing.Unpacker().feed(local_start.request_frames(argv)))
     assert [kind for kind, _ in frames] == [framing.JSON, framing.JSON]
     hello, question = (parse(body) for _, body in frames)
     assert isinstance(hello, ClientHello)

@@ -48,14 +48,14 @@ def test_a_size_means_what_people_mean_by_it(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5XB", "GB", "nan", "inf", "1e9", "9" * 400, "65TB", "1,5GB"])
-def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+def test_invalid_size_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(BadInput) as no:
         parse_size(text)
     assert len(str(no.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
         parse_seconds(text)
 

@@ -35,7 +35,7 @@ def test_jobs_are_kept_until_they_are_reported(state_dir: StateDir) -> None:
     assert state_dir.unwaited_jobs.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_a_killed_command_has_left_of_a_line_is_no_job(state_dir: StateDir) -> None:
+def test_partial_line_of_a_killed_command_is_no_job(state_dir: StateDir) -> None:
     jobs = UnwaitedJobs(state_dir)
     jobs.add(uid(1))
     with state_dir.unwaited_jobs.open("a") as file:

@@ -1,4 +1,4 @@
-"""What is taken along of the caller's directory, and when nothing is."""
+"""Files of the caller's directory that are shipped, and cases without any."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseReleased,
     NodeDeclared,
-    OffloadEvaluated,
+    OffloadPressureRead,
     PolicySet,
     PressureRead,
     TimePassed,
@@ -154,7 +154,7 @@ class Story:
 
 
 def told(scenario: Callable[[Story], Awaitable[Observed]]) -> Callable[[ClusterConfig], Observed]:
-    """What a story in a grid of this config ends with."""
+    """The end of a story in a grid of this config."""
 
     def observe(config: ClusterConfig) -> Observed:
         async def whole() -> Observed:
@@ -316,7 +316,7 @@ def kept_minutes(config: ClusterConfig) -> Observed:
 
 
 def limited(**fields: Any) -> Callable[[ClusterConfig], Observed]:
-    """What a user holds after asking twice."""
+    """Amount that a user holds after two requests."""
 
     async def scenario(story: Story) -> Observed:
         await story.beat()
@@ -371,7 +371,7 @@ def offloaded(resource: str, level: int = 900) -> Callable[[ClusterConfig], Obse
         rules, seen = offload_rules(story.config), []
         for look in range(16):
             await story.beat(seconds=30)
-            event = OffloadEvaluated(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
+            event = OffloadPressureRead(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
             await story.grid.handle(event)
             for move in await story.grid.read(lambda ledger, now: list(ledger.moves.values())):
                 await story.end(move.job, Ending.MOVED)
@@ -383,7 +383,7 @@ def offloaded(resource: str, level: int = 900) -> Callable[[ClusterConfig], Obse
 
 
 def simulated_usage(config: ClusterConfig) -> Observed:
-    """What is measured of a simulated node that runs nothing."""
+    """Measurement of a simulated node that runs nothing."""
     (node,) = simulated_nodes(config, nodes_from(config, MACHINE)).values()
     return SimulatedUsageMeter(node, RayWorkers()).usage((), 0, 1_000, None)
 
@@ -468,13 +468,13 @@ def connections(config: ClusterConfig) -> Observed:
 
 
 def ray_environ(config: ClusterConfig) -> Observed:
-    """What a Ray program needs to be told."""
+    """Environment of a Ray program."""
     with tempfile.TemporaryDirectory() as folder:
         return sorted(RayCredentials(Path(folder)).environ(auth=config.ray.auth, tls=config.ray.tls))
 
 
 def logged(config: ClusterConfig) -> Observed:
-    """What a warning and a message look like in the log's file."""
+    """A warning and a message in the log's file."""
     assert config.logging.file is not None
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -817,7 +817,7 @@ def test_a_key_changes_what_the_grid_does(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", list(SHOWN_BY))
-def test_what_only_a_whole_grid_shows_has_a_test_that_names_the_key(key: str) -> None:
+def test_key_shown_by_a_whole_grid_has_a_test_that_names_it(key: str) -> None:
     path, _, name = SHOWN_BY[key].partition("::")
     source = (PROJECT / path).read_text()
     tests = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}

@@ -1,4 +1,4 @@
-"""Settings of providers: what may be written, what is used without it, and what a found file may not do."""
+"""Settings of providers: accepted keys, defaults, and the limits of a file that was only found."""
 
 from __future__ import annotations
 

@@ -155,13 +155,13 @@ def test_several_nodes_of_one_machine_are_simulated_unless_they_say_otherwise():
         ("{name: a, host: local, simulated: true, background: {disk: 1}}", "unknown key"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_in_one_line(nodes, problem):
+def test_impossible_simulation_is_refused_in_one_line(nodes, problem):
     with pytest.raises(ConfigProblems, match=problem) as refused:
         load(f"nodes: [{nodes}]")
     assert len(refused.value.problems) == 1
 
 
-def test_what_nodes_have_declares_the_custom_resources_unless_there_is_a_list():
+def test_custom_resources_of_nodes_are_declared_unless_there_is_a_list():
     assert load("nodes: [{name: a, custom: {tpu: 1}}]").custom_resources == ("tpu",)
     assert load("custom_resources: [fpga, TPU]").custom_resources == ("fpga", "tpu")
     with pytest.raises(ConfigProblems, match="did you mean 'tpu'"):
@@ -321,7 +321,7 @@ def test_ray_without_a_token_is_warned_about():
         ("nodes: [{name: a, ray_address: 'ana@b'}]", "a host name or address alone"),
     ],
 )
-def test_what_makes_no_sense_is_reported(text, message):
+def test_meaningless_values_are_reported(text, message):
     with pytest.raises(ConfigProblems, match=message):
         ClusterConfig.from_text(text)
 
@@ -354,7 +354,7 @@ def test_every_server_key_can_be_set():
         ("server: {prot: 1}", "did you mean 'port'?"),
     ],
 )
-def test_what_contradicts_itself_is_reported(text, message):
+def test_contradictions_are_reported(text, message):
     with pytest.raises(ConfigProblems, match=message):
         ClusterConfig.from_text(text)
 

@@ -1,4 +1,4 @@
-"""Value kinds: what may be written for a key, what it becomes, and how it is shown."""
+"""Value kinds: accepted spellings of a key, their normal form, and their display."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_text_that_is_read_is_one_line_and_is_shown_as_what_reads_the_same(tex
         (JUMPS, "ana@gate:22, box", "ana@gate:22, box"),
     ],
 )
-def test_what_may_be_written_becomes_its_normal_form(kind, written, value):
+def test_accepted_spelling_becomes_its_normal_form(kind, written, value):
     found = read(kind, written, P="2200", T="yes")
     assert (found, type(found)) == (value, type(value))
 
@@ -174,7 +174,7 @@ def test_what_may_be_written_becomes_its_normal_form(kind, written, value):
         (WEB_ADDRESS, "ftp://a", "http://"),
     ],
 )
-def test_what_may_not_be_written_says_what_is_expected(kind, written, says):
+def test_refused_spelling_states_the_expectation(kind, written, says):
     assert says in refused(kind, written)
 
 

@@ -53,7 +53,7 @@ def test_nested_plain_data_is_refused_too():
         (b"name: " + b"x" * 10_000_000, "larger than 1024 KiB"),
     ],
 )
-def test_what_is_no_cluster_file_is_refused_politely(tmp_path, content, line):
+def test_invalid_cluster_file_is_refused_in_one_line(tmp_path, content, line):
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     (problem,) = check_config(path)
@@ -114,7 +114,7 @@ def test_any_text_is_a_scalar_and_a_number_is_one_for_python_too(text):
 
 
 @given(st.text())
-def test_what_is_printable_is_one_line_that_no_terminal_acts_on(text):
+def test_printable_text_is_one_line_without_control_characters(text):
     shown = printable(text)
     assert shown.isprintable()
     assert not text.isprintable() or shown == text
@@ -126,9 +126,9 @@ def test_plain_data_comes_back_as_it_was(value):
 
 
 def test_a_problem_without_a_line_names_the_file_alone():
-    problem = ConfigProblem("c.yaml", 3, "nodes[0].name", "", "", "is missing\x1b[31m")
+    problem = ConfigProblem(file="c.yaml", line=3, key="nodes[0].name", message="is missing\x1b[31m")
     assert str(problem) == "c.yaml:3: nodes[0].name: is missing\\x1b[31m"
-    assert str(ConfigProblem("c.yaml", 0, "", "", "", "is empty")) == "c.yaml: is empty"
+    assert str(ConfigProblem(file="c.yaml", message="is empty")) == "c.yaml: is empty"
 
 
 @given(st.binary(max_size=50))
@@ -190,7 +190,7 @@ def read(text: str) -> object:
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), TREES, max_size=4))
-def test_what_is_rendered_or_json_reads_as_what_it_was(tree):
+def test_rendered_yaml_and_json_read_back_the_same(tree):
     assert read(render(tree)) == tree
     assert read(json.dumps(tree)) == tree
     assert read(json.dumps(tree, indent="\t")) == tree
@@ -228,7 +228,7 @@ def test_an_empty_text_is_nothing(text):
     assert read(text) is None
 
 
-def test_what_the_parser_says_of_a_mistake_quotes_nothing():
+def test_parser_messages_quote_no_content():
     with pytest.raises(ConfigProblems) as caught:
         parse("password: geheim: geheim\n\t: [", "c.yaml")
     assert "geheim" not in str(caught.value)

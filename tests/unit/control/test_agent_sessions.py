@@ -1,4 +1,4 @@
-"""Sessions of agents: what one of them says raises its own fences at most, and nothing of the others."""
+"""Sessions of agents: messages of one raise its own fences at most, and nothing of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of each provider have cost is shown beside its budgets."""
+"""Costs of the workers of each provider are shown beside its budgets."""
 
 from __future__ import annotations
 

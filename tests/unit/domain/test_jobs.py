@@ -1,4 +1,4 @@
-"""Jobs and attempts: outcomes within bounds, what may be retried, the next limit, and no secrets in a log."""
+"""Jobs and attempts: outcomes within bounds, retries, the next limit, and no secrets in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of moves: what the ledger says of them, and which sets of them it does not accept."""
+"""Rows of moves: their values, and the sets that the ledger refuses."""
 
 from __future__ import annotations
 

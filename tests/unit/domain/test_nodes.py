@@ -1,4 +1,4 @@
-"""What a node may lend at most: its capacity within its caps."""
+"""The most a node may lend: its capacity within its caps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lives are tables: what is in them happens, what is not raises and changes nothing."""
+"""Lives are tables: listed steps happen, others raise and change nothing."""
 
 from __future__ import annotations
 

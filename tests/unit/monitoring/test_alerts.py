@@ -98,7 +98,7 @@ def test_busy_cores_and_gpus_raise_only_where_a_mark_is_set_and_when_they_stay_b
     assert (busy.resource, busy.detail) == ("gpu", "gpu1: GPU at 100 %, above the mark of 90 %")
 
 
-def test_what_is_not_measured_raises_nothing() -> None:
+def test_unmeasured_resource_raises_no_alert() -> None:
     node = Watched("alerts: {gpu: 0.5}", Capacity())
     assert node.uses(memory_gb=1, beats=50) == []
     assert node.alerts.raised() == []

@@ -23,7 +23,7 @@ from tests.support.builders import GB, a_capacity, a_request, a_submission
 from tests.unit.monitoring.watched_grid import START_MS, Harness, run
 
 
-def test_what_the_ledger_hears_becomes_a_trend() -> None:
+def test_heartbeats_of_the_ledger_become_a_trend() -> None:
     async def scenario(harness: Harness) -> None:
         for step in range(100):
             await harness.beat(cpu=0.2 + step / 250, memory_gb=8)
@@ -100,7 +100,7 @@ def test_a_restarted_monitor_knows_the_last_day_and_writes_as_often_as_it_is_tol
     run(scenario)
 
 
-def test_what_there_is_not_is_refused_by_name() -> None:
+def test_unknown_node_is_refused_by_name() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.beat()
         with pytest.raises(NotFound, match="no node is called there; the nodes are: here"):

@@ -75,11 +75,11 @@ def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]], store: InMemor
 
 
 async def held(harness: Harness) -> list[Lease]:
-    """What the grid holds for its nodes, for good."""
+    """Leases that the grid holds for its nodes without an end."""
     return await harness.grid.read(lambda ledger, now: automatic_leases(ledger))
 
 
-def test_what_rises_steadily_is_foreseen_and_what_stays_too() -> None:
+def test_steady_rise_and_steady_level_are_forecast() -> None:
     async def scenario(harness: Harness) -> None:
         for step in range(150):
             await harness.beat(master=3 + step / 50, gpu1=2)  # 0.6 GB, six points of a hundred, a minute
@@ -138,7 +138,7 @@ def test_rebalances_are_counted_for_people_and_for_prometheus() -> None:
     run(scenario)
 
 
-def test_what_is_recommended_is_shown() -> None:
+def test_recommendations_are_shown() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.beat(master=9, gpu1=1)
         await harness.round("aggressive", "offload_only")

@@ -17,7 +17,7 @@ from tests.unit.monitoring.watched_grid import Harness, run
 
 
 class Direct:
-    """The monitor of a grid in the same program as a source: what a simulator gives its collector."""
+    """The monitor of a grid in the same program as a source, as a simulator has it."""
 
     def __init__(self, harness: Harness, loop: asyncio.AbstractEventLoop) -> None:
         self._house = harness

@@ -146,7 +146,7 @@ def test_refusing_to_extend_or_to_cancel_refuses_no_resources() -> None:
     assert trail.figures()["refused"] == 1
 
 
-def test_what_the_grid_asks_for_itself_is_no_users_success() -> None:
+def test_automatic_leases_are_no_users_success() -> None:
     trail = Trail()
     trail.tell("granted", user=GRID_USER)
     trail.tell("granted", "refused")
@@ -163,7 +163,7 @@ def test_rebalances_are_those_of_the_last_hour_that_changed_something() -> None:
     assert trail.figures()["rebalances_per_hour"] == 2
 
 
-def test_what_is_older_than_a_day_is_forgotten() -> None:
+def test_events_older_than_a_day_are_forgotten() -> None:
     trail = Trail()
     metrics = SchedulingMetrics(trail.store)
     trail.end_job()
@@ -221,7 +221,7 @@ def test_a_long_history_is_begun_near_its_end() -> None:
     assert (figures["granted"], figures["refused"]) == (1, MAX_FIRST_EVENTS - 1)
 
 
-def test_what_comes_between_two_reads_is_taken_in_however_much_it_is() -> None:
+def test_every_event_between_two_reads_is_counted() -> None:
     trail = Trail()
     metrics = SchedulingMetrics(trail.store)
     metrics.read(trail.now)

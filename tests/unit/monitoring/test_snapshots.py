@@ -1,4 +1,4 @@
-"""Snapshots, summary, pressure and readings: what is not known is neither idle nor full."""
+"""Snapshots, summary, pressure and readings: an unknown node is neither idle nor full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor decides by itself: its mode, and what it does not even ask for."""
+"""Decisions of the executor itself: its mode, and requests that it does not make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forecaster of load: what it learns, what it survives, and that it can be saved; its regressions."""
+"""The load forecaster: learning, robustness, saving; its regressions."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_usual_is_the_mean_of_the_same_time_on_up_to_seven_days() -> None:
     assert history_of(logs).usual() == pytest.approx(6)
 
 
-def test_what_followed_similar_stretches_is_found() -> None:
+def test_sequels_of_similar_stretches_are_found() -> None:
     """A peak follows a pattern that has no fixed period."""
     logs: list[float] = []
     for quiet in (31, 44, 37, 52, 29, 41, 35, 48, 33, 39, 46, 30):

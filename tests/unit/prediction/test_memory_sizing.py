@@ -1,4 +1,4 @@
-"""Sizing of memory: what is learned from runs, from over-runs and from many of them, and what a retry gets."""
+"""Sizing of memory: learning from runs, from over-runs and from many of them, and limits of retries."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_learning_one_by_one_and_all_at_once_end_alike() -> None:
     assert given_bytes(online, 3e9) == pytest.approx(given_bytes(a_sizer(runs), 3e9), rel=0.05)
 
 
-def test_what_changed_for_good_replaces_what_was() -> None:
+def test_lasting_change_replaces_the_old_values() -> None:
     sizer = a_sizer(some_runs(200))
     sizer.learn_all(Run((run.features[0],), 3 * run.used_bytes) for run in some_runs(WINDOW, seed=3))
     assert given_bytes(sizer, 1e9) > 3000 * MB
@@ -242,9 +242,7 @@ def test_no_other_value_with_as_few_over_runs_is_expected_to_waste_less(pairs: l
 
 
 @given(weighted_values, st.integers(0, 10**12))
-def test_what_is_above_a_limit_is_a_distribution_of_larger_values(
-    pairs: list[tuple[float, float]], limit: float
-) -> None:
+def test_part_above_a_limit_is_a_distribution_of_larger_values(pairs: list[tuple[float, float]], limit: float) -> None:
     distribution = a_distribution(*pairs)
     rest = distribution.above(limit)
     if rest is None:

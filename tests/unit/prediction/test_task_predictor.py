@@ -309,7 +309,7 @@ def test_runs_that_are_only_counted_are_samples() -> None:
     assert predictor.samples == 30
 
 
-def test_what_was_answered_is_forgotten_with_the_next_run() -> None:
+def test_cached_answers_end_with_the_next_run() -> None:
     predictor = a_predictor(steady(40))
     first = predictor.predict(1000 * MB)
     assert predictor.predict(1000 * MB) is first

@@ -74,7 +74,7 @@ def test_a_load_that_comes_back_lengthens_the_window_until_its_peaks_are_kept() 
     assert wakeups == 0
 
 
-def test_who_allows_more_wakeups_gets_a_shorter_window() -> None:
+def test_more_allowed_wakeups_give_a_shorter_window() -> None:
     dice = random.Random(2)
     loads = [round(dice.expovariate(0.2)) for _ in range(20 * DAY)]
     windows = [taught(loads, 5, wakeups).window_steps() for wakeups in (0.2, 2.0, 20.0)]
@@ -182,7 +182,7 @@ def test_workers_are_wanted_before_the_load_of_the_day_comes() -> None:
         pool.learn(LoadSlot(days * DAY_SLOTS + slot, 30 * a_day_load(slot), 30, 0))
 
 
-def test_what_the_grid_has_itself_needs_no_workers() -> None:
+def test_load_within_the_grids_own_nodes_needs_no_workers() -> None:
     noon = a_noon()
     expected = noon.expected_milli()
     assert expected is not None
@@ -238,7 +238,7 @@ def test_samples_make_slots_and_a_clock_that_went_back_says_nothing() -> None:
     pool.learn(LoadSlot(3, 1, 1, 0))
 
 
-def test_what_was_kept_leads_to_the_same_forecast() -> None:
+def test_kept_slots_give_the_same_forecast() -> None:
     samples, again = WarmPool(), WarmPool()
     for slot in range(2 * DAY_SLOTS):
         for part in range(3):

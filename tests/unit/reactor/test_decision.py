@@ -1,4 +1,4 @@
-"""Decisions: what the audit trail says of a request and of a node, in numbers and without what is as usual."""
+"""Decisions: lines of the audit trail about a request and a node, in numbers and without defaults."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ROOM = EngineResources(4000, 16 * GB, 0)
 
 
 class Cluster(Struct):
-    """An engine with two nodes: what it has, in which life, and which of its nodes are there."""
+    """An engine with two nodes: its capacity, its life, and its present nodes."""
 
     life: int = 1
     groups: dict[str, str] = field(default_factory=dict)

@@ -67,7 +67,7 @@ forecasts = st.lists(st.sampled_from([None, Forecast(100, 10), Forecast(900, 20)
 
 @st.composite
 def loads(draw) -> list[tuple[PressureReading, ...]]:
-    """What is read of three nodes, round after round; forecasts are as wild as they like."""
+    """Readings of three nodes, round after round; forecasts are as wild as they like."""
     memory, cpu = draw(three_curves), draw(three_curves)
     rounds = max(len(curve) for curve in (*memory, *cpu))
     ahead = draw(forecasts)
@@ -200,7 +200,7 @@ def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
 @settings(max_examples=6)
 @given(load=loads(), at=st.integers(0, 60))
 def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
-    """What is forgotten is only since when; what is held is kept as if nothing had been."""
+    """A restart forgets only the starting times; holdings are kept unchanged."""
     scenario = Watched(policy, mode, unused_after=1_000)
     for number, readings in enumerate(load):
         if number == at % len(load):
@@ -219,7 +219,7 @@ def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
 @given(demand=st.integers(0, 1400), high=st.integers(400, 900), gap=st.integers(50, 390))
 @settings(max_examples=15)
 def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high, gap):
-    """What is borrowed is used at once: the target's level falls by it, the lender's rises."""
+    """A borrowed lease is used at once: the target's level falls by it, the lender's rises."""
     scenario = Watched(policy, "dynamic_balancing")
     scenario.rules = rules(policy, high=high, low=high - gap, unused_after=1_000)
     total = scenario.ledger.nodes["ash"].capacity.memory_bytes

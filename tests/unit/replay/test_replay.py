@@ -1,4 +1,4 @@
-"""Replaying: what the figures say of small traces that can be worked out by hand."""
+"""Replays: figures of small traces that can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from distributed_grid.replay.replay_statistics import (
     TOP,
     ReplayStatistics,
     StatisticsTable,
-    _times,
     chart,
+    round_times,
 )
 from distributed_grid.replay.traces import PATIENT_MS, LoggedJob, Trace
 
@@ -73,7 +73,7 @@ def test_half_of_a_machine_is_half_of_its_use_and_short_jobs_do_not_count_as_sho
     assert table.bounded_slowdown == 1.0
 
 
-def test_what_no_node_can_serve_is_refused_and_what_waits_too_long_gives_up() -> None:
+def test_impossible_request_is_refused_and_a_long_wait_gives_up() -> None:
     table = replayed([job(0, 100), job(1, 1, cores=5), job(2, 1, wait_ms=30_000)])
     assert (table.finished, table.refused, table.gave_up) == (1, 1, 1)
 
@@ -92,7 +92,7 @@ def test_a_plain_lease_is_held_for_as_long_as_it_was() -> None:
     assert table.cpu_utilisation == pytest.approx(1.0)
 
 
-def test_who_waits_for_a_plain_lease_to_end_waits_for_as_long_as_it_takes() -> None:
+def test_request_behind_a_plain_lease_waits_for_its_end() -> None:
     lease = job(0, 6_000, uid="lease", is_job=False)
     patient = replayed([lease, job(10, 20)])
     assert (patient.finished, patient.makespan_s) == (2, 6_020)
@@ -100,7 +100,7 @@ def test_who_waits_for_a_plain_lease_to_end_waits_for_as_long_as_it_takes() -> N
     assert (impatient.finished, impatient.gave_up, impatient.waiting) == (1, 1, 0)
 
 
-def test_who_waits_beyond_its_quota_gives_up_when_its_wait_is_over_and_owners_do_not_keep_a_replay_going() -> None:
+def test_request_beyond_its_quota_gives_up_and_owners_do_not_prolong_a_replay() -> None:
     quota = SchedulingPolicy(quotas=(Quota("bob", leases=0),))
     owners = [owner_presences(1, "m1", per_day=24, lasts_ms=3_600_000, begin_ms=BEGIN_MS)]
     table = replayed([job(0, 10, user="bob", wait_ms=86_400_000), job(1, 10, user="bob")], None, quota, owners=owners)
@@ -241,7 +241,7 @@ def test_a_named_strategy_is_used_for_requests_that_asked_for_another_too() -> N
         ((), (), "a trace does not say which nodes there were: name some with --config"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(words: tuple[str, ...], nodes: tuple[Node, ...], said: str) -> None:
+def test_unusable_candidates_are_refused(words: tuple[str, ...], nodes: tuple[Node, ...], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         candidates(a_trace(job(0, 1), nodes=nodes), None, words, nothing)
 
@@ -325,4 +325,4 @@ def test_a_column_shows_the_mean_of_its_time() -> None:
     [(28.1, [0, 5, 10, 15, 20, 25]), (2, [0, 0.5, 1, 1.5, 2]), (100, [0, 20, 40, 60, 80, 100]), (0.001, [0, 0.001])],
 )
 def test_times_are_told_in_round_numbers(span: float, times: list[float]) -> None:
-    assert _times(span) == times
+    assert round_times(span) == times

@@ -24,8 +24,7 @@ from distributed_grid.domain.resources import Amounts, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.reactor import Record
-from distributed_grid.replay.trace_reader import read_trace
-from distributed_grid.replay.traces import MB, PATIENT_MS, Trace, read_asks
+from distributed_grid.replay.traces import MB, PATIENT_MS, Trace, read_asks, read_trace
 from tests.support.builders import GB, NOW, Scenario, a_node, a_request, a_submission, an_exit
 
 SWF = """\
@@ -93,7 +92,7 @@ def test_only_so_many_requests_are_taken(tmp_path: Path) -> None:
         ("11 100 5 60 1 1 -1 2 9 -1 1 7 -1 1 3 -1 -1 -1", "job11 is there twice"),
     ],
 )
-def test_what_is_no_job_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_malformed_job_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(BadInput) as wrong:
         read(tmp_path, SWF + line + "\n", "sp2.swf")
     assert str(wrong.value) in (f"sp2.swf, {said}", f"sp2.swf: {said}")
@@ -102,7 +101,7 @@ def test_what_is_no_job_is_told_with_its_line(tmp_path: Path, line: str, said: s
 # ------------------------------------------------------------------ openb
 
 
-def test_what_pods_ask_for_can_be_read_without_times_and_models() -> None:
+def test_asks_of_pods_are_read_without_times_and_models() -> None:
     bare = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli\n", "pod-0,1000,512,2,1000\n"]
     assert read_asks("bare", bare) == [Amounts(1000, 512 * MB, 2000)]
     assert [ask.gpu_models for ask in read_asks("pods", PODS.splitlines())] == [(), ("V100M16", "V100M32"), (), ()]
@@ -139,7 +138,7 @@ def test_pods_without_a_node_list_name_no_nodes(tmp_path: Path) -> None:
         (PODS + "pod-9,0,0,0,0,,LS,Running,1,2,1\n", "line 6: nothing is asked for"),
     ],
 )
-def test_what_is_no_pod_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_malformed_pod_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(BadInput) as wrong:
         read(tmp_path, text, "pods.csv")
     assert str(wrong.value).startswith(f"pods.csv, {said}")
@@ -254,7 +253,7 @@ def test_a_gang_is_one_request_on_all_of_its_nodes(tmp_path: Path) -> None:
     assert {node.name: node.capacity.cpu_milli for node in trace.nodes} == {"gpu1": 3000, "gpu2": 3000}
 
 
-def test_what_still_ran_at_the_end_of_the_log_ran_until_then(tmp_path: Path, log: str) -> None:
+def test_job_running_at_the_end_of_the_log_ran_until_then(tmp_path: Path, log: str) -> None:
     cut = "\n".join(line for line in log.splitlines() if '"stopped"' not in line)
     _, job = read(tmp_path, cut).work
     assert job.run_ms == 40_000
@@ -287,7 +286,7 @@ def test_what_still_ran_at_the_end_of_the_log_ran_until_then(tmp_path: Path, log
         ),
     ],
 )
-def test_what_is_no_event_is_told_with_its_line(tmp_path: Path, log: str, line: str, said: str) -> None:
+def test_malformed_event_is_refused_with_its_line(tmp_path: Path, log: str, line: str, said: str) -> None:
     with pytest.raises(BadInput) as wrong:
         read(tmp_path, log + line + "\n", "events.jsonl")
     assert str(wrong.value).startswith(f"events.jsonl, line {log.count(chr(10)) + 1}: {said}")
@@ -310,7 +309,7 @@ def test_packed_traces_are_unpacked_whatever_their_names(tmp_path: Path) -> None
         (b"\xff\xfe\xff", "trace cannot be read"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_file_in_an_unknown_format_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     with pytest.raises(BadInput) as wrong:
         read(tmp_path, content)
     assert str(wrong.value).startswith(said)

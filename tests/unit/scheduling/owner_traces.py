@@ -162,7 +162,7 @@ class Day:
 
 
 def _look(running: list[Lease], cpu: float, outside_bytes: int, now: int) -> UsageSample:
-    """What the agent sees: borrowed work that uses all it has leased, as far as the owner leaves it that."""
+    """The agent's view: borrowed work that uses all it has leased, as far as the owner leaves it that."""
     attempts = tuple(
         Borrowed(
             lease.id,

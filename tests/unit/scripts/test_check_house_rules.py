@@ -1,4 +1,4 @@
-"""`scripts/check_house_rules.py`: what it says of files that break a rule, and of those that do not."""
+"""`scripts/check_house_rules.py`: problems of files that break a rule, and none for the others."""
 
 from __future__ import annotations
 

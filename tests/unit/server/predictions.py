@@ -7,8 +7,7 @@ from pathlib import Path
 
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.control.views import Viewer
-from distributed_grid.prediction.task_runs import TaskRun, TierSettings
-from distributed_grid.prediction.task_shape import task_shape
+from distributed_grid.prediction.task_runs import TaskRun, TierSettings, task_shape
 from distributed_grid.server.prediction.service import PredictionService
 
 MB = 1024**2

@@ -1,4 +1,4 @@
-"""One client's connection: what cannot be taken is refused, and what the daemon keeps for a client is bounded."""
+"""One client's connection: malformed requests are refused, and the daemon's memory for a client is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated world is made of does what it says: time, links, machines, and the control plane's disk."""
+"""Parts of the simulated world: time, links, machines, and the control plane's disk."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ QUIET = {
 
 
 def shipped(root: Path, *, own: tuple[Path, ...] = ()) -> set[str]:
-    """What is left in of the tree, directories included."""
+    """Shipped part of the tree, directories included."""
     fd = os.open(root, os.O_RDONLY)
     try:
         survey = Survey(fd, str(root), limit_bytes=10**9, limit_files=10**6)

@@ -50,7 +50,7 @@ def request_boost(
     """Request a boost for a node; None for a dry run, whose verdict is printed."""
     if options["only"] and not options["source"]:
         raise BadInput("--only goes with --source NODE")
-    found = session.call(
+    answer = session.call(
         "request_boost",
         request_id=uuid.uuid4().hex,
         target=target,
@@ -63,14 +63,14 @@ def request_boost(
         wait_seconds=options["wait"],
         dry_run=options["dry_run"],
     )
-    if found["note"]:
-        echo(printable(f"grid: {found['note']}"), err=True)
+    if answer["note"]:
+        echo(printable(f"grid: {answer['note']}"), err=True)
     if not options["dry_run"]:
-        return found
-    lease, decision = found["allocation"], found["decision"]
+        return answer
+    lease, decision = answer["allocation"], answer["decision"]
     asked = format_amount(lease["resource_type"], lease["amount"])
     if decision["node_id"] is None:
-        verdict, text = "wait", f"would wait for {asked}: {'; '.join(found['reasons'])}"
+        verdict, text = "wait", f"would wait for {asked}: {'; '.join(answer['reasons'])}"
     else:
         verdict, text = "grant", f"{decision['node_id']} would lend {asked} to {lease['target_node']}"
     print_answer(session, {**decision, "verdict": verdict}, printable(text))
@@ -87,7 +87,6 @@ def granted_lines(found: dict[str, Any]) -> list[str]:
 
 
 def use_text(boost: dict[str, Any]) -> str:
-    """The command that uses a boost."""
     text = f"use it: grid boost run {boost['boost_id']} -- COMMAND"
     return f"{text}; in a Ray program: with boost.use()" if boost["placement_group"] else text
 
@@ -108,12 +107,11 @@ def lent_text(lease: dict[str, Any], source: str) -> str:
 @boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
-    found = session.query("list_boosts", node=node)
-    print_answer(session, found, status_text(found))
+    answer = session.query("list_boosts", node=node)
+    print_answer(session, answer, status_text(answer))
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The boosts, summed up and one by one, and the warnings."""
     boosts, totals = found["boosts"], found["totals"]
     head = counted(found["active_boosts"], "active boost")
     if totals:
@@ -127,7 +125,7 @@ def status_text(found: dict[str, Any]) -> str:
             boost["target_node"],
             boost["resource_type"],
             format_amount(boost["resource_type"], boost["amount"]),
-            *([_used(boost)] if automatic else []),
+            *([used_text(boost)] if automatic else []),
             "recovered, not confirmed yet" if boost["recovered"] else boost["state"],
             format_time(boost["allocated_at"]),
             format_time(boost["expires_at"]),
@@ -144,7 +142,7 @@ def status_text(found: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _used(boost: dict[str, Any]) -> str:
+def used_text(boost: dict[str, Any]) -> str:
     """The used part of an automatic boost; of the others the grid does not know."""
     used = boost["used_amount"]
     if used is None:

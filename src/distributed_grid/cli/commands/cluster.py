@@ -80,7 +80,8 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool, 
 
 @cluster.command(_names)
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
-    """Each node: its state and its link, what it has free and lent, its versions, and why it does not lend more."""
+    """Each node: its state and link, its free and lent resources, its versions, and the reasons why it lends no
+    more."""
     view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", nodes))
     found, ray = view["nodes"], view["ray"]
     rows = [
@@ -104,7 +105,15 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
         *("VERSION", "PYTHON", "RAY", "HEARD", "DETAIL"),
     )
     shown = table(*narrowed(headings, rows, terminal_width()), empty="no nodes")
-    print_answer(session, found, "\n".join([shown, *_ray_lines(ray)]))
+    if ray is None:
+        ray_lines = []
+    else:
+        lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
+        lines.append(f"  dashboard  {printable(ray['dashboard'])}")
+        lines.append(f"  client     {printable(ray['client'])}")
+        lines.append(f"  {ray_hint(ray)}; on a node: grid cluster env NODE")
+        ray_lines = [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
+    print_answer(session, found, "\n".join([shown, *ray_lines]))
 
 
 @cluster.command(Argument("node", required=False))
@@ -192,19 +201,8 @@ def ray_hint(ray: dict[str, Any] | None) -> str:
     return hint + ENTER_DASHBOARD if ray["authenticated"] and ray["dashboard"] else hint
 
 
-def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
-    """The grid's Ray in a few lines; none where there is none."""
-    if ray is None:
-        return []
-    lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
-    lines.append(f"  dashboard  {printable(ray['dashboard'])}")
-    lines.append(f"  client     {printable(ray['client'])}")
-    lines.append(f"  {ray_hint(ray)}; on a node: grid cluster env NODE")
-    return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
-
-
 def _selection(verb: str, nodes: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of every request about nodes: the operation, the nodes, and parts of the caller's environment."""
+    """Fields of every request about nodes: the operation, the nodes, and parts of the caller's environment."""
     auth_sock = os.environ.get("SSH_AUTH_SOCK", "")
     return {"verb": verb, "nodes": nodes, "auth_sock": auth_sock, "environ": _inherited_variables()}
 

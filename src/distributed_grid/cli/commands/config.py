@@ -66,11 +66,11 @@ def check(session: CliSession, path: str | None, providers: bool) -> int:
             listens_on = str(json.loads((session.state_dir.host_dir / "listen.json").read_text()).get("host", ""))
         reports = [dict(report_view(one)) for one in check_providers(found, listens_on=listens_on)]
         lines += [] if reports else ["no providers"]
-        for one in reports:
-            lines.append(f"{one['provider']}: {'can be used' if one['ok'] else 'cannot be used'}")
-            lines += [f"  problem: {problem}" for problem in one["problems"]]
-            lines += [f"  {check}" for check in one["checks"]]
-        answer |= {"ok": all(one["ok"] for one in reports), "providers": reports}
+        for report in reports:
+            lines.append(f"{report['provider']}: {'can be used' if report['ok'] else 'cannot be used'}")
+            lines += [f"  problem: {problem}" for problem in report["problems"]]
+            lines += [f"  {check}" for check in report["checks"]]
+        answer |= {"ok": all(report["ok"] for report in reports), "providers": reports}
     print_answer(session, answer, "\n".join(printable(line) for line in lines))
     return 0 if answer["ok"] else 1
 

@@ -68,7 +68,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 @token.command(name="list")
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
-    found = session.query("list_tokens")["tokens"]
+    tokens = session.query("list_tokens")["tokens"]
     rows = [
         (
             one["token_id"],
@@ -79,10 +79,10 @@ def list_(session: CliSession) -> None:
             format_time(one["expires_at"]),
             one["problem"] or "good",
         )
-        for one in found
+        for one in tokens
     ]
     print_answer(
-        session, found, table(("TOKEN", "USER", "TEAM", "ADMIN", "CREATED", "EXPIRES", "STATE"), rows, empty="none")
+        session, tokens, table(("TOKEN", "USER", "TEAM", "ADMIN", "CREATED", "EXPIRES", "STATE"), rows, empty="none")
     )
 
 
@@ -120,7 +120,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
     text = JoinToken(addresses, made["fingerprint"], token_id, secret).text()
     shown = {**made["join_token"], "join_token": text, "addresses": list(addresses)}
     print_answer(session, {**shown, "fingerprint": made["fingerprint"] or None}, text)
-    if not session.json and all(one.startswith(("127.", "localhost", "[::1]")) for one in addresses):
+    if not session.json and all(where.startswith(("127.", "localhost", "[::1]")) for where in addresses):
         advice = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
         note(f"the control plane listens on {', '.join(addresses)}: {advice}")
 
@@ -128,7 +128,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 @join_token.command(name="list")
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
-    found = session.query("list_join_tokens")["join_tokens"]
+    join_tokens = session.query("list_join_tokens")["join_tokens"]
     rows = [
         (
             one["token_id"],
@@ -138,9 +138,11 @@ def list_join(session: CliSession) -> None:
             format_time(one["expires_at"]),
             one["problem"] or ("used" if one["used_by"] else "good"),
         )
-        for one in found
+        for one in join_tokens
     ]
-    print_answer(session, found, table(("TOKEN", "NODE", "USED BY", "USED", "EXPIRES", "STATE"), rows, empty="none"))
+    print_answer(
+        session, join_tokens, table(("TOKEN", "NODE", "USED BY", "USED", "EXPIRES", "STATE"), rows, empty="none")
+    )
 
 
 @join_token.command(Argument("token_id"), name="revoke")

@@ -41,7 +41,7 @@ def distribute() -> None:
 
 @distribute.command()
 def status(session: CliSession) -> None:
-    """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
+    """Each node: whether it takes work, its free resources, its rank, and the reasons for keeping the rest."""
     nodes = session.query("get_status")["nodes"]
     rows = [
         (

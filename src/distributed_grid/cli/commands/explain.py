@@ -29,8 +29,8 @@ def explain(session: CliSession, id_: str) -> None:
     ID is a job, a lease, a move or a request, also one that was refused; any unique prefix will do. Of a node it tells
     what automatic offloading does there, and why.
     """
-    found = session.query("explain", id=id_)
-    print_answer(session, found, "\n".join(explanation_lines(found)))
+    answer = session.query("explain", id=id_)
+    print_answer(session, answer, "\n".join(explanation_lines(answer)))
 
 
 def explanation_lines(found: View) -> Iterator[str]:
@@ -62,7 +62,28 @@ def explanation_lines(found: View) -> Iterator[str]:
         yield from _rows("offloading", [*moved_or_left, *degraded])
     for place in found["placements"]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
-        yield from _placement(place, one_of=len(found["placements"]), show_end=not last)
+        name = "place" if len(found["placements"]) == 1 else f"attempt {place['number']}"
+        since = place["started_at"] or place["assigned_at"]
+        until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
+        yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{format_time(since)}{until}")
+        decision = place["decision"]
+        if decision is not None:
+            yield from _rows("why there", decision["reasoning"])
+            yield _row("confidence", f"{100 * decision['confidence']:.1f} %")
+            second = decision["alternatives"]
+            wide = max((len(one["node_id"]) for one in second), default=0)
+            yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
+            compared = decision["scores"] if len(decision["scores"]) > 1 else []
+            wide = max((len(one["node_id"]) for one in compared), default=0)
+            measure = _SCORED.get(decision["strategy"], "room")
+            scores = []
+            for one in compared:
+                first = f"{one['criterion']}; " if one["criterion"] else ""
+                room, priority = plain_number(one["room"]), plain_number(one["priority"])
+                scores.append(f"{one['node_id']:{wide}}  {first}{measure} {room} + priority {priority}")
+            yield from _rows("scores", scores)
+        if place["outcome"] and not last:
+            yield _row("then", _how_it_ended(place))
     moves = (
         f"{move['move_id']}, {move['source_node']} to {move['target_node']}, {move['end'] or move['state']}"
         + _because(move["problem"])
@@ -76,7 +97,7 @@ def explanation_lines(found: View) -> Iterator[str]:
 
 
 def _node(found: View) -> Iterator[str]:
-    """The command that starts a node, the resources it gave back unused, and what automatic offloading did there."""
+    """Command that starts a node, resources it gave back unused, and the latest automatic offloading there."""
     seen, events = found["offloading"], found["events"]
     if found["state"] == "stopped":
         yield _row("start it", f"grid cluster start {found['id']}")
@@ -87,13 +108,12 @@ def _node(found: View) -> Iterator[str]:
         yield _row("offloading", "nothing moves by itself here: automatic offloading has not looked at it")
     else:
         yield _row("offloading", f"{format_time(seen['look']['at'])}: {seen['look']['reason']}")
-        yield from _rows("jobs", (f"{one['job_id']}: {one['reason']}" for one in seen["look"]["jobs"]))
-    lines = (f"{format_time(one['time'])} {one['type']} {one['subject']}: {one['reason']}" for one in events)
+        yield from _rows("jobs", (f"{job['job_id']}: {job['reason']}" for job in seen["look"]["jobs"]))
+    lines = (f"{format_time(event['time'])} {event['type']} {event['subject']}: {event['reason']}" for event in events)
     yield from _rows("events", lines)
 
 
 def _move_lines(move: View, events: Iterable[View]) -> Iterator[str]:
-    """A move from its request on."""
     what = f"job {move['job_id']}" if move["pid"] is None else f"process {move['pid']}"
     how = move["end"] or move["state"]
     yield printable(f"{move['move_id']} is {how}: {what} leaves {move['source_node']} for {move['target_node']}")
@@ -137,10 +157,10 @@ def _waiting(waiting: View) -> Iterator[str]:
     yield from _rows("ahead", ahead)
     starts = format_time(waiting["estimated_start"]) if waiting["estimated_start"] else "not known"
     yield _row("starts", f"{starts}: {waiting['start_reason']}")
-    names = [one["node_id"] or "" for one in waiting["reasons"]]
+    names = [reason["node_id"] or "" for reason in waiting["reasons"]]
     wide = max(map(len, names), default=0)
-    why = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
-    yield from _rows("why not now", why)
+    lines = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
+    yield from _rows("why not now", lines)
 
 
 def machine_end_lines(end: View) -> Iterator[str]:
@@ -155,36 +175,6 @@ def machine_end_lines(end: View) -> Iterator[str]:
 def _neighbour(one: View) -> str:
     name = one["job_id"] or one["allocation_id"]
     return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
-
-
-def _placement(place: View, *, one_of: int, show_end: bool) -> Iterator[str]:
-    name = "place" if one_of == 1 else f"attempt {place['number']}"
-    since = place["started_at"] or place["assigned_at"]
-    until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
-    yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{format_time(since)}{until}")
-    decision = place["decision"]
-    if decision is not None:
-        yield from _rows("why there", decision["reasoning"])
-        yield _row("confidence", f"{100 * decision['confidence']:.1f} %")
-        second = decision["alternatives"]
-        wide = max((len(one["node_id"]) for one in second), default=0)
-        yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
-        yield from _rows("scores", _scores(decision))
-    if place["outcome"] and show_end:
-        yield _row("then", _how_it_ended(place))
-
-
-def _scores(decision: View) -> Iterator[str]:
-    """The scores that were compared, part by part; nothing where there was only one."""
-    compared = decision["scores"]
-    if len(compared) < 2:
-        return
-    wide = max(len(one["node_id"]) for one in compared)
-    what = _SCORED.get(decision["strategy"], "room")
-    for one in compared:
-        first = f"{one['criterion']}; " if one["criterion"] else ""
-        room, priority = plain_number(one["room"]), plain_number(one["priority"])
-        yield f"{one['node_id']:{wide}}  {first}{what} {room} + priority {priority}"
 
 
 _SCORED = {

@@ -88,6 +88,25 @@ def show(session: CliSession, job_id: str) -> None:
     detached = None
     if job.get("detached_at") is not None:
         detached = f"{format_time(job['detached_at'])}, {job['detached_reason']}; its output: {follow_command(job)}"
+    if job["state"] != "queued":
+        limit = None
+    elif job["wait_seconds"] is None or job["attempts"]:
+        limit = "until it starts or is cancelled"
+    else:
+        limit = f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
+    found = job.get("checkpoint")
+    if found is None:
+        checkpoint = None
+    else:
+        notes = []
+        if found["attempt"] is not None:
+            files = counted(found["files"], "file")
+            notes.append(f"{files}, {format_size(found['bytes'])}, of attempt {found['attempt']}")
+        if found["awaited_attempt"] is not None:
+            notes.append(f"that of attempt {found['awaited_attempt']} is being brought")
+        if found["problem"] is not None:
+            notes.append(f"not brought: {found['problem']}")
+        checkpoint = "; ".join(notes)
     shown = [
         ("job", job["job_id"]),
         ("state", job["state"]),
@@ -101,10 +120,10 @@ def show(session: CliSession, job_id: str) -> None:
         ("takes", takes),
         ("priority", job["priority"]),
         ("submitted", format_time(job["submitted_at"])),
-        ("waits", _wait(job)),
+        ("waits", limit),
         ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
-        ("checkpoint", _checkpoint(job)),
+        ("checkpoint", checkpoint),
         ("restartable", "yes" if job["restartable"] else None),
         ("moved", format_time(job["moved_at"])),
         ("files", delivery_text(job["delivery"])),
@@ -125,46 +144,18 @@ def show(session: CliSession, job_id: str) -> None:
         if attempt.get("checkpoint_at"):
             parts.append(f"last checkpoint {format_time(attempt['checkpoint_at'])}")
         if attempt["memory_limit_gb"]:
-            parts.append(_memory(job, attempt))
+            size = format_amount("memory", attempt["memory_limit_gb"])
+            if not (job["sizing"] is not None and job["sizing"]["may_outgrow"]):
+                memory_text = f"limit {size}"
+            else:
+                grown = f", grown {counted(attempt['growths'], 'time')}" if attempt["growths"] else ""
+                refused = f", not larger ({attempt['growth_refused']})" if attempt["growth_refused"] else ""
+                memory_text = f"{size} leased{grown}{refused}"
+            parts.append(memory_text)
         if attempt["outcome"]:
             parts.append(format_outcome(attempt))
         lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     print_answer(session, job, "\n".join(lines))
-
-
-def _memory(job: dict[str, Any], attempt: dict[str, Any]) -> str:
-    """The memory limit of an attempt, or the size of its lease where that may grow, and its growth."""
-    size = format_amount("memory", attempt["memory_limit_gb"])
-    if not (job["sizing"] is not None and job["sizing"]["may_outgrow"]):
-        return f"limit {size}"
-    grown = f", grown {counted(attempt['growths'], 'time')}" if attempt["growths"] else ""
-    refused = f", not larger ({attempt['growth_refused']})" if attempt["growth_refused"] else ""
-    return f"{size} leased{grown}{refused}"
-
-
-def _checkpoint(job: dict[str, Any]) -> str | None:
-    """The content of the checkpoint directory for the next attempt; None where no attempt has left anything."""
-    found = job.get("checkpoint")
-    if found is None:
-        return None
-    parts = []
-    if found["attempt"] is not None:
-        files = counted(found["files"], "file")
-        parts.append(f"{files}, {format_size(found['bytes'])}, of attempt {found['attempt']}")
-    if found["awaited_attempt"] is not None:
-        parts.append(f"that of attempt {found['awaited_attempt']} is being brought")
-    if found["problem"] is not None:
-        parts.append(f"not brought: {found['problem']}")
-    return "; ".join(parts)
-
-
-def _wait(job: dict[str, Any]) -> str | None:
-    """The time limit of a queued job's wait for resources; one that has run before does not give up."""
-    if job["state"] != "queued":
-        return None
-    if job["wait_seconds"] is None or job["attempts"]:
-        return "until it starts or is cancelled"
-    return f"at most {format_span(job['wait_seconds'], '.3g')} for resources"
 
 
 @jobs.command(
@@ -220,13 +211,11 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     with session.client(any_config=True) as client:
         cancelled = cancel_jobs(client, job_ids)
     _forget(session, cancelled)
-    print_answer(session, cancelled, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in cancelled))
-
-
-def _fate(job: dict[str, Any]) -> str:
-    if job["state"] != "ended":
-        return "stopping"
-    return "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
+    lines = []
+    for job in cancelled:
+        end = "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
+        lines.append(f"{job['job_id']}: {end if job['state'] == 'ended' else 'stopping'}")
+    print_answer(session, cancelled, "\n".join(lines))
 
 
 @jobs.command(
@@ -266,7 +255,6 @@ def _ended(client: Client, name: str, deadline: float | None) -> dict[str, Any]:
 
 
 def _forget(session: CliSession, shown: Iterable[dict[str, Any]]) -> None:
-    """Remove the ended jobs among those that are shown from the ones to wait for."""
     from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
 
     with contextlib.suppress(OSError):  # then they are shown once more

@@ -18,8 +18,7 @@ UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
 SHOWN_EVENTS = 100
 PAGE_EVENTS = 1000
-TYPE_WIDTH = 14
-"""Longer types of events are rare."""
+TYPE_WIDTH = 14  # longer types of events are rare
 AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
 
 

@@ -57,7 +57,7 @@ def memory() -> None:
 def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
     with directory_of(session) as directory:
-        found = directory.call(
+        block = directory.call(
             "allocate_block",
             request_id=uuid.uuid4().hex,
             size=size,
@@ -66,7 +66,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
             ttl_seconds=ttl,
             name=key,
         )["block"]
-    _print_created(session, found, node)
+    _print_created(session, block, node)
 
 
 @memory.command(Argument("names", metavar="ID|KEY...", nargs=-1, required=True))
@@ -129,8 +129,8 @@ def list_(session: CliSession) -> None:
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with directory_of(session, query_only=True) as directory:
-        found = directory.call("get_memory_stats")
-    print_answer(session, found, stats_text(found))
+        answer = directory.call("get_memory_stats")
+    print_answer(session, answer, stats_text(answer))
 
 
 def directory_of(
@@ -166,20 +166,19 @@ def _print_created(session: CliSession, block: Mapping[str, Any], preferred: str
 
 
 def created_text(block: Mapping[str, Any]) -> str:
-    """A block that was just allocated, in lines."""
     size, until = format_size(length_of(block)), format_time(block["expires_at"])
     where = f"{size} on {_locations(block)}{_name_suffix(block)}, until {until}"
     return f"block {block['block_id']}\n{printable(where)}"
 
 
 def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
-    """The blocks, one a line."""
     short = unique_prefixes(block["block_id"] for block in blocks)
     rows = [
         (
             short[block["block_id"]],
             block["name"],
-            format_size(length_of(block)) + _held(block),
+            format_size(length_of(block))
+            + (f" (holds {format_size(block['size'])})" if length_of(block) > block["size"] else ""),
             _locations(block),
             block["copies"],
             block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
@@ -191,7 +190,7 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
 
 
 def stats_text(found: dict[str, Any]) -> str:
-    """What is held in all, and node by node."""
+    """Memory held in all, and node by node."""
     count = found["blocks"]
     parts = [f"{count} block{'' if count == 1 else 's'}, {format_size(found['bytes'])}"]
     if found["bytes_on_disk"]:
@@ -209,11 +208,6 @@ def stats_text(found: dict[str, Any]) -> str:
     ]
     shown = table(("NODE", "BLOCKS", "HELD", "STILL LENDS", "MEMORY SERVER"), rows, empty="no nodes")
     return f"{', '.join(parts)}\n\n{shown}"
-
-
-def _held(block: Mapping[str, Any]) -> str:
-    """How much memory the block of a compressed value holds."""
-    return f" (holds {format_size(block['size'])})" if length_of(block) > block["size"] else ""
 
 
 def _locations(block: Mapping[str, Any]) -> str:

@@ -56,8 +56,8 @@ def offload() -> None:
 )
 def scan(session: CliSession, node: str, all_: bool) -> None:
     """Processes and jobs that could run elsewhere: why, by which way, where to and how sure; and why others cannot."""
-    found = session.query("scan_offload", node=node)
-    print_answer(session, found, "\n\n".join(scan_parts(found, node, everything=all_)))
+    answer = session.query("scan_offload", node=node)
+    print_answer(session, answer, "\n\n".join(scan_parts(answer, node, everything=all_)))
 
 
 @offload.command(
@@ -84,8 +84,8 @@ def scan(session: CliSession, node: str, all_: bool) -> None:
 def execute(session: CliSession, /, **options: Any) -> int:
     """Move a process or a job to another node, and follow the move until the work runs there.
 
-    A restart begins from the beginning: what the work has sent or written by then happens again. Ctrl-C leaves the move
-    going; `grid offload cancel` ends it while the original can still go on.
+    A restart begins from the beginning: everything sent or written before happens again. Ctrl-C leaves the move going;
+    `grid offload cancel` ends it while the original can still go on.
     """
     if bool(options["subject"]) == options["all_recommended"]:
         raise BadInput("name a pid or a job, or use --all-recommended")
@@ -95,7 +95,23 @@ def execute(session: CliSession, /, **options: Any) -> int:
     refused = False
     with session.client() as client:
         if options["all_recommended"]:
-            for subject, node, seen in _recommended(client, options):
+            chosen = []
+            for proposal in client.call("scan_offload", node=options["node"])["proposals"]:
+                if not (proposal["recommended"] and proposal["movable"]):
+                    continue
+                if proposal["needs_consent"] and not options["consent"]:
+                    echo(
+                        printable(f"grid: {subject_of(proposal)} is left: it needs your consent (--consent)"), err=True
+                    )
+                    continue
+                process = proposal["process"] or {}
+                identity = {
+                    "pid_start": process.get("pid_start", 0),
+                    "directory": process.get("cwd", ""),
+                    "shape": proposal["shape"] or "",
+                }
+                chosen.append((subject_of(proposal), proposal["node_id"], identity))
+            for subject, node, seen in chosen:
                 try:
                     rows.append(_execute(client, options, subject, node, seen))
                 except (Refused, Conflict) as refusal:  # the others can be moved all the same
@@ -111,29 +127,10 @@ def execute(session: CliSession, /, **options: Any) -> int:
     return 1 if refused or any(row["end"] in FAILED_ENDS for row in rows) else 0
 
 
-def _recommended(client: Client, options: Row) -> list[tuple[str, str, Row]]:
-    """The moves that a scan advises: pid or job, node, identity of the process. Those without consent are named."""
-    chosen = []
-    for row in client.call("scan_offload", node=options["node"])["proposals"]:
-        if not (row["recommended"] and row["movable"]):
-            continue
-        if row["needs_consent"] and not options["consent"]:
-            echo(printable(f"grid: {subject_of(row)} is left: it needs your consent (--consent)"), err=True)
-            continue
-        process = row["process"] or {}
-        seen = {
-            "pid_start": process.get("pid_start", 0),
-            "directory": process.get("cwd", ""),
-            "shape": row["shape"] or "",
-        }
-        chosen.append((subject_of(row), row["node_id"], seen))
-    return chosen
-
-
 def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | None = None) -> Row:
     move_id = f"move-{os.urandom(6).hex()}"
     try:
-        found = client.call(
+        answer = client.call(
             "execute_offload",
             move_id=move_id,
             subject=subject,
@@ -148,7 +145,7 @@ def _execute(client: Client, options: Row, subject: str, node: str, seen: Row | 
     except KeyboardInterrupt:
         echo(f"grid: {move_id} may have begun; see `grid offload status {move_id}`", err=True)
         raise
-    row: Row = found["move"]
+    row: Row = answer["move"]
     return row
 
 
@@ -189,9 +186,9 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
         row = session.query("get_move", move_id=move_id)["move"]
         print_answer(session, row, "\n".join(move_lines(row)))
         return
-    found = session.query("list_moves", all=all_)
-    print_answer(session, found["moves"], moves_table(found["moves"]))
-    if found["more"]:
+    answer = session.query("list_moves", all=all_)
+    print_answer(session, answer["moves"], moves_table(answer["moves"]))
+    if answer["more"]:
         note("only the moves that ended last are listed; `grid events --type move-ended` has all")
 
 
@@ -199,7 +196,7 @@ def status(session: CliSession, move_id: str | None, all_: bool) -> None:
 def cancel(session: CliSession, move_ids: tuple[str, ...]) -> None:
     """End moves; the original goes on as it was. Refused once it has been ended: then cancel its job."""
     with session.client(any_config=True) as client:
-        rows = [client.call("cancel_move", move_id=one)["move"] for one in move_ids]
+        rows = [client.call("cancel_move", move_id=move_id)["move"] for move_id in move_ids]
     print_answer(session, rows, "\n".join(map(cancel_text, rows)))
 
 
@@ -237,10 +234,10 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
     if len(chosen) + status > 1:
         raise BadInput("use one of --enable, --disable, --reset and --status")
     if chosen:
-        found = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
+        auto_offload = session.call("set_auto_offload", action=chosen[0])["auto_offload"]
     else:
-        found = session.query("get_auto_offload")["auto_offload"]
-    print_answer(session, found, "\n".join(auto_lines(found)))
+        auto_offload = session.query("get_auto_offload")["auto_offload"]
+    print_answer(session, auto_offload, "\n".join(auto_lines(auto_offload)))
 
 
 @offload.command(
@@ -255,7 +252,7 @@ def auto(session: CliSession, enable: bool, disable: bool, reset: bool, status: 
     Option("-n", "--node", default="", metavar="NODE", help="Proposals of this node (default: of all above a mark)."),
 )
 def watch(session: CliSession, interval: float, node: str) -> None:
-    """Pressure, proposals and moves as they change, until Ctrl-C; where the output is no terminal, what has changed."""
+    """Pressure, proposals and moves as they change, until Ctrl-C; without a terminal, a line for each change."""
     watch_offload(session, interval, node)
 
 

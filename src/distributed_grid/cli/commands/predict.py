@@ -64,7 +64,30 @@ def record(session: CliSession, /, **options: Any) -> None:
         if given:
             raise BadInput("with --from everything is in the file: give no task and no amounts")
         messages = []  # all of them, so that a mistake is found before the first is recorded
-        for number, one in enumerate(_executions(options["file"]), 1):
+        file = options["file"]
+        try:
+            if file == "-":
+                content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+            else:
+                with open(file, "rb") as opened:
+                    content = opened.read(MAX_FILE_BYTES + 1)
+        except OSError as failure:
+            raise BadInput(f"cannot read {file}: {failure.strerror}") from None
+        if len(content) > MAX_FILE_BYTES:
+            raise BadInput(f"{file} is larger than {format_size(MAX_FILE_BYTES)}")
+        try:
+            decoded = content.decode()
+            try:
+                parsed = json.loads(decoded)
+            except json.JSONDecodeError:
+                parsed = [json.loads(line) for line in decoded.splitlines() if line.strip()]
+        except ValueError as failure:
+            raise BadInput(f"{file} is no JSON: {failure}") from None
+        entries = parsed if isinstance(parsed, list) else [parsed]
+        for index, entry in enumerate(entries, 1):
+            if not isinstance(entry, dict) or not entry.get("task_id"):
+                raise BadInput(f"execution {index} of {file}: needs an object with a task_id")
+        for number, one in enumerate(entries, 1):
             try:
                 messages.append(execution_fields(one["task_id"], one))
             except BadInput as problem:
@@ -98,18 +121,18 @@ def record(session: CliSession, /, **options: Any) -> None:
     interspersed=False,
 )
 def show(session: CliSession, /, **options: Any) -> None:
-    """What the next run of COMMAND, or of a task type, needs; without either, what is known at all."""
+    """Needs of the next run of COMMAND, or of a task type; without either, all known types."""
     if not options["command"] and not options["task_type"]:
         found = session.query("list_task_types", limit=options["limit"] or LISTED_TYPES)
         rows = [
             (
-                one["samples"],
-                one["tier"] or "-",
-                "-" if one["confidence"] is None else f"{one['confidence']:.2f}",
-                format_time(one["last_run_at"]),
-                one["key"],
+                task_type["samples"],
+                task_type["tier"] or "-",
+                "-" if task_type["confidence"] is None else f"{task_type['confidence']:.2f}",
+                format_time(task_type["last_run_at"]),
+                task_type["key"],
             )
-            for one in found["task_types"]
+            for task_type in found["task_types"]
         ]
         headings = ("RUNS", "TIER", "CONFIDENCE", "LAST RUN", "KEY")
         text = table(headings, rows, empty="no runs are known; jobs of the grid are recorded as they end")
@@ -118,7 +141,19 @@ def show(session: CliSession, /, **options: Any) -> None:
             note(f"only the {LISTED_TYPES} types that ran last are listed: --limit N lists more of them")
         return
     found = session.query("predict_task", **_task_fields(options))["prediction"]
-    print_answer(session, found, _prediction_text(found))
+    memory = "no limit: not known"
+    if found["memory_mb"] is not None:
+        reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
+        memory = f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
+    facts = [("memory", memory)]
+    facts += [("run time", "not known" if found["run_seconds"] is None else format_span(found["run_seconds"], ".3g"))]
+    facts += [("cores", f"{found['cpu_cores']:.2f}")] if found["cpu_cores"] is not None else []
+    facts += [("GPU memory", _mb(found["gpu_memory_mb"]))] if found["gpu_memory_mb"] is not None else []
+    facts += [("tier", f"{found['tier']}, confidence {found['confidence']:.2f}, {_count(found['samples'], 'run')}")]
+    facts += [("why", line) for line in found["why"]]
+    print_answer(
+        session, found, "\n".join(map(printable, [found["key"], *(f"  {name:<11}{value}" for name, value in facts)]))
+    )
 
 
 @predict.command()
@@ -175,47 +210,6 @@ def _parameter(text: str) -> tuple[str, float | str]:
 
 def _size(text: str) -> int:
     return parse_size(text) if text else 0
-
-
-def _executions(file: str) -> list[dict[str, Any]]:
-    """The executions in a file: one object, a list, or one object a line."""
-    try:
-        if file == "-":
-            content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            with open(file, "rb") as opened:
-                content = opened.read(MAX_FILE_BYTES + 1)
-    except OSError as failure:
-        raise BadInput(f"cannot read {file}: {failure.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise BadInput(f"{file} is larger than {format_size(MAX_FILE_BYTES)}")
-    try:
-        text = content.decode()
-        try:
-            parsed = json.loads(text)
-        except json.JSONDecodeError:
-            parsed = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as failure:
-        raise BadInput(f"{file} is no JSON: {failure}") from None
-    found = parsed if isinstance(parsed, list) else [parsed]
-    for number, one in enumerate(found, 1):
-        if not isinstance(one, dict) or not one.get("task_id"):
-            raise BadInput(f"execution {number} of {file}: needs an object with a task_id")
-    return found
-
-
-def _prediction_text(found: dict[str, Any]) -> str:
-    memory = "no limit: not known"
-    if found["memory_mb"] is not None:
-        reruns = ", ".join(map(_mb, found["rerun_memory_mb"]))
-        memory = f"{_mb(found['memory_mb'])}; should it run over: {reruns}"
-    rows = [("memory", memory)]
-    rows += [("run time", "not known" if found["run_seconds"] is None else format_span(found["run_seconds"], ".3g"))]
-    rows += [("cores", f"{found['cpu_cores']:.2f}")] if found["cpu_cores"] is not None else []
-    rows += [("GPU memory", _mb(found["gpu_memory_mb"]))] if found["gpu_memory_mb"] is not None else []
-    rows += [("tier", f"{found['tier']}, confidence {found['confidence']:.2f}, {_count(found['samples'], 'run')}")]
-    rows += [("why", line) for line in found["why"]]
-    return "\n".join(map(printable, [found["key"], *(f"  {name:<11}{value}" for name, value in rows)]))
 
 
 def _mb(value: float) -> str:

@@ -13,8 +13,7 @@ from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import counted, plain_number
 
-MAX_NODES = 5
-"""How many nodes a note names."""
+MAX_NODES = 5  # how many nodes a note names
 USED = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
 CAPACITIES = {"cpu": "cpu_cores", "memory": "memory_gb", "gpu": "gpus"}
 """Where the row of a node says how much it has."""
@@ -47,22 +46,22 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client(query_only=True) as client:
-        found = client.call("get_status")
+        answer = client.call("get_status")
         sharing = client.call("get_config")["config"]["resource_sharing"]
         levels = client.call("get_metrics", kind="levels")["levels"]
-    cooling = [node["node_id"] for node in found["nodes"] if node["cooling"]]
+    cooling = [node["node_id"] for node in answer["nodes"] if node["cooling"]]
     shown = {
         "enabled": sharing["enabled"],
         "mode": sharing["mode"],
         "policy": sharing["policy"],
-        "offers": found["offers"],
-        "allocations": found["allocations"],
-        "waiting": found["waiting"],
+        "offers": answer["offers"],
+        "allocations": answer["allocations"],
+        "waiting": answer["waiting"],
         "cooling": cooling,
-        "notes": sharing_notes(found, sharing, levels),
+        "notes": sharing_notes(answer, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
-    parts = [*sharing_parts(shown, found["omitted"]["allocations"], head), f"{found['waiting']} waiting"]
+    parts = [*sharing_parts(shown, answer["omitted"]["allocations"], head), f"{answer['waiting']} waiting"]
     if cooling:
         parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
     parts += [printable(note) for note in shown["notes"]]
@@ -108,10 +107,10 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[s
         notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
     elif not found["offers"]:
         keeps = [f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"]]
-        why = "; ".join(named_in_part(keeps, MAX_NODES))
+        reason = "; ".join(named_in_part(keeps, MAX_NODES))
         notes.append(
-            f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
-            "node"
+            f"Resources not being shared: {reason or 'no nodes'}; check the thresholds, can_share and max_share_… of "
+            "each node"
         )
     notes += _pressure_notes(found, levels, sharing["thresholds"])
     if found["waiting"]:
@@ -139,7 +138,18 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
         ]
         texts.append(f"{name}: {', '.join(uses)}")
         for kind, part in over.items():
-            boost = _boost_command(found["offers"], nodes[name], kind, part - marks[f"{kind}_pressure_high"])
+            borrower = nodes[name]
+            amounts = [
+                offer["amount"]
+                for offer in found["offers"]
+                if offer["state"] == "open"
+                and offer["resource_type"] == kind
+                and offer["node_id"] != borrower["node_id"]
+            ]
+            free = max(amounts, default=0.0)
+            free = math.floor(free) if free >= 1 else math.floor(10 * free) / 10
+            wanted = max(math.ceil((part - marks[f"{kind}_pressure_high"]) * borrower[CAPACITIES[kind]]), 1)
+            boost = f"grid boost request {borrower['node_id']} {kind} {plain_number(min(wanted, free))}" if free else ""
             boosts += [boost] if boost and kind not in unused else []
             is_hopeless = is_hopeless or not (boost or kind in unused)
     if not texts:
@@ -150,16 +160,3 @@ def _pressure_notes(found: dict[str, Any], levels: dict[str, dict[str, float]], 
     if is_hopeless:
         note += "; add nodes, raise the …_pressure_high marks, or look for what leaks there"
     return [note]
-
-
-def _boost_command(offers: list[dict[str, Any]], node: dict[str, Any], kind: str, excess: float) -> str:
-    """The boost that brings a node below its mark, or takes all the room of one other; empty without room."""
-    amounts = [
-        offer["amount"]
-        for offer in offers
-        if offer["state"] == "open" and offer["resource_type"] == kind and offer["node_id"] != node["node_id"]
-    ]
-    room = max(amounts, default=0.0)
-    room = math.floor(room) if room >= 1 else math.floor(10 * room) / 10
-    wanted = max(math.ceil(excess * node[CAPACITIES[kind]]), 1)
-    return f"grid boost request {node['node_id']} {kind} {plain_number(min(wanted, room))}" if room else ""

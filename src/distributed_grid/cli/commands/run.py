@@ -40,10 +40,8 @@ from distributed_grid.errors import BadInput, GridError, TimedOut
 
 WAIT_SECONDS = 300.0
 """Wait for resources of a command that is followed; a detached one waits until it starts or is cancelled."""
-CANCEL_SECONDS = 3.0
-"""Wait for the end of cancelled jobs."""
-DETACH_SECONDS = 5
-"""Time of the control plane to note that a job was detached."""
+CANCEL_SECONDS = 3.0  # wait for the end of cancelled jobs
+DETACH_SECONDS = 5  # time of the control plane to note that a job was detached
 MAX_REASON_CHARS = 200
 
 
@@ -160,34 +158,37 @@ def run_job(
             with session.client() as client:
                 accepted = submit(client)
             if options.get("dry_run"):
-                _print_verdict(session, accepted)
+                planned = accepted["job"]
+                asked = format_amount(planned["resource_type"], planned["amount"])
+                sized = f" ({format_sizing(planned['sizing'])})" if planned["sizing"] is not None else ""
+                if planned["state"] == "queued":
+                    text = f"would wait for {asked}{sized}: " + "; ".join(accepted["reasons"])
+                else:
+                    text = f"would run on {planned['node_id']} with {asked}{sized}"
+                    text += f"; {printable(accepted['note'])}" if accepted.get("note") else ""
+                print_answer(session, {"verdict": "wait" if planned["state"] == "queued" else "run", **accepted}, text)
                 return 0
             try:
-                return _attend_job(session, options, accepted, hangup)
+                job = accepted["job"]
+                if accepted.get("note"):
+                    echo(printable(f"grid: {accepted['note']}"), err=True)
+                if options["detach"]:
+                    note_detached(session, job)
+                    print_answer(session, job, job["job_id"])
+                    return 0
+                if accepted.get("reasons"):
+                    echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+                code = JobFollower(session, job["uid"], hangup).run()
+                if options["fetch"]:
+                    with hangup.may_leave():
+                        show_delivery(session, job["uid"])
+                return code
             except (HungUp, OutputFailed) as loss:
                 return detach_job(session, accepted["job"], loss, fetches=bool(options["fetch"]))
         except KeyboardInterrupt:
             with contextlib.suppress(GridError), session.client(may_start=False, any_config=True) as client:
                 client.call("cancel_job", job_id=request_id)
             return 130
-
-
-def _attend_job(session: CliSession, options: dict[str, Any], accepted: dict[str, Any], hangup: HangupWatch) -> int:
-    """Print the id of a detached job; follow another one and wait for its files. The exit code."""
-    job = accepted["job"]
-    if accepted.get("note"):
-        echo(printable(f"grid: {accepted['note']}"), err=True)
-    if options["detach"]:
-        note_detached(session, job)
-        print_answer(session, job, job["job_id"])
-        return 0
-    if accepted.get("reasons"):
-        echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-    code = JobFollower(session, job["uid"], hangup).run()
-    if options["fetch"]:
-        with hangup.may_leave():
-            show_delivery(session, job["uid"])
-    return code
 
 
 def detach_job(session: CliSession, job: dict[str, Any], loss: HungUp | OutputFailed, *, fetches: bool = False) -> int:
@@ -210,7 +211,7 @@ def detach_job(session: CliSession, job: dict[str, Any], loss: HungUp | OutputFa
 
 
 def way_back(job: dict[str, Any], *, fetches: bool = False) -> str:
-    """The command that shows the output of a job that nobody follows; its files come by themselves."""
+    """The command that shows the output of a job without a follower; its files come by themselves."""
     is_over = job["state"] == "ended"
     state, verb = ("has ended", "see its output") if is_over else ("goes on", "follow it")
     text = f"{job['job_id']} {state}; {verb} with: {follow_command(job)}"
@@ -218,7 +219,7 @@ def way_back(job: dict[str, Any], *, fetches: bool = False) -> str:
 
 
 def note_detached(session: CliSession, job: dict[str, Any]) -> None:
-    """Note a job for `grid jobs wait` without names; the job goes on where that fails."""
+    """Note a job for `grid jobs wait` without names; a failure does not end the job."""
     from distributed_grid.cli.unwaited_jobs import UnwaitedJobs
 
     try:
@@ -247,7 +248,6 @@ def current_directory() -> str:
 
 
 def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
-    """The variables of `--env`."""
     variables = {}
     for entry in given:
         name, equals, value = entry.partition("=")
@@ -261,18 +261,6 @@ def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
     return variables
 
 
-def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> None:
-    job = accepted["job"]
-    asked = format_amount(job["resource_type"], job["amount"])
-    sized = f" ({format_sizing(job['sizing'])})" if job["sizing"] is not None else ""
-    if job["state"] == "queued":
-        text = f"would wait for {asked}{sized}: " + "; ".join(accepted["reasons"])
-    else:
-        text = f"would run on {job['node_id']} with {asked}{sized}"
-        text += f"; {printable(accepted['note'])}" if accepted.get("note") else ""
-    print_answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
-
-
 class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
 
@@ -282,7 +270,7 @@ def _interrupt(number: int, stack: FrameType | None) -> None:
 
 
 def cancel_jobs(client: Client, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Cancel jobs and wait a moment until they are over; one that is not by then is still `stopping`."""
+    """Cancel jobs and wait a moment for their end; one that has not ended by then is still `stopping`."""
     jobs = [client.call("cancel_job", job_id=name)["job"] for name in names]
     deadline = time.monotonic() + CANCEL_SECONDS
     for at, job in enumerate(jobs):
@@ -297,8 +285,7 @@ class NoticePrinter:
     """Prints the notices about a job on stderr, each once."""
 
     def __init__(self) -> None:
-        self.seen = 0
-        """The number of the last notice."""
+        self.seen = 0  # the number of the last notice
         self._attempt = 1
 
     def show(self, notice: dict[str, Any]) -> None:
@@ -312,7 +299,7 @@ class NoticePrinter:
 
 
 class JobFollower:
-    """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
+    """Shows a job's output until it has ended, across restarts of the control plane."""
 
     def __init__(self, session: CliSession, uid: str, hangup: HangupWatch) -> None:
         self._session = session
@@ -322,8 +309,7 @@ class JobFollower:
         self._notices = NoticePrinter()
         self._cancelled = False
         self._output_closed = False
-        self.ended_job: dict[str, Any] | None = None
-        """The job as it ended, once it is known."""
+        self.ended_job: dict[str, Any] | None = None  # the job as it ended, once it is known
 
     def run(self) -> int:
         """The exit code. HungUp and OutputFailed leave the job as it is, unless it was cancelled before."""
@@ -369,20 +355,23 @@ class JobFollower:
             elif "notice" in part:
                 self._notices.show(part)
             elif part.get("done"):
-                return self._finish(part["job"])
+                job = part["job"]
+                self.ended_job = job
+                if self._output_closed:
+                    return 141
+                if job["sizing"] is not None and (overruns := job["sizing"]["overruns"]):
+                    limits = ", ".join(
+                        format_amount("memory", limit) for limit in job["sizing"]["limits_gb"][:overruns]
+                    )
+                    echo(
+                        f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more",
+                        err=True,
+                    )
+                if job["outcome"] == "waited_too_long":
+                    raise TimedOut(f"No resource offers available: {job['detail']}")
+                if job["outcome"] == "lost":
+                    raise GridError(f"{job['job_id']} is lost: {job['detail']}")
+                if job["outcome"] not in ("exited", "signalled") and job["detail"]:
+                    echo(f"grid: {job['detail']}", err=True)
+                return int(job["shell_code"])
         raise AssertionError("a stream ends with its last message")
-
-    def _finish(self, job: dict[str, Any]) -> int:
-        self.ended_job = job
-        if self._output_closed:
-            return 141
-        if job["sizing"] is not None and (overruns := job["sizing"]["overruns"]):
-            limits = ", ".join(format_amount("memory", limit) for limit in job["sizing"]["limits_gb"][:overruns])
-            echo(f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more", err=True)
-        if job["outcome"] == "waited_too_long":
-            raise TimedOut(f"No resource offers available: {job['detail']}")
-        if job["outcome"] == "lost":
-            raise GridError(f"{job['job_id']} is lost: {job['detail']}")
-        if job["outcome"] not in ("exited", "signalled") and job["detail"]:
-            echo(f"grid: {job['detail']}", err=True)
-        return int(job["shell_code"])

@@ -39,19 +39,25 @@ def simulate(
     owners: float,
     plot: str | None,
 ) -> int:
-    """What would a policy have done with the work of a log? Runs the real scheduler on a virtual clock.
+    """Replay the work of a log under a policy, with the real scheduler on a virtual clock.
 
-    TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
+    TRACE is a log in the Standard Workload Format, an openb list of pods, or the output of `grid events --json`, packed
     with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
     """
     words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
     if compare is not None and not words:
         raise BadInput("--compare names nothing: strategies and cluster files, separated by commas")
     if plot:
-        _check_writable(plot)
+        folder = Path(plot).parent
+        if Path(plot).is_dir():
+            raise BadInput(f"cannot write {plot}: it is a directory")
+        target = plot if Path(plot).exists() else folder
+        if not folder.is_dir() or not os.access(target, os.W_OK):
+            why = "no such folder" if not folder.is_dir() else "not allowed"
+            raise GridError(f"cannot write {plot}: {why}")
     bar = _ProgressBar()
     try:
-        from distributed_grid.replay.trace_reader import read_trace
+        from distributed_grid.replay.traces import read_trace
 
         found = read_trace(trace).first(limit)
         from distributed_grid.replay.candidates import candidates
@@ -88,20 +94,6 @@ def simulate(
         "policies": [{"policy": name, **rounded(figures)} for name, figures in tables],
         "plot": plot,
     }
-    print_answer(session, data, _text(tables, found.left_out, plot))
-    return 0
-
-
-def _this_machine() -> Capacity:
-    from distributed_grid.adapters.probes.gpu_probe import GpuProbe
-    from distributed_grid.adapters.probes.machine_probe import MachineProbe
-    from distributed_grid.agent.hardware import HardwareDetector
-
-    return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
-
-
-def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, int], ...], plot: str | None) -> str:
-    """Policies side by side, one figure a line."""
     rows = [
         ("requests", *(f"{one.jobs:,}" for _, one in tables)),
         ("finished", *(f"{one.finished:,}" for _, one in tables)),
@@ -119,29 +111,25 @@ def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, 
         ("CPU time lost with them", *(format_span(one.cpu_seconds_lost, ".1f") for _, one in tables)),
         ("evenness between users (Jain)", *(f"{one.jain:.3f}" for _, one in tables)),
     ]
-    lines = [table(("", *(name for name, _ in tables)), rows, empty="")]
-    lines += [f"left out: {count:,} request{'s' * (count != 1)} {why}" for why, count in left_out]
-    return "\n".join([*lines, *([f"wrote {plot}"] if plot else [])])
+    lines = [table(("", *(policy_name for policy_name, _ in tables)), rows, empty="")]
+    lines += [f"left out: {count:,} request{'s' * (count != 1)} {reason}" for reason, count in found.left_out]
+    print_answer(session, data, "\n".join([*lines, *([f"wrote {plot}"] if plot else [])]))
+    return 0
+
+
+def _this_machine() -> Capacity:
+    from distributed_grid.adapters.probes.gpu_probe import GpuProbe
+    from distributed_grid.adapters.probes.machine_probe import MachineProbe
+    from distributed_grid.agent.hardware import HardwareDetector
+
+    return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
 
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.1f} %"
 
 
-def _check_writable(path: str) -> None:
-    """Raise GridError before all the work where the file could not be written."""
-    folder = Path(path).parent
-    if Path(path).is_dir():
-        raise BadInput(f"cannot write {path}: it is a directory")
-    target = path if Path(path).exists() else folder
-    if not folder.is_dir() or not os.access(target, os.W_OK):
-        why = "no such folder" if not folder.is_dir() else "not allowed"
-        raise GridError(f"cannot write {path}: {why}")
-
-
 class _ProgressBar:
-    """Progress of the replay of each policy, one policy after the other."""
-
     def __init__(self) -> None:
         self.policies: list[str] = []
         self._finished = 0
@@ -153,7 +141,6 @@ class _ProgressBar:
         self._line.draw(lambda: f"{policy}{progress_bar(done, total)} {done:,} of {total:,}")
 
     def next(self) -> None:
-        """The next policy begins."""
         self.clear()
         self._finished += 1
 

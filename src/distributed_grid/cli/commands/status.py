@@ -27,8 +27,7 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.number_text import plain_number
 
 MAX_ROWS = 10
-MAX_NAMED = 5
-"""Number of stopped nodes that are named."""
+MAX_NAMED = 5  # number of stopped nodes that are named
 MAX_NAME_CHARS = 32
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 
@@ -36,9 +35,9 @@ OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the
 @command(Option("-a", "--all", "all_", is_flag=True, help=f"Not only {MAX_ROWS} nodes and jobs."))
 def status(session: CliSession, all_: bool) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
-    found = session.query("get_status")
-    text = "" if session.json else status_text(found, sys.maxsize if all_ else MAX_ROWS, terminal_width())
-    print_answer(session, found, text)
+    answer = session.query("get_status")
+    text = "" if session.json else status_text(answer, sys.maxsize if all_ else MAX_ROWS, terminal_width())
+    print_answer(session, answer, text)
 
 
 def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
@@ -63,8 +62,13 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
     moves = ""
     if recommendations := found["recommendations"]:
         rows = [
-            (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
-            for one in recommendations[:max_rows]
+            (
+                recommendation["job_id"] or "other processes",
+                recommendation["source_node"],
+                recommendation["target_node"],
+                recommendation["reason"],
+            )
+            for recommendation in recommendations[:max_rows]
         ]
         moves = table(*narrowed(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, width), empty="")
         moves += _more(len(recommendations) - len(rows), "grid status --all")
@@ -82,10 +86,10 @@ def status_text(found: dict[str, Any], max_rows: int, width: int) -> str:
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
     with session.client(query_only=True) as client:
-        found = client.call("get_status")
+        answer = client.call("get_status")
         enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
-    shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
-    print_answer(session, shared, "\n\n".join(sharing_parts(shared, found["omitted"]["allocations"])))
+    shared = {"enabled": enabled, "offers": answer["offers"], "allocations": answer["allocations"]}
+    print_answer(session, shared, "\n\n".join(sharing_parts(shared, answer["omitted"]["allocations"])))
 
 
 def sharing_parts(shared: dict[str, Any], omitted: int, head: str = "") -> list[str]:
@@ -132,7 +136,6 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def _jobs(jobs: list[dict[str, Any]], states: dict[str, int], max_rows: int, width: int) -> str:
-    """A table of jobs, the running ones first."""
     shown = sorted(jobs, key=lambda job: _JOB_ORDER.get(job["state"], len(_JOB_ORDER)))[:max_rows]
     rows = [
         (
@@ -152,13 +155,12 @@ _JOB_ORDER = {state: at for at, state in enumerate(("running", "paused", "stoppi
 
 
 def offers_table(offers: list[dict[str, Any]]) -> str:
-    """A table of the current offers."""
     rows = [
         (
             offer["node_id"],
             format_amount(offer["resource_type"], round(offer["amount"], 1) or offer["amount"]),
             format_time(offer["expires_at"]),
-            _pause(offer),
+            pause_text(offer),
         )
         for offer in offers
     ]
@@ -167,7 +169,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     return table(("NODE", "OFFERS", "UNTIL", "PAUSED"), rows, empty="")
 
 
-def _pause(offer: dict[str, Any]) -> str:
+def pause_text(offer: dict[str, Any]) -> str:
     if offer["state"] == "open":
         return "-"
     measured, limit = plain_number(offer["measured_percent"]), plain_number(offer["mark_percent"])

@@ -64,13 +64,12 @@ def create(
     if not session.json:
         echo(started_text(made))
     if wait:
-        made = _wait_for_join(session, [one["worker_id"] for one in made["workers"]], wait)
+        made = _wait_for_join(session, [worker["worker_id"] for worker in made["workers"]], wait)
     if session.json:
         print_answer(session, made, "")
 
 
 def plan_text(plan: dict[str, Any]) -> str:
-    """The workers of a plan, and their cost."""
     first, price = plan["workers"][0], plan["workers"][0]["price_per_hour"]
     workers = counted(len(plan["workers"]), "worker").replace(" ", f" {first['worker_type']} ")
     cost = "at an unknown price" if price is None else f"at ${plain_number(price)} an hour"
@@ -85,13 +84,11 @@ def cost_text(budget: dict[str, Any]) -> str:
 
 
 def core_hours_text(one: dict[str, Any]) -> str:
-    """The core-hours of a provider that its workers use, and the limit."""
     used, ahead, limit = one["core_hours_today"], one["by_midnight"], one["budget_core_hours"]
     return f"{plain_number(used)} core-hours today ({plain_number(ahead)} by midnight UTC) of {plain_number(limit)}"
 
 
 def money_text(budget: dict[str, Any]) -> str:
-    """The cost of workers in money, and the limits."""
     hour, day = f"${plain_number(budget['per_hour'])} an hour", f"${budget['spent_today']:.4f} today"
     if budget["budget_per_hour"] is not None:
         hour += f" of ${plain_number(budget['budget_per_hour'])}"
@@ -101,7 +98,7 @@ def money_text(budget: dict[str, Any]) -> str:
 
 
 def started_text(made: dict[str, Any]) -> str:
-    return "\n".join(printable(f"{one['worker_id']}: {one['state']}") for one in made["workers"])
+    return "\n".join(printable(f"{worker['worker_id']}: {worker['state']}") for worker in made["workers"])
 
 
 def _wait_for_join(session: CliSession, ids: list[str], seconds: float) -> dict[str, Any]:
@@ -109,8 +106,8 @@ def _wait_for_join(session: CliSession, ids: list[str], seconds: float) -> dict[
     deadline = time.monotonic() + seconds
     shown: dict[str, str] = {}
     while True:
-        found = session.query("list_workers", all=True)
-        rows = {one["worker_id"]: one for one in found["workers"]}
+        answer = session.query("list_workers", all=True)
+        rows = {worker["worker_id"]: worker for worker in answer["workers"]}
         ours = [_current(rows, one) for one in ids]
         for row in ours:
             text = f"{row['worker_id']}: {row['state']}" + (f" ({row['problem']})" if row["problem"] else "")
@@ -121,7 +118,7 @@ def _wait_for_join(session: CliSession, ids: list[str], seconds: float) -> dict[
         if gone is not None:
             raise GridError(f"{gone['worker_id']} is {gone['state']}: {gone['reason'] or 'no reason is known'}")
         if all(row["state"] == "joined" for row in ours):
-            return {**found, "workers": ours}
+            return {**answer, "workers": ours}
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"the workers have not joined within {plain_number(seconds)} s; grid workers list shows them"
@@ -141,27 +138,27 @@ def _current(rows: dict[str, Any], worker_id: str) -> Any:
 @workers.command(Option("--all", "everything", is_flag=True, help="Those that are gone, too."), PROVIDER, name="list")
 def list_(session: CliSession, everything: bool, provider: str) -> None:
     """The workers that are not proven gone, what each costs, and what is wrong."""
-    found = session.query("list_workers", all=everything, provider=provider)
-    rows, budget = found["workers"], found["budget"]
-    short = unique_prefixes([one["worker_id"] for one in rows])
+    answer = session.query("list_workers", all=everything, provider=provider)
+    rows, budget = answer["workers"], answer["budget"]
+    short = unique_prefixes([row["worker_id"] for row in rows])
     lines = [
         (
-            short[one["worker_id"]],
-            one["provider"],
-            one["machine_type"],
-            one["zone"],
-            one["market"],
-            "not known" if one["price_per_hour"] is None else f"${plain_number(one['price_per_hour'])}",
-            format_span(one["age_seconds"]),
-            one["state"],
-            why_text(one),
+            short[row["worker_id"]],
+            row["provider"],
+            row["machine_type"],
+            row["zone"],
+            row["market"],
+            "not known" if row["price_per_hour"] is None else f"${plain_number(row['price_per_hour'])}",
+            format_span(row["age_seconds"]),
+            row["state"],
+            why_text(row),
         )
-        for one in rows
+        for row in rows
     ]
     heads = ("WORKER", "PROVIDER", "TYPE", "ZONE", "MARKET", "PRICE/H", "AGE", "STATE", "WHY")
     text = table(*narrowed(heads, lines, terminal_width()), empty="no workers")
-    print_answer(session, found, f"{text}\n{cost_text(budget)}" if rows else text)
-    if found["more"]:
+    print_answer(session, answer, f"{text}\n{cost_text(budget)}" if rows else text)
+    if answer["more"]:
         note("only the workers that were proven gone last are listed; `grid events --type worker-gone` has all")
 
 
@@ -189,13 +186,13 @@ def terminate(
     options = {"force": force, "discard_results": discard_results}
     found = session.call("terminate_workers", worker_ids=list(worker_ids), **options)
     deadline = time.monotonic() + wait
-    while wait and any(one["state"] != "gone" for one in found["workers"]):
+    while wait and any(worker["state"] != "gone" for worker in found["workers"]):
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"not proven gone within {plain_number(wait)} s; they are terminated further, see: grid workers list"
             )
         time.sleep(POLL_SECONDS)
-        rows = [session.query("get_worker", worker_id=one["worker_id"])["worker"] for one in found["workers"]]
+        rows = [session.query("get_worker", worker_id=worker["worker_id"])["worker"] for worker in found["workers"]]
         found = {**found, "workers": rows}
     print_answer(session, found, started_text(found))
 
@@ -208,12 +205,11 @@ def scale() -> None:
 @scale.command()
 def status(session: CliSession) -> None:
     """Workers by state, utilization over the window, what waits, cooldowns, and money."""
-    found = session.query("get_scaling")["scaling"]
-    print_answer(session, found, "\n".join(status_lines(found)))
+    scaling = session.query("get_scaling")["scaling"]
+    print_answer(session, scaling, "\n".join(status_lines(scaling)))
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """How scaling stands, line by line."""
     provider = found["provider"]
     lines = [f"provider: {provider}" if provider else "provider: none; set scaling.provider to start workers by itself"]
     if found["problem"]:
@@ -241,7 +237,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 
 
 def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
-    """The cost of one provider's workers, and the spent part of the day's budgets."""
     count = counted(one["workers"], "worker")
     text = f"{one['provider']}: {count}, ${plain_number(one['per_hour'])} an hour, ${one['spent_today']:.4f} today"
     if budget["budget_per_day"]:
@@ -252,13 +247,12 @@ def spending_text(one: dict[str, Any], budget: dict[str, Any]) -> str:
 
 @scale.command()
 def plan(session: CliSession) -> None:
-    """What would be done now, why, and what it would cost an hour and until midnight. Nothing is done."""
-    found = session.query("plan_scaling")
-    print_answer(session, found, "\n".join(plan_lines(found)))
+    """Show the next evaluation: actions, reasons, and the cost an hour and until midnight. Nothing is done."""
+    answer = session.query("plan_scaling")
+    print_answer(session, answer, "\n".join(plan_lines(answer)))
 
 
 def plan_lines(found: dict[str, Any]) -> list[str]:
-    """A plan and its price, line by line."""
     shown, decision = found["plan"], found["plan"]["decision"]
     lines = [f"{action_text(decision)}: {decision['reason']}"]
     if found["problem"]:
@@ -276,7 +270,6 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
 
 
 def action_text(decision: dict[str, Any]) -> str:
-    """The action of a decision, in words."""
     count, kept = decision["count"], len(decision["worker_ids"])
     if decision["action"] == "scale_down":
         return f"give back {counted(count, 'worker')}"
@@ -291,7 +284,7 @@ def action_text(decision: dict[str, Any]) -> str:
 
 @scale.command(Option("--yes", "-y", is_flag=True, help="Do not ask."))
 def run(session: CliSession, yes: bool) -> None:
-    """Evaluate once now, and act. What it costs is shown first, and asked about unless --yes is given."""
+    """Evaluate once now, and act. The cost is shown first, and asked about unless --yes is given."""
     if not yes:
         planned = session.query("plan_scaling")
         if planned["plan"]["decision"]["action"] != "none":

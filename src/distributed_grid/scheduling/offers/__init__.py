@@ -1,1 +1,1 @@
-"""Offers: what a node lends, from its measurements."""
+"""Offers: lendable capacity of a node, from its measurements."""

@@ -23,14 +23,11 @@ from distributed_grid.domain.statistics import Idleness
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
 from distributed_grid.scheduling.offers.pause import disk_reason, pauses, percent, without_paused
 
-GROWTH_DIVISOR = 10
-"""An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
+GROWTH_DIVISOR = 10  # an offer grows at once by this fraction of the node's capacity; by less when it is refreshed
 
-BACKGROUND_BUSY_MILLI = 50
-"""So much of a CPU is in use on an idle machine, too: services, cron, the agent itself."""
+BACKGROUND_BUSY_MILLI = 50  # so much of a CPU is in use on an idle machine, too: services, cron, the agent itself
 
-COMMAND_CPU_MILLI = 100
-"""So much CPU has to be offered where a command starts that asks for no cores."""
+COMMAND_CPU_MILLI = 100  # so much CPU has to be offered where a command starts that asks for no cores
 
 ALL_MILLI = 1000
 RESERVE_DIVISOR = 20
@@ -49,10 +46,10 @@ def next_offer(
     used: NodeClaims | None = None,
     degraded: str = "",
 ) -> Offer | None:
-    """The node's next offer; None while the old one still holds. With `refresh` it is made in any case.
+    """The node's next offer, or None while the old one still holds; always a new one with `refresh`.
 
-    It is never more than the engine_capacity that an engine has for us there; `used` is what of that is lent. A node
-    that is `degraded`, for this reason, lends nothing new.
+    It never exceeds `engine_capacity`, the room that an engine has for the grid; `used` is the part of that already
+    lent. A node that is `degraded` (the reason) lends nothing new.
     """
     if seen.usage is None:
         return None
@@ -86,7 +83,16 @@ def next_offer(
     if old is not None and is_same and _still_holds(node, old, lends, withheld):
         return None
     generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names, keeps_cpu=keeps)
+    return Offer(
+        node=node.name,
+        generation=generation,
+        lends=lends,
+        made_at_ms=now,
+        expires_at_ms=now + node.offer_ms,
+        withheld=withheld,
+        paused=names,
+        keeps_cpu=keeps,
+    )
 
 
 def _keeps_cpu(node: Node, seen: NodeObservation) -> bool:
@@ -99,7 +105,7 @@ def _keeps_cpu(node: Node, seen: NodeObservation) -> bool:
 
 
 def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | None:
-    """The offer without what a measurement pauses; None where it pauses nothing that was not paused before."""
+    """The offer without the resources paused by a measurement; None if none of them is newly paused."""
     paused = pauses(node, seen)
     new = [one for one in paused if one.name not in offer.paused]
     if not new:
@@ -116,17 +122,15 @@ def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | Non
 
 
 def degraded_offer(offer: Offer, why: str) -> Offer:
-    """The offer of a node that lends nothing new from now on."""
     return _empty_offer(offer, f"degraded: {why}")
 
 
 def full_disk_offer(offer: Offer, usage: Usage) -> Offer:
-    """The offer of a node that lends nothing new because its disk is full."""
     return _empty_offer(offer, disk_reason(usage))
 
 
 def unmeasured_offer(node: Node, usage: Usage, offer: Offer) -> Offer | None:
-    """The offer of a node whose owner's use is not known; None where that is known, or does not matter."""
+    """The empty offer of a node whose owner's use is unknown; None where it is known or does not matter."""
     if usage.cpu_measured or node.thresholds is None or offer.withheld == (NOT_MEASURED,):
         return None
     return _empty_offer(offer, NOT_MEASURED)
@@ -148,10 +152,9 @@ def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, .
 
 
 def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
-    """What a node lends in all, and why it withholds the rest. Without thresholds everything within the caps that is
-    there.
+    """The lendable capacity of a node, and the reasons for withholding the rest.
 
-    Without `idle` the measurement is taken for the node's first.
+    Without thresholds it is everything within the caps. Without `idle` the measurement counts as the node's first.
     """
     most, limits = node.lendable, node.thresholds
     if limits is None and not node.caps.can_share:
@@ -179,8 +182,10 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
 
 
 def available_memory(node: Node, usage: Usage) -> int:
-    """The memory that a node can lend in all: of a measured one what its machine has available less the reserve, else
-    what its owner does not use of its own."""
+    """Memory that a node can lend in all.
+
+    Measured node: the machine's available memory less the reserve. Other nodes: capacity less the owner's use.
+    """
     room = None if node.simulated else machine_memory(usage)
     return max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0) if room is None else room
 
@@ -245,7 +250,6 @@ def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: I
 
 
 def _above_excess(free: int, has: int, limits: OfferThresholds, what: str, withheld: list[str]) -> int:
-    """The part of what is free that may be lent."""
     lent = max(free + -has * limits.excess_milli // 1000, 0)
     if not lent and limits.excess_milli:
         withheld.append(f"{what} {percent(1000 * free // max(has, 1))} free, keeps {percent(limits.excess_milli)}")

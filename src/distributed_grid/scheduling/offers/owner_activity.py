@@ -24,8 +24,7 @@ from distributed_grid.domain.statistics import Idleness, IdleTendency, UsageTrac
 
 STOP_DIVISOR = 2
 """Lending stops after this part of the dwell: the owner's return is believed sooner than the owner's absence."""
-SMOOTHING_DIVISOR = 6
-"""The time constant of smoothing, as a part of the dwell."""
+SMOOTHING_DIVISOR = 6  # the time constant of smoothing, as a part of the dwell
 
 
 class _Elapsed(Struct, frozen=True):
@@ -95,7 +94,7 @@ def _update_tendency(old: IdleTendency | None, measured: int, marks: _IdleMarks,
 def _gpu_tendency(
     old: IdleTendency | None, device: GpuDevice, usage: Usage, limits: OfferThresholds, elapsed: _Elapsed
 ) -> IdleTendency:
-    """A device; one that nobody measured counts as idle, one without enough free memory as busy."""
+    """Tendency of a device; unmeasured counts as idle, too little free memory as busy."""
     seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
     busy = seen.busy_milli if seen is not None else 0
     marks = _IdleMarks(limits.gpu_busy_max_milli, limits.gpu_busy_max_milli + limits.margin_milli)
@@ -108,19 +107,15 @@ def _gpu_tendency(
 
 
 SMOOTHING_MS = 30_000
-DRIFT_STEP_MS = 300_000
-"""How far apart the levels are that drift is measured between."""
-DRIFT_WEIGHT = 0.1
-"""Weight of one step, so that the last hour counts most."""
+DRIFT_STEP_MS = 300_000  # how far apart the levels are that drift is measured between
+DRIFT_WEIGHT = 0.1  # weight of one step, so that the last hour counts most
 HALF_LIFE_MS = 12 * 3_600_000
 """A rise counts half after so long. Of 6, 12 and 24 hours the held-out machines of `bench/confidence.py` liked the
 longer ones best, by little; owners are different tomorrow."""
 TENTHS = 10
 MIN_RISE = 50.0
-JUMP_DEVIATIONS = 2.0
-"""In standard deviations: a larger step is a jump."""
-NOISE_MILLI = 5.0
-"""A smaller step is never a jump, in thousandths of the node."""
+JUMP_DEVIATIONS = 2.0  # in standard deviations: a larger step is a jump
+NOISE_MILLI = 5.0  # a smaller step is never a jump, in thousandths of the node
 HOUR_MS = 3_600_000
 
 
@@ -157,7 +152,9 @@ def _gpu_use(node: Node, usage: Usage) -> float | None:
 def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) -> UsageTrace:
     """The trace with one more measurement, that of the time passed since the last."""
     if old is None:
-        return UsageTrace(use, use, use, use, now, now, now)
+        return UsageTrace(
+            level=use, trough=use, crest=use, anchor=use, anchored_at_ms=now, since_ms=now, counted_at_ms=now
+        )
     level = old.level + (use - old.level) * min(passed_ms / SMOOTHING_MS, 1.0)
     anchor, anchored_at_ms, drift = old.anchor, old.anchored_at_ms, old.drift
     if now - anchored_at_ms >= DRIFT_STEP_MS:
@@ -180,11 +177,21 @@ def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) 
                     counts[tenth] += 1.0
             rises, counted_at_ms = tuple(counts), now
         crest = level
-    return UsageTrace(level, trough, crest, anchor, anchored_at_ms, old.since_ms, counted_at_ms, drift, rises)
+    return UsageTrace(
+        level=level,
+        trough=trough,
+        crest=crest,
+        anchor=anchor,
+        anchored_at_ms=anchored_at_ms,
+        since_ms=old.since_ms,
+        counted_at_ms=counted_at_ms,
+        drift=drift,
+        rises=rises,
+    )
 
 
 def decay(age_ms: int) -> float:
-    """How much still counts of what is so old."""
+    """Weight of an observation of this age."""
     return float(2.0 ** (-age_ms / HALF_LIFE_MS))
 
 

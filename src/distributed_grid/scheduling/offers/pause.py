@@ -13,8 +13,8 @@ back from all the time, and one who has left after hours of work is believed aft
 A node that takes back what was placed on it, time after time, rests: its owner is at home, or its agent is out of
 order. Either way a job that is placed there at once is requeued at once, and so on for ever. After the second time in a
 row the node offers nothing for `FIRST_REST_MS`, after each further one for twice as long, up to `MAX_REST_MS`. A node
-that has kept what was placed on it for a while (`SETTLED_MS`, or as long as it rested) begins anew. What was placed
-before the last time belongs to that one: an owner takes all back at once.
+that has kept what was placed on it for a while (`SETTLED_MS`, or as long as it rested) begins anew. Leases placed
+before the last reclaim belong to it: an owner takes all back at once.
 
 A node that does not start what was placed on it rests at once, since each such job has lost a minute there: for
 `FIRST_START_REST_MS`, and twice as long after each further time in a row, up to `MAX_START_REST_MS`. An attempt that
@@ -34,12 +34,9 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.statistics import MarkHistory, RecentUsage
 
 WINDOW_MS = 60_000
-HISTORY_MS = 3_600_000
-"""The time constant with which older minutes above the mark count less."""
-LEVEL_MS = 300_000
-"""The time constant of the level that is compared with the mark for this."""
-MAX_ABOVE_SHARE = 0.1
-"""Of the last hour: with more of it above the mark a pause lasts for a dwell."""
+HISTORY_MS = 3_600_000  # the time constant with which older minutes above the mark count less
+LEVEL_MS = 300_000  # the time constant of the level that is compared with the mark for this
+MAX_ABOVE_SHARE = 0.1  # of the last hour: with more of it above the mark a pause lasts for a dwell
 MIN_STEP_MS = 1_000
 """Integrals closer together than this are thinned, so that nobody who reports often makes the history long."""
 FIRST_REST_MS = 10_000
@@ -53,8 +50,7 @@ DISK_RESERVE_DIVISOR = 20
 as much."""
 _MAX_DOUBLINGS = 16
 OWNER, LAST_MINUTE = "its owner", "over the last minute"
-OWNER_WORDS = (OWNER, LAST_MINUTE)
-"""Reasons with these words come from the owner's use of a machine."""
+OWNER_WORDS = (OWNER, LAST_MINUTE)  # reasons with these words come from the owner's use of a machine
 
 
 class OfferPause(Struct, frozen=True):
@@ -85,7 +81,6 @@ class OfferPause(Struct, frozen=True):
 
 
 def percent(milli: int) -> str:
-    """Thousandths as they are shown."""
     return f"{milli / 10:g} %"
 
 
@@ -143,13 +138,11 @@ def _update_history(
 
 
 def _marks(node: Node, limits: OfferThresholds) -> tuple[int, ...]:
-    """The marks of CPU, memory and each GPU."""
     gpus = (limits.gpu_busy_max_milli for _ in node.lendable.gpus)
     return (limits.cpu_busy_max_milli, limits.memory_used_max_milli, *gpus)
 
 
 def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
-    """The resources that a node offers and that are paused."""
     limits, recent, idle = node.thresholds, seen.recent, seen.idleness
     if limits is None or recent is None or idle is None:
         return ()
@@ -169,7 +162,16 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
         fades_at_ms = now + ceil(HISTORY_MS * log(history.above_share / MAX_ABOVE_SHARE))
         since_ms = now if history.below_since_ms is None else history.below_since_ms
         returns_at_ms = min(since_ms + limits.dwell_ms, fades_at_ms)
-        paused.append(OfferPause(resource, mark, used, returns_at_ms, index, round(1000 * history.above_share)))
+        paused.append(
+            OfferPause(
+                resource=resource,
+                mark_milli=mark,
+                measured_milli=used,
+                returns_at_ms=returns_at_ms,
+                index=index,
+                above_milli=round(1000 * history.above_share),
+            )
+        )
     return tuple(paused)
 
 
@@ -215,7 +217,7 @@ def without_paused(lends: Capacity, paused: tuple[OfferPause, ...]) -> Capacity:
 
 
 def count_reclaim(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObservation:
-    """The node has taken back what was placed on it at this moment."""
+    """Count a reclaim of leases placed at `placed_at_ms`."""
     if seen.reclaims and placed_at_ms < seen.reclaimed_at_ms:
         return seen
     rest_ms = _rest_ms(seen.reclaims)
@@ -225,14 +227,14 @@ def count_reclaim(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObs
 
 
 def count_failed_start(seen: NodeObservation, placed_at_ms: int, now: int) -> NodeObservation:
-    """The node has not started what was placed on it at this moment; what it was given together counts once."""
+    """Count a failed start; jobs placed together count once."""
     if seen.failed_starts and placed_at_ms < seen.start_failed_at_ms:
         return seen
     return replace(seen, failed_starts=seen.failed_starts + 1, start_failed_at_ms=now)
 
 
 def count_start(seen: NodeObservation) -> NodeObservation:
-    """The node has started something: it rests no more for what it did not start."""
+    """Clear the count of failed starts after a successful start."""
     return replace(seen, failed_starts=0, start_failed_at_ms=0) if seen.failed_starts else seen
 
 
@@ -245,7 +247,7 @@ def rest_left_ms(seen: NodeObservation | None, now: int) -> int:
 
 
 def start_rest_left_ms(seen: NodeObservation, now: int) -> int:
-    """How long the node offers nothing yet because it has not started what it was given."""
+    """Remaining rest after failed starts; 0 if there is none."""
     if not seen.failed_starts:
         return 0
     rest_ms = min(FIRST_START_REST_MS << min(seen.failed_starts - 1, _MAX_DOUBLINGS), MAX_START_REST_MS)
@@ -264,26 +266,23 @@ def rest_reason(seen: NodeObservation | None, now: int) -> str:
 
 
 def duration(ms: int) -> str:
-    """A time to wait, as it is shown."""
     return f"{-(-ms // 1000)} s" if ms <= 120_000 else f"{-(-ms // 60_000)} min"
 
 
 def disk_reserve(disk_bytes: int) -> int:
-    """Bytes that stay free on the disk of a node's jobs."""
     return min(DISK_RESERVE_BYTES, disk_bytes // DISK_RESERVE_DIVISOR)
 
 
 def is_disk_full(usage: Usage, was_full: bool) -> bool:
-    """Whether nothing new fits on the disk of a node's jobs; one that was full has to have twice the reserve free."""
+    """True if the disk of a node's jobs is full; a disk that was full needs twice the reserve free."""
     reserve = disk_reserve(usage.disk_bytes)
     return usage.disk_bytes > 0 and usage.disk_free_bytes < (2 * reserve if was_full else reserve)
 
 
 def disk_reason(usage: Usage) -> str:
-    """Why a node with a full disk lends nothing."""
     return f"its disk is full ({usage.disk_free_bytes / (1 << 20):.0f} MB left)"
 
 
 def _rest_ms(reclaims: int) -> int:
-    """How long a node rests that has taken work back so many times in a row."""
+    """Length of the rest after this number of reclaims in a row."""
     return min(FIRST_REST_MS << min(reclaims - 2, _MAX_DOUBLINGS), MAX_REST_MS) if reclaims > 1 else 0

@@ -25,20 +25,16 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.statistics import UsageTrace
 from distributed_grid.number_text import counted, plain_number
 from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, HOUR_MS, decay, rises_above
-from distributed_grid.scheduling.placement.placement import Placement, strategy_of
-from distributed_grid.scheduling.placement.scores import CLASS_UNIT, priority_weight, room_of
+from distributed_grid.scheduling.placement.placement import CLASS_UNIT, Placement, priority_weight, room_of, strategy_of
 
 DEFAULT_TERM_MS = 600_000
-STALE_MS = 30_000
-"""News so old is worth half."""
+STALE_MS = 30_000  # news so old is worth half
 
 # Fitted by maximum likelihood on every other machine of a day of 1,052 (PlanetLab, 2011-03-03, CPU every 5 minutes,
 # terms of 5 minutes to 4 hours); `python -m bench confidence` checks them on the others. The likelihood hardly differs
 # between 3 and 8 hours, so of these a shorter one was taken: it learns sooner.
-PRIOR_RETURNS_PER_HOUR = 0.009
-"""How often the usual owner comes back."""
-PRIOR_HOURS = 4.0
-"""How many hours of watching one owner weigh as much as knowing the usual one."""
+PRIOR_RETURNS_PER_HOUR = 0.009  # how often the usual owner comes back
+PRIOR_HOURS = 4.0  # how many hours of watching one owner weigh as much as knowing the usual one
 
 # Not fitted: those machines tell only of CPU, and how narrow a choice was says nothing about their owners.
 MIN_MEMORY_DRIFT = 1.0
@@ -46,8 +42,7 @@ MIN_MEMORY_DRIFT = 1.0
 EVICTION_PROBABILITY = 0.6
 """How likely it is this one that has to go for the owner's memory, where others hold memory, too. It is about what the
 agent's rule did to the made-up owners of `tests/unit/scheduling/owner_traces.py`."""
-MARGIN_WEIGHT = 0.005
-"""How much less sure a choice is that could as well have been the second best."""
+MARGIN_WEIGHT = 0.005  # how much less sure a choice is that could as well have been the second best
 
 # How far an owner must come before the node's agent ends borrowed work for the CPU: the floor and the headroom of
 # `agent/owner/yield_policy.py`, in thousandths of cores; a test compares.
@@ -71,7 +66,6 @@ class Confidence(Struct, frozen=True):
 
 
 def confidence(ledger: Ledger, request: Request, place: Placement, now: int) -> Confidence:
-    """How sure the choice of a place is."""
     term_ms = term_of(request)
     certain, stay = freshness(ledger, place.node, now), stay_probability(ledger, request, place.node, now, term_ms)
     for node, _ in place.others:
@@ -82,16 +76,16 @@ def confidence(ledger: Ledger, request: Request, place: Placement, now: int) -> 
 
 
 def term_of(request: Request) -> int:
-    """For how long a choice has to be right."""
+    """Term for which a choice has to be right."""
     expected, term = request.expects_ms, request.duration_ms
     return min(expected or term, term or expected) or DEFAULT_TERM_MS
 
 
 def margin(place: Placement) -> float:
-    """How clearly the best was better than the second: 0 not at all, 1 as clearly as can be.
+    """Margin between the best and the second best node, from 0 (none) to 1.
 
-    What a strategy is named for is clear by itself; below that it is the part of a whole node that lies between the
-    two, so that all strategies mean the same by it. Losses of usable GPU have no scale: less is less.
+    The strategy's own criterion decides with certainty. Below it the margin is a part of a whole node, so that all
+    strategies mean the same by it. Losses of usable GPU have no scale: any loss less is certain.
     """
     if not place.runners_up or place.preferred:
         return 1.0
@@ -101,14 +95,14 @@ def margin(place: Placement) -> float:
 
 
 def freshness(ledger: Ledger, node: str, now: int) -> float:
-    """How much the last heartbeat of a node still counts: half after `STALE_MS`."""
+    """Weight of a node's last heartbeat: one half after `STALE_MS`."""
     seen = ledger.observations.get(node)
     age_ms = max(now - seen.at_ms, 0) if seen is not None else STALE_MS
     return 1 / (1 + (age_ms / STALE_MS) ** 2)
 
 
 def stay_probability(ledger: Ledger, request: Request, name: str, now: int, term_ms: int) -> float:
-    """The probability that the owner of a node leaves alone what is lent there, for a term from now on."""
+    """Probability that the owner of a node leaves a lease there alone for a term from now on."""
     node, seen = ledger.nodes.get(name), ledger.observations.get(name)
     if node is None or seen is None or node.thresholds is None or seen.volatility is None:
         return 1.0
@@ -124,10 +118,10 @@ def stay_probability(ledger: Ledger, request: Request, name: str, now: int, term
 
 
 def _no_return_probability(trace: UsageTrace, mark: float, now: int, ahead_ms: int, *, usual: float = 0.0) -> float:
-    """That the use of a resource does not climb above a mark: by how often it did, in the time it was watched.
+    """Probability that the use of a resource stays below a mark, from its rises in the observed time.
 
-    The rate of coming back is not known; it is spread as a gamma distribution around what was seen. `usual` is the
-    rate without history, told of CPU alone: an owner who comes back for anything uses that.
+    The unknown rate is a gamma distribution around the observed one. `usual` is the rate without history, for the CPU
+    alone: owners use it for anything they come back for.
     """
     if trace.level >= mark:
         return 0.0
@@ -139,42 +133,38 @@ def _no_return_probability(trace: UsageTrace, mark: float, now: int, ahead_ms: i
 def _memory_stay_probability(
     node: Node, limits: OfferThresholds, trace: UsageTrace, lent: tuple[int, Request], now: int, ahead_ms: int
 ) -> float:
-    """That nothing of this request has to go for the owner's memory; `lent` is what others hold there, and it.
+    """Probability that this request keeps its memory; `lent` is the memory held by others there, and the request.
 
-    Beside others it is one of several, and who holds less than must be free is not worth ending.
+    Beside others it is one of several candidates for eviction; less than the minimum of free memory is not evicted.
     """
     others_hold, request = lent
     ask = request.ask.memory_bytes
     if others_hold and ask < limits.memory_min_bytes:
         return 1.0
     mark = memory_mark(node, limits, others_hold + ask)
-    likely = _no_return_probability(trace, mark, now, ahead_ms) * _no_drift_probability(trace, mark, ahead_ms)
+    # Probability that usage does not drift above a mark: a random walk with the recent variance.
+    wide = sqrt(2 * (trace.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
+    likely = _no_return_probability(trace, mark, now, ahead_ms) * erf(max(mark - trace.level, 0.0) / wide)
     return 1 - (1 - likely) * (EVICTION_PROBABILITY if others_hold else 1)
 
 
-def _no_drift_probability(trace: UsageTrace, mark: float, ahead_ms: int) -> float:
-    """That usage does not drift above a mark: a random walk with the recent variance."""
-    wide = sqrt(2 * (trace.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
-    return erf(max(mark - trace.level, 0.0) / wide)
-
-
 def cpu_mark(node: Node) -> float:
-    """The owner's use above which nothing is left for borrowed work, in thousandths of the node."""
+    """Owner's use that leaves nothing for borrowed work, in thousandths of the node."""
     has = node.capacity.cpu_milli
     headroom = min(HEADROOM_MOST_MILLI, max(HEADROOM_LEAST_MILLI, has * HEADROOM_PART // 1000))
     return 1000 * (has - headroom - FLOOR_MILLI) / max(has, 1)
 
 
 def memory_mark(node: Node, limits: OfferThresholds, lent_bytes: int) -> float:
-    """The owner's use above which borrowed work is evicted for memory, were all that is lent used."""
+    """Owner's use above which borrowed work is evicted for memory, if all lent memory were used."""
     has = max(node.capacity.memory_bytes, 1)
     grown = min(has * limits.memory_used_max_milli // 1000, has - lent_bytes)
     return 1000 * max(has - limits.memory_min_bytes - lent_bytes, grown) / has
 
 
 class NodeScore(Struct, frozen=True, array_like=True):
-    """A node as it stood: its score, its priority (`rank`) and what that added to the score (`weight`, -1 where it was
-    not recorded), and what was free of what it lent."""
+    """Score and state of a node at the decision: its priority (`rank`), the priority's part of the score (`weight`, -1
+    if not recorded), and the free and lent amounts."""
 
     node: str
     score: int
@@ -189,10 +179,10 @@ class NodeScore(Struct, frozen=True, array_like=True):
 
 
 class Choice(Struct, frozen=True, omit_defaults=True):
-    """The node that was chosen and those that came next, how sure that is, and what counted.
+    """Chosen node, its runners-up, and the confidence.
 
-    `confidence` is in thousandths, as are its three factors. `fits` is among how many nodes it was chosen; `displaced`
-    are the leases that make room, where there was none; `carved` the automatic leases that give a part of it.
+    `confidence` and its three factors are in thousandths. `fits` counts the nodes that fit; `displaced` are the leases
+    that make room; `carved` the automatic leases that give a part.
     """
 
     best: NodeScore
@@ -217,16 +207,14 @@ class Choice(Struct, frozen=True, omit_defaults=True):
 
 
 class RunnerUp(Struct, frozen=True):
-    """A node that came second, and why."""
-
     node: str
     score: int
     why: str
 
 
 class ScoreParts(Struct, frozen=True):
-    """What a score was made of: the criterion that the strategy is named for, in words (empty: it has none), then the
-    room and what the priority added, both as parts of a node."""
+    """Parts of a score: the strategy's criterion in words (empty: none), the room, and the priority's weight, both as
+    parts of a node."""
 
     node: str
     score: int
@@ -238,40 +226,39 @@ class ScoreParts(Struct, frozen=True):
 def choice_of(
     ledger: Ledger, request: Request, place: Placement, now: int, *, displaced: tuple[str, ...] = ()
 ) -> Choice:
-    """The numbers behind a placement."""
     sure = confidence(ledger, request, place, now)
     return Choice(
-        _node_score(ledger, place.node, place.score),
-        strategy_of(ledger, request) if displaced else place.strategy,
-        0 if displaced else place.fits,
-        sure.whole,
-        sure.margin,
-        sure.freshness,
-        sure.stay,
-        sure.term_ms,
-        tuple([_node_score(ledger, node, score) for node, score in place.runners_up]),
-        place.preferred,
-        request.target,
-        request.group,
-        tuple([node for node, _ in place.others]),
-        displaced,
-        tuple([lease_id for lease_id, _ in place.carved]),
+        best=_node_score(ledger, place.node, place.score),
+        strategy=strategy_of(ledger, request) if displaced else place.strategy,
+        fits=0 if displaced else place.fits,
+        confidence=sure.whole,
+        margin=sure.margin,
+        freshness=sure.freshness,
+        stay=sure.stay,
+        term_ms=sure.term_ms,
+        next=tuple([_node_score(ledger, node, score) for node, score in place.runners_up]),
+        preferred=place.preferred,
+        target=request.target,
+        group=request.group,
+        others=tuple([node for node, _ in place.others]),
+        displaced=displaced,
+        carved=tuple([lease_id for lease_id, _ in place.carved]),
     )
 
 
 def _node_score(ledger: Ledger, node: str, score: int) -> NodeScore:
     lends, claims, known = ledger.lends(node), ledger.claims_on(node), ledger.nodes.get(node)
     return NodeScore(
-        node,
-        score,
-        known.rank if known is not None else 0,
-        lends.cpu_milli - claims.cpu_milli,
-        lends.cpu_milli,
-        lends.memory_bytes - claims.memory_bytes,
-        lends.memory_bytes,
-        sum([claims.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
-        WHOLE_GPU * len(lends.gpus),
-        priority_weight(ledger, node),
+        node=node,
+        score=score,
+        rank=known.rank if known is not None else 0,
+        cpu_free=lends.cpu_milli - claims.cpu_milli,
+        cpu_lends=lends.cpu_milli,
+        memory_free=lends.memory_bytes - claims.memory_bytes,
+        memory_lends=lends.memory_bytes,
+        gpu_free=sum([claims.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
+        gpu_lends=WHOLE_GPU * len(lends.gpus),
+        weight=priority_weight(ledger, node),
     )
 
 
@@ -291,7 +278,6 @@ def reasoning(choice: Choice) -> tuple[str, ...]:
 
 
 def runners_up(choice: Choice) -> tuple[RunnerUp, ...]:
-    """The runners-up, and why they were not chosen."""
     return tuple(RunnerUp(one.node, one.score, _why_second(choice, one)) for one in choice.next)
 
 
@@ -331,13 +317,13 @@ def _deciding_factors(choice: Choice) -> list[str]:
         return [*lines, f"free there: {_room(best)}"]
     if _room_score(choice, second) > _room_score(choice, best):
         first, other = plain_number(best.rank / 1000), plain_number(second.rank / 1000)
-        why = f"{second.node} is about as good, and the priority {first} of {best.node} weighs more than {other}"
-        return [*lines, why, f"free there: {_room(best)}"]
+        reason = f"{second.node} is about as good, and the priority {first} of {best.node} weighs more than {other}"
+        return [*lines, reason, f"free there: {_room(best)}"]
     return [*lines, f"{best.node} {_ROOM.get(choice.strategy, 'has most room')}: {_room(best)} free"]
 
 
 def _room_score(choice: Choice, one: NodeScore) -> float:
-    """How good a node is by what is left of it, whatever its priority."""
+    """Room that is left on a node, without its priority."""
     return room_of(one.score, max(one.weight, 0), choice.strategy)
 
 
@@ -368,7 +354,7 @@ _LESS = {
 
 
 def _class_description(choice: Choice, one: NodeScore) -> str:
-    """What the strategy is named for, of one node: the upper part of its score."""
+    """The strategy's criterion for one node, from the upper part of its score."""
     number = _class(choice, one)
     if choice.strategy is Strategy.LOCAL_FIRST:
         what = f"the node it is for ({choice.target})" if choice.target else "the node it was submitted on"
@@ -385,7 +371,6 @@ def _class_description(choice: Choice, one: NodeScore) -> str:
 
 
 def _class(choice: Choice, one: NodeScore) -> int:
-    """The part of the score above room and priority; 0 by strategies that are named for nothing."""
     return one.score // CLASS_UNIT if choice.strategy in _HAVE_A_CLASS else 0
 
 

@@ -31,10 +31,8 @@ Mask = NDArray[np.bool_]
 
 HEADROOM = 1.5
 NO_LIMIT = 2.0**40
-CHUNK_ROWS = 512
-"""Rows per chunk, so that the intermediate arrays stay in the CPU cache."""
-_ROUNDING = 1 + 2.0**-40
-"""Keeps an amount that is exactly enough from being rounded down."""
+CHUNK_ROWS = 512  # rows per chunk, so that the intermediate arrays stay in the CPU cache
+_ROUNDING = 1 + 2.0**-40  # keeps an amount that is exactly enough from being rounded down
 
 
 class UsableCapacity:
@@ -59,26 +57,25 @@ class UsableCapacity:
                 self.table[WHOLE_GPU : WHOLE_ONLY + 1, i] = WHOLE_GPU
 
     def held(self, devices: Ints, model: Ints) -> Floats:
-        """What devices (R × G) hold of each shape (R × S): nothing where they are of another model."""
+        """GPU amounts (R × S) on devices (R × G) for each shape; 0 on devices of another model."""
         held: Floats = np.add.reduce(self.table.take(devices, axis=0), axis=1)
         if self._choosy:
             held *= self._allowed.take(model, axis=0)
         return held
 
     def limits(self, cpu: Ints, memory: Ints) -> Floats:
-        """What CPU and memory (R) allow of each shape (R × S)."""
+        """Limits by CPU and memory (R) for each shape (R × S)."""
         limits = self._cpu.of(cpu)
         np.minimum(limits, self._memory.of(memory), out=limits)
         return np.floor(limits, out=limits)
 
     def usable(self, held: Floats, limits: Floats) -> Floats:
-        """What each shape could use (R × S): nothing where that is not enough for one."""
         usable = np.minimum(held, limits)
         usable *= usable >= self._gpu
         return usable
 
     def worth(self, held: Floats, limits: Floats) -> Floats:
-        """What that is worth to all shapes (R)."""
+        """Weighted sum over all shapes (R)."""
         return self.usable(held, limits) @ self._weights
 
 
@@ -98,7 +95,7 @@ class _HostLimit:
 
 
 def usable_supply(shapes: Sequence[tuple[RequestShape, int]], columns: FreeColumns, mask: Mask) -> list[int]:
-    """How much of what is free on the rows of a mask each shape could use."""
+    """Usable part of the free GPUs on the rows of a mask, by shape."""
     useful, total = UsableCapacity(shapes, columns), np.zeros(len(shapes))
     for rows in chunks(mask.nonzero()[0]):
         held = useful.held(columns.devices.take(rows, axis=0), columns.model.take(rows))
@@ -108,15 +105,13 @@ def usable_supply(shapes: Sequence[tuple[RequestShape, int]], columns: FreeColum
 
 
 def chunks(rows: Ints) -> Iterator[Ints]:
-    """The rows, some at once."""
+    """The rows in chunks of `CHUNK_ROWS`."""
     for start in range(0, len(rows), CHUNK_ROWS):
         yield rows[start : start + CHUNK_ROWS]
 
 
-MAX_COLUMNS = 128
-"""Shapes whose losses are cached."""
-_FEW_ROWS = 8
-"""Of so few rows every device is tried; leaving out some would take longer."""
+MAX_COLUMNS = 128  # shapes whose losses are cached
+_FEW_ROWS = 8  # of so few rows every device is tried; leaving out some would take longer
 
 
 class FragmentationIndex:
@@ -129,7 +124,6 @@ class FragmentationIndex:
         self.set_weights(request_shapes)
 
     def set_weights(self, request_shapes: RequestShapes) -> None:
-        """Count with these weights from now on."""
         self.request_shapes = request_shapes
         self._useful = UsableCapacity(request_shapes.weights, self._columns)
         self._models = len(self._columns.models)
@@ -139,11 +133,11 @@ class FragmentationIndex:
         self._kept: dict[RequestShape, _LossColumn] = {}
 
     def losses(self, shape: RequestShape) -> Floats:
-        """The loss of placing a shape, by row: integers from 0 on, infinite without room. Do not write to it."""
+        """Loss of placing a shape, by row: integers from 0 on, infinite without room. Do not write to it."""
         return self._column(shape).losses
 
     def device(self, shape: RequestShape, row: int) -> int:
-        """The device of a row where part of one loses least; of no meaning where the row has no room."""
+        """Device of a row where part of one loses least; meaningless if the row has no room."""
         return int(self._column(shape).devices[row])
 
     def _column(self, shape: RequestShape) -> _LossColumn:
@@ -162,7 +156,7 @@ class FragmentationIndex:
         return column
 
     def _count_changed(self) -> None:
-        """Count what the changed rows hold of each shape, and what they are worth now."""
+        """Recount the GPU amounts of the changed rows and their worth."""
         if len(self._columns.models) != self._models:
             self.set_weights(self.request_shapes)
         if self._counted == self._columns.clock:
@@ -176,7 +170,6 @@ class FragmentationIndex:
         self._counted = self._columns.clock
 
     def _fill(self, column: _LossColumn, shape: RequestShape, rows: Ints) -> None:
-        """Count some rows of a column."""
         columns, useful = self._columns, self._useful
         cpu, memory = columns.cpu.take(rows) - shape.cpu_milli, columns.memory.take(rows) - shape.memory_bytes
         fits: Mask = (cpu >= 0) & (memory >= 0)
@@ -188,7 +181,13 @@ class FragmentationIndex:
         else:
             if shape.gpu_milli:
                 fits &= columns.gpu_whole.take(rows) >= shape.gpu_milli // WHOLE_GPU
-                self._take_devices(shape.gpu_milli // WHOLE_GPU, rows, held)
+                # Subtract `wanted` whole devices from the amounts of each shape; devices lent only whole go first.
+                wanted = shape.gpu_milli // WHOLE_GPU
+                table = self._useful.table
+                if self._some_only_whole:
+                    idle = np.add.reduce(self._columns.devices.take(rows, axis=0) == WHOLE_ONLY, axis=1)
+                    held -= np.minimum(idle, wanted)[:, np.newaxis] * (table[WHOLE_ONLY] - table[WHOLE_GPU])
+                held -= wanted * table[WHOLE_GPU]
             worth = np.where(fits, useful.worth(held, limits), -np.inf)
         column.losses[rows] = self._worth.take(rows) - worth
 
@@ -215,14 +214,6 @@ class FragmentationIndex:
             worth[at, device] = self._useful.worth(after, limits.take(at, axis=0))
         return np.maximum.reduce(worth, axis=1), worth.argmax(axis=1)
 
-    def _take_devices(self, wanted: int, rows: Ints, held: Floats) -> None:
-        """Take what so many whole devices hold of each shape. Those only lent whole go first."""
-        table = self._useful.table
-        if self._some_only_whole:
-            idle = np.add.reduce(self._columns.devices.take(rows, axis=0) == WHOLE_ONLY, axis=1)
-            held -= np.minimum(idle, wanted)[:, np.newaxis] * (table[WHOLE_ONLY] - table[WHOLE_GPU])
-        held -= wanted * table[WHOLE_GPU]
-
 
 class _LossColumn:
     """Losses and devices of one shape, counted up to a moment of the clock."""
@@ -238,8 +229,7 @@ class _LossColumn:
 
 MAX_SHAPES = 64
 HALVE_AFTER = 2**14
-TOTAL_WEIGHT = 2**17
-"""Sum of the weights, but for rounding. With 64 devices on a node its worth stays below 2**33."""
+TOTAL_WEIGHT = 2**17  # sum of the weights, but for rounding. With 64 devices on a node its worth stays below 2**33.
 MIN_SUPPLY_DIVISOR = 100
 """A supply below a hundredth of all free GPUs counts as a hundredth: no shape alone decides everything."""
 
@@ -264,10 +254,10 @@ def count_shape(request_shapes: RequestShapes, shape: RequestShape) -> RequestSh
 
 
 def reweigh(request_shapes: RequestShapes, supply: Sequence[int], free_milli: int) -> RequestShapes:
-    """The same with weights taken: the less there is that a shape could use, the more of it matters.
+    """The shapes with new weights: the scarcer the supply of a shape, the heavier it is.
 
-    `supply` is how much of all free GPUs each counted shape could use. A weight is demand over supply, so that the sum
-    of weight × supply lost is what a placement takes from the others: the marginal loss of Σ demand × log(supply).
+    `supply` is the usable part of all free GPUs by shape. A weight is demand over supply, so that the sum of weight ×
+    supply lost is the loss of the others: the marginal loss of Σ demand × log(supply).
     """
     least = max(free_milli // MIN_SUPPLY_DIVISOR, 1)
     parts = [(count << 60) // max(had, least) for (_, count), had in zip(request_shapes.counts, supply, strict=True)]
@@ -278,7 +268,6 @@ def reweigh(request_shapes: RequestShapes, supply: Sequence[int], free_milli: in
 
 
 def shape_of(ask: Amounts) -> RequestShape:
-    """The shape of a request."""
     return RequestShape(ask.cpu_milli, ask.memory_bytes, ask.gpu_milli, ask.gpu_models)
 
 

@@ -19,17 +19,16 @@ from distributed_grid.domain.resources import gigabytes
 from distributed_grid.number_text import plain_number
 from distributed_grid.scheduling.offers.offer import machine_memory
 
-NodeEnds = Sequence[tuple[int, str]]
-"""When the machines of nodes end, the first one first."""
+NodeEnds = Sequence[tuple[int, str]]  # when the machines of nodes end, the first one first
 
 
 def node_ends(ledger: Ledger) -> NodeEnds:
-    """The nodes whose machines their providers end by themselves, and when."""
+    """End times of the machines that their providers end, the earliest first."""
     return sorted((worker.ends_at_ms, worker.node) for worker in ledger.workers.values() if worker.ends_at_ms)
 
 
 def stated_ms(request: Request) -> int:
-    """How long a request takes, by its term or by what was said of it; 0 where nobody knows."""
+    """Length of a request by its term or its statement; 0 if unknown."""
     return request.duration_ms or request.expects_ms
 
 
@@ -51,13 +50,12 @@ def why_outlived(ledger: Ledger, request: Request, node: str, now: int) -> str |
 
 
 def longest_lifetime_ms(ledger: Ledger) -> int:
-    """How long the machines that scaling may start live at most; 0 where one lives for ever, or none is known."""
+    """Longest lifetime of the machines that scaling may start; 0 if unlimited or unknown."""
     lifetimes = [worker.lifetime_ms for worker in ledger.scaling.types]
     return max(lifetimes) if lifetimes and all(lifetimes) else 0
 
 
 def outlives_all(ledger: Ledger, request: Request) -> bool:
-    """Whether a request takes longer than any machine lives that scaling may start."""
     return 0 < longest_lifetime_ms(ledger) < stated_ms(request)
 
 
@@ -78,7 +76,7 @@ def never_has(ledger: Ledger, request: Request, node: Node) -> str | None:
 
 
 def most_bytes(ledger: Ledger, node: Node) -> int:
-    """The most memory that a job could ever have on a node."""
+    """Most memory that a job could ever have on a node."""
     room = _room(ledger, [node]) if node.simulated else None
     lends = node.lendable.memory_bytes
     return lends if room is None else min(lends, room)
@@ -99,7 +97,7 @@ def free_bytes(ledger: Ledger, node: Node) -> int:
 
 
 def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
-    """Why the machine of a simulated node has not so much memory left for a job or a block; None where it has."""
+    """Reason why the machine of a simulated node lacks this memory for a job or block; None if it does not."""
     nodes = simulated_nodes(ledger) if node.simulated and memory_bytes else []
     if not nodes or not _is_short(ledger, nodes, memory_bytes):
         return None
@@ -112,14 +110,14 @@ def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
 
 
 class MachineShortage(NamedTuple):
-    """What a machine lacks for a request when those have left that are leaving: not positive where that is enough."""
+    """Memory missing on a machine after the leaving leases are gone; not positive if there is enough."""
 
     missing_bytes: int
     leaving: tuple[str, ...]
 
 
 def shortage_after_leaving(ledger: Ledger, request: Request) -> MachineShortage | None:
-    """What the machine of the simulated nodes lacks for this request; None where it has that now."""
+    """Memory missing for this request on the machine of the simulated nodes; None if nothing is missing now."""
     if not crowded_nodes(ledger, request):
         return None
     nodes = simulated_nodes(ledger)
@@ -131,13 +129,12 @@ def shortage_after_leaving(ledger: Ledger, request: Request) -> MachineShortage 
 
 
 def used_bytes(ledger: Ledger, lease: Lease) -> int:
-    """The memory of a lease, where a job or a block has it; a job may run within another's lease."""
+    """Memory of a lease that a job or a block uses; a job may run within another lease."""
     is_used = lease.job or lease.request.block or ledger.dependents.get(lease.id)
     return lease.claim.memory_bytes if lease.claim is not None and is_used else 0
 
 
 def simulated_nodes(ledger: Ledger) -> list[Node]:
-    """The nodes that share the control plane's machine."""
     names, rows = ledger.columns.names, ledger.columns.simulated.nonzero()[0].tolist()
     return [ledger.nodes[names[row]] for row in rows]
 
@@ -147,7 +144,7 @@ def _asked(memory_bytes: int) -> str:
 
 
 def _uses_memory(request: Request) -> bool:
-    """Whether what is asked for is really used: the limit of a job, or a block."""
+    """True if the request uses its memory: the limit of a job, or a block."""
     return bool(request.ask.memory_bytes) and (request.limits_memory or bool(request.block))
 
 
@@ -157,13 +154,13 @@ def _is_short(ledger: Ledger, nodes: list[Node], memory_bytes: int) -> bool:
 
 
 def _room(ledger: Ledger, nodes: list[Node]) -> int | None:
-    """What the machine has for all of its nodes, as last measured."""
+    """Memory of the machine for all of its nodes, as last measured."""
     seen = [ledger.observations[node.name] for node in nodes if node.name in ledger.observations]
     last = max((one for one in seen if one.usage is not None), key=lambda one: one.at_ms, default=None)
     return machine_memory(last.usage) if last is not None and last.usage is not None else None
 
 
 def _used_bytes(ledger: Ledger, nodes: list[Node]) -> int:
-    """The limits of the jobs and the blocks on these nodes."""
+    """Sum of the limits of the jobs and the blocks on these nodes."""
     leases = (lease for node in nodes for lease in ledger.leases_of(node.name))
     return sum(used_bytes(ledger, lease) for lease in leases)

@@ -20,13 +20,16 @@ from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.states import NodeState
 from distributed_grid.scheduling.placement.machine_limits import MachineShortage, shortage_after_leaving, used_bytes
 from distributed_grid.scheduling.placement.placement import unmet_constraint
-from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, CostBound, cost_bounds, victim_weight
 from distributed_grid.scheduling.preemption.victims import (
+    NOT_PREFERRED,
     Cost,
+    CostBound,
     PreemptionCandidates,
     PreemptionSite,
     VictimGroup,
+    cost_bounds,
     lightest_victims,
+    victim_weight,
     work_lost,
 )
 from distributed_grid.scheduling.pressure.scan import idle_automatic_leases
@@ -76,8 +79,8 @@ def _victims(
     below: int,
     shortage: MachineShortage | None,
 ) -> list[VictimGroup] | None:
-    """The lightest victims on a node, and where its machine is short of memory on the machine's other nodes; None where
-    nobody lighter than `below` is enough."""
+    """The lightest victims on a node, and on the machine's other nodes where memory is short; None if none lighter than
+    `below` are enough."""
     lends, claims = ledger.lends(bound.node), ledger.claims_on(bound.node)
     if _NO_CLAIMS.claim_for(request.ask, lends) is None:
         return None
@@ -108,7 +111,7 @@ def _victims_elsewhere(ledger: Ledger, node: str, candidates: PreemptionCandidat
 
 
 def _machine_bytes(ledger: Ledger, lease: Lease) -> int:
-    """The memory of its machine that a job gives back; what runs within another lease is not gone with that."""
+    """Machine memory that a job gives back; jobs within another lease keep it."""
     return used_bytes(ledger, lease) if lease.job else 0
 
 
@@ -132,8 +135,8 @@ def _victim_groups(ledger: Ledger, bound: CostBound, candidates: PreemptionCandi
             continue
         gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
         theirs = [ledger.running.slots.get(member, -1) for member in gang]
-        if all(one >= 0 and candidates.able[one] for one in theirs):
-            weight = sum(victim_weight(rank, int(candidates.costs[one])) for one in theirs)
+        if all(slot >= 0 and candidates.able[slot] for slot in theirs):
+            weight = sum(victim_weight(rank, int(candidates.costs[slot])) for slot in theirs)
             groups.append(VictimGroup(tuple(gang), weight, rank, lease.claim))
     groups.sort()
     return groups

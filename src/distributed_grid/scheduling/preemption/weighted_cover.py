@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 MAX_STEPS = 5_000
 MAX_DEPTH = 200
-WHOLE = 1 << 30
-"""A need as a whole, where all needs are counted together."""
+WHOLE = 1 << 30  # a need as a whole, where all needs are counted together
 
 AmountVector = tuple[int, ...]
 
 
 class CoverItem(NamedTuple):
-    """Something that can be given up: what that costs, its rank, and how much of each need it meets."""
+    """A candidate: its weight, its rank, and the part of each need that it meets."""
 
     weight: int
     rank: int
@@ -54,7 +53,7 @@ def lightest_cover(
 
 
 class _CoverEntry(NamedTuple):
-    """An item as the search knows it: by its number, and with what it meets of the needs there are."""
+    """A candidate in the search: its number, and the amounts of the open needs only."""
 
     weight: int
     number: int
@@ -62,7 +61,7 @@ class _CoverEntry(NamedTuple):
 
 
 class _RankLayer:
-    """The items of one rank, lightest first, with what the search asks of them again and again."""
+    """The items of one rank, lightest first, with cached sums for the search."""
 
     def __init__(self, entries: list[_CoverEntry], below: _RankLayer | None) -> None:
         self.entries = sorted(entries)
@@ -96,12 +95,12 @@ class _RankLayer:
         return count
 
     def each_meets(self, needs: AmountVector, count: int) -> AmountVector:
-        """What each of so many has to meet at the least, if no more of this rank go."""
+        """Least amount of each of `count` items, if no more of this rank are chosen."""
         parts = zip(needs, self.lower, self.most, strict=True)
         return tuple([need - lower - most[count - 1] for need, lower, most in parts])
 
     def without(self, needs: AmountVector, count: int) -> AmountVector:
-        """What is left to be met when so many of this rank meet as much as any could."""
+        """Needs left over by the `count` largest items of this rank."""
         return tuple([need - most[count] for need, most in zip(needs, self.most, strict=True)])
 
 
@@ -117,7 +116,7 @@ class _CoverSearch:
         self._steps = 0
 
     def run(self, steps: int) -> list[int] | None:
-        """The numbers of the lightest items that are enough, if they are lighter than what was asked for."""
+        """Numbers of the lightest items that are enough; None if they are not lighter than the bound."""
         bound = self._lower_bound(0, self._needs)
         if bound is None or bound >= self._below:
             return None
@@ -157,7 +156,7 @@ class _CoverSearch:
         self._chosen = []
 
     def _record(self, weight: int, left: AmountVector) -> bool:
-        """Keep what is chosen, if it is enough and the lightest so far; whether it is enough."""
+        """Keep the chosen items if they are enough and the lightest so far; True if they are enough."""
         if max(left) > 0:
             return False
         if weight < self._below:
@@ -165,7 +164,7 @@ class _CoverSearch:
         return True
 
     def _branch(self, at: int, start: int, left: AmountVector, weight: int) -> None:
-        """Look through everything that begins with what is chosen so far and goes on in this layer."""
+        """Search every continuation of the chosen items in this layer."""
         self._steps -= 1
         if self._record(weight, left) or at == len(self._layers) or self._steps < 0:
             return

@@ -1,7 +1,7 @@
 """Backfill: expected durations, reservations for waiting requests, and who may start before them.
 
 Durations. A stated length counts, within the term. Where only a term is known, the mean of the user's last two run
-times may shorten it; leases without a command are not estimated. What has outlived its estimate is expected to run up
+times may shorten it; leases without a command are not estimated. A lease beyond its estimate is expected to run up
 to its term, else for as long again, doubling.
 
 Reservations. A reservation is a set of nodes and the moment when enough will be free there. Others may start there if
@@ -31,18 +31,15 @@ from distributed_grid.scheduling.placement.placement import Mask, allowed_rows
 from distributed_grid.scheduling.queue.fairness import overran_estimate
 
 UNKNOWN = 0
-RELEASE_MS = 10_000
-"""What is being released, or is due, is expected to be gone within this."""
+RELEASE_MS = 10_000  # what is being released, or is due, is expected to be gone within this
 
 
 def stated_ms(lease: Lease) -> int:
-    """The length of a lease by its term or its statement, whichever is less."""
     said, term = lease.request.expects_ms, lease.request.duration_ms
     return min(said, term) if said and term else said or term
 
 
 def estimated_ms(ledger: Ledger, lease: Lease) -> int:
-    """The length of a job by its user's last two."""
     account = ledger.accounts.get(lease.request.user) if lease.job else None
     return max(sum(account.runs) // 2, 1) if account is not None and len(account.runs) == 2 else UNKNOWN
 
@@ -76,10 +73,8 @@ def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, estimates: bool 
     return lease.granted_at_ms + length
 
 
-NEVER = 2**62
-"""Later than anything: the moment is unknown."""
-CANDIDATE_NODES = 16
-"""Nodes that are compared for a reservation; for the first promoted request all are."""
+NEVER = 2**62  # later than anything: the moment is unknown
+CANDIDATE_NODES = 16  # nodes that are compared for a reservation; for the first promoted request all are
 
 
 StartCandidate = tuple[int, bool, int, int, int]
@@ -88,7 +83,7 @@ StartCandidate = tuple[int, bool, int, int, int]
 
 
 class Reservation(Struct, frozen=True):
-    """Nodes that are reserved for a request, from when on, and what will still be held on each of them then."""
+    """Nodes reserved for a request from a moment on, and the claims still held there then."""
 
     lease: Lease
     at_ms: int
@@ -103,7 +98,6 @@ class ReleaseTimeline(Struct, frozen=True):
     last_grant_ms: int
 
     def held_after(self, at_ms: int) -> NodeClaims:
-        """What is still held at a moment."""
         return NodeClaims(lease.claim for end, lease in self.ends if end > at_ms and lease.claim is not None)
 
 
@@ -132,7 +126,7 @@ class StartForecast:
         return found
 
     def earliest_ms(self, ask: Amounts, node: str, *, estimates: bool = True) -> int:
-        """When an ask will fit on a node if nobody else comes; NEVER where that is unknown."""
+        """Earliest moment when an ask fits on a node if no other request comes; NEVER if unknown."""
         lends, held = self._ledger.lends(node), self._ledger.node_claims.get(node) or NodeClaims()
         if held.claim_for(ask, lends) is not None:
             return self._now
@@ -164,7 +158,6 @@ class StartForecast:
     def _candidates(
         self, request: Request, exclude: Set[str], *, estimates: bool, all_nodes: bool
     ) -> list[StartCandidate]:
-        """The nodes that could serve, and when."""
         ledger, ask = self._ledger, request.ask
         ready = readiness(ledger, ask)
         rows = np.flatnonzero(could_serve(ledger, request))
@@ -196,24 +189,21 @@ class StartForecast:
             return True
         if reservation.at_ms == NEVER:
             return not resource_kinds(lease.request.ask) & resource_kinds(reservation.lease.request.ask)
-        return self._ends_before(reservation, lease) or self.fits_beside(
-            reservation.lease.request.ask, node, held_then, claim
-        )
-
-    def fits_beside(self, ask: Amounts, node: str, held_then: NodeClaims, claim: Claim) -> bool:
-        """Whether an ask still fits beside what held_then on a node and this claim."""
-        held_then.add(claim)
-        fits = held_then.claim_for(ask, self._ledger.lends(node)) is not None
-        held_then.remove(claim)
-        return fits
-
-    def _ends_before(self, reservation: Reservation, lease: Lease) -> bool:
         length = expected_ms(self._ledger, lease)
         if reservation.overdue_since_ms:
             length = lease.request.duration_ms
             if not length and self._estimates_hold(lease.request.user, reservation.overdue_since_ms):
                 length = stated_ms(lease)
-        return bool(length) and self._now + length <= reservation.at_ms
+        return (bool(length) and self._now + length <= reservation.at_ms) or self.fits_beside(
+            reservation.lease.request.ask, node, held_then, claim
+        )
+
+    def fits_beside(self, ask: Amounts, node: str, held_then: NodeClaims, claim: Claim) -> bool:
+        """True if an ask fits beside this claim and the claims still held then."""
+        held_then.add(claim)
+        fits = held_then.claim_for(ask, self._ledger.lends(node)) is not None
+        held_then.remove(claim)
+        return fits
 
     def _estimates_hold(self, user: str, since_ms: int) -> bool:
         """Whether no lease of a user has outlasted its stated length since then."""
@@ -228,7 +218,7 @@ class StartForecast:
 
 
 def could_serve(ledger: Ledger, request: Request) -> Mask:
-    """The open nodes that would have room if nobody held anything there, by their columns."""
+    """The open nodes that would have room if they were empty, by their columns."""
     columns, ask = ledger.columns, request.ask
     mask = columns.open & (columns.lends_cpu >= ask.cpu_milli) & (columns.lends_memory >= ask.memory_bytes)
     if ask.gpu_milli:
@@ -256,7 +246,6 @@ def readiness(ledger: Ledger, ask: Amounts) -> NDArray[np.int64]:
 
 
 def resource_kinds(ask: Amounts) -> frozenset[str]:
-    """The kinds of resource that an ask is about."""
     found = {name for name, _ in ask.custom}
     if ask.cpu_milli:
         found.add("cpu")
@@ -272,7 +261,7 @@ MAX_COMPETING_REQUESTS = 64
 
 
 class LowPriorityCapacity:
-    """What waiting requests of higher priorities leave for `low`; `higher` has one request of each fit key."""
+    """Capacity that waiting requests of higher priorities leave for `low`; `higher` has one request of each fit key."""
 
     def __init__(self, ledger: Ledger, forecast: StartForecast, higher: Iterable[Request], now: int) -> None:
         self._ledger = ledger
@@ -280,12 +269,12 @@ class LowPriorityCapacity:
         self._now = now
         requests = list(higher)
         self._competing = [
-            (one, resource_kinds(one.ask), could_serve(ledger, one)) for one in requests[:MAX_COMPETING_REQUESTS]
+            (request, resource_kinds(request.ask), could_serve(ledger, request))
+            for request in requests[:MAX_COMPETING_REQUESTS]
         ]
         self._too_many = len(requests) > MAX_COMPETING_REQUESTS
 
     def allows(self, lease: Lease, node: str, claim: Claim) -> bool:
-        """Whether a lease may have this claim on a node."""
         if self._too_many:
             return False
         row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)
@@ -303,7 +292,7 @@ class LowPriorityCapacity:
         return self._forecast.fits_beside(other.ask, node, held_then, claim)
 
     def contested_nodes(self, request: Request) -> set[str]:
-        """The nodes where a higher priority could use some of what a request asks for."""
+        """Nodes where a request of higher priority could use the same kinds of resources."""
         names, mine = self._ledger.columns.names, resource_kinds(request.ask)
         masks = [could for _, theirs, could in self._competing if mine & theirs]
         return {names[row] for could in masks for row in could.nonzero()[0].tolist()}

@@ -1,6 +1,6 @@
 """Fair shares and quotas of users and teams.
 
-A share is dominant-resource: the largest part of the grid's cores, memory and GPUs. What is held counts in full, past
+A share is dominant-resource: the largest part of the grid's cores, memory and GPUs. Current claims count in full, past
 usage decays by half after each half-life; between two changes the rate is constant, so the decayed sum has a closed
 form. A user's entitlement is its weight (its own, else its team's) among all who hold something or wait. Up to
 `EXACT_SHARE_USERS` users share exactly; with more, the entitlement is at least `MIN_SHARE` of the grid times the
@@ -26,40 +26,32 @@ from distributed_grid.domain.states import LeaseEnd
 from distributed_grid.domain.statistics import Account
 
 MIB = 1024 * 1024
-MAX_USAGE = 2**62
-"""Upper bound of recorded usage: a row has to fit into 64 bits."""
-RUNS_KEPT = 2
-"""Run times that are remembered of a user."""
+MAX_USAGE = 2**62  # upper bound of recorded usage: a row has to fit into 64 bits
+RUNS_KEPT = 2  # run times that are remembered of a user
 
-EXACT_SHARE_USERS = 3
-"""Up to so many users share exactly."""
+EXACT_SHARE_USERS = 3  # up to so many users share exactly
 MAX_WAITING_USERS = 256
 """Users that only wait, and count in the entitlements: the mean weight of more is about the same."""
-MIN_SHARE = 0.4
-"""Least entitlement of a user, where there are more."""
-EXCESS_STEPS = 10
-"""Excess is counted in tenths of the grid."""
+MIN_SHARE = 0.4  # least entitlement of a user, where there are more
+EXCESS_STEPS = 10  # excess is counted in tenths of the grid
 
 _OWN_ENDS = frozenset({LeaseEnd.RELEASED, LeaseEnd.EXPIRED, LeaseEnd.FAILED})
 """Ends after which the run time of a job counts; a preempted or lost one says nothing about it."""
 
-Rates = tuple[int, int, int]
-"""Millicores, MiB and milli-GPUs: what an account counts by the second."""
+Rates = tuple[int, int, int]  # millicores, MiB and milli-GPUs: what an account counts by the second
 
 
 def rates(held: NodeClaims) -> Rates:
-    """How much is held."""
     gpu = sum(held.gpu_milli.values()) if held.gpu_milli else 0
     return held.cpu_milli, held.memory_bytes // MIB, gpu
 
 
 def rates_of(ask: Amounts) -> Rates:
-    """How much is asked for."""
     return ask.cpu_milli, ask.memory_bytes // MIB, ask.gpu_milli
 
 
 def decay_factors(elapsed_ms: int, half_life_ms: int) -> tuple[float, float]:
-    """The factor for usage before, and the weight in seconds of the rate since."""
+    """Factor of earlier usage, and weight in seconds of the rate since."""
     left = math.exp2(-elapsed_ms / half_life_ms)
     return left, half_life_ms / 1000 / math.log(2) * (1 - left)
 
@@ -82,25 +74,43 @@ def settle_account(
             overran_at_ms = now
     elapsed_ms = now - old.at_ms
     if not policy.half_life_ms:
-        return Account(user, old.at_ms, 0, 0, 0, runs, overran_at_ms, promoted_at_ms)
+        return Account(
+            user=user,
+            at_ms=old.at_ms,
+            cpu=0,
+            memory=0,
+            gpu=0,
+            runs=runs,
+            overran_at_ms=overran_at_ms,
+            promoted_at_ms=promoted_at_ms,
+        )
     if elapsed_ms <= 0:
-        return Account(user, old.at_ms, old.cpu, old.memory, old.gpu, runs, overran_at_ms, promoted_at_ms)
+        return Account(
+            user=user,
+            at_ms=old.at_ms,
+            cpu=old.cpu,
+            memory=old.memory,
+            gpu=old.gpu,
+            runs=runs,
+            overran_at_ms=overran_at_ms,
+            promoted_at_ms=promoted_at_ms,
+        )
     left, seconds = decay_factors(elapsed_ms, policy.half_life_ms)
     cpu, memory, gpu = rates(ledger.held_by(user))
     return Account(
-        user,
-        now,
-        min(round(old.cpu * left + cpu * seconds), MAX_USAGE),
-        min(round(old.memory * left + memory * seconds), MAX_USAGE),
-        min(round(old.gpu * left + gpu * seconds), MAX_USAGE),
-        runs,
-        overran_at_ms,
-        promoted_at_ms,
+        user=user,
+        at_ms=now,
+        cpu=min(round(old.cpu * left + cpu * seconds), MAX_USAGE),
+        memory=min(round(old.memory * left + memory * seconds), MAX_USAGE),
+        gpu=min(round(old.gpu * left + gpu * seconds), MAX_USAGE),
+        runs=runs,
+        overran_at_ms=overran_at_ms,
+        promoted_at_ms=promoted_at_ms,
     )
 
 
 def overran_estimate(lease: Lease, now: int) -> bool:
-    """Whether a lease has been held for longer than its stated length."""
+    """True if a lease is held for longer than its stated length."""
     return bool(lease.request.expects_ms) and now - lease.granted_at_ms > lease.request.expects_ms
 
 
@@ -125,25 +135,25 @@ class Shares:
         if excess is None:
             recent = self.recent(user)
             if self.is_exact and recent:  # among few users, the part of what they had together
-                recent /= max(sum(self.recent(one) for one in self._active_users), recent)
+                recent /= max(sum(self.recent(active_user) for active_user in self._active_users), recent)
             excess_share = max(self.held(user), recent) - self.part(user, team)
             excess = self._known[user, team] = 1 + int(EXCESS_STEPS * excess_share) if excess_share >= 0 else 0
         return excess
 
     def part(self, user: str, team: str = "") -> float:
-        """The part of the grid that a user is entitled to at the moment."""
+        """Current entitlement of a user, as a part of the grid."""
         weight, users = max(self._ledger.policy.weight_of(user, team), 1), self._active_users
         exact = weight / max(sum(users.values()), weight)
         return exact if self.is_exact else exact * max(1.0, MIN_SHARE * len(users))
 
     @property
     def is_exact(self) -> bool:
-        """Whether so few users hold or wait for something that they share exactly."""
+        """True if few enough users hold or wait for something to share exactly."""
         return len(self._active_users) <= EXACT_SHARE_USERS
 
     @cached_property
     def _active_users(self) -> dict[str, int]:
-        """All who hold something or wait, with their weights."""
+        """Users with leases or waiting requests, with their weights."""
         ledger = self._ledger
         holding = [ledger.leases[next(iter(leases))] for leases in ledger.leases_by_user.values() if leases]
         requests = [lease.request for lease in holding]
@@ -151,11 +161,10 @@ class Shares:
         waiting = list(islice(ledger.waiting_index.by_user.items(), MAX_WAITING_USERS))
         waiting.sort(key=lambda entry: entry[1][0])  # by priority and age of the first request; the last names the team
         teams = {user: ledger.leases[keys[-1][-1]].request.team for user, keys in waiting}
-        teams |= {one.user: one.team for one in requests}
+        teams |= {request.user: request.team for request in requests}
         return {user: max(ledger.policy.weight_of(user, team), 1) for user, team in teams.items()}
 
     def held(self, user: str) -> float:
-        """The part of the grid that a user holds now, whatever its weight."""
         return self.size(rates(self._ledger.held_by(user)))
 
     def recent(self, user: str) -> float:
@@ -169,17 +178,16 @@ class Shares:
         return self.size([each * (old * left + now * seconds) for old, now in zip(before, held, strict=True)])
 
     def size(self, amounts: Iterable[float]) -> float:
-        """How large a part of the grid this is, in its largest resource."""
+        """Largest part of the grid over the resources."""
         parts = [amount / total for amount, total in zip(amounts, self._totals, strict=True) if total]
         return max(parts, default=0.0)
 
 
-Excess = tuple[str, str, str]
-"""What is held, the limit, and what is asked for, in words."""
+Excess = tuple[str, str, str]  # what is held, the limit, and what is asked for, in words
 
 
 class Quotas:
-    """The quotas at one moment; what each covers is summed up on first use."""
+    """Quotas at one moment; claims are summed up on first use."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -187,7 +195,7 @@ class Quotas:
         self._admitted: dict[str, tuple[int, int, int, int]] = {}
 
     def admit(self, request: Request, count: int) -> int:
-        """How many of so many equal requests the quotas have room for; those count as held from now on."""
+        """Number of these equal requests that fit into the quotas; they count as held from now on."""
         covering = [quota for quota in self._ledger.policy.quotas if quota.covers(request.user, request.team)]
         ask, times = request.ask, request.gang
         each = (times * ask.cpu_milli, times * ask.memory_bytes, times * ask.gpu_milli, times)
@@ -215,10 +223,8 @@ class Quotas:
         return None
 
     def memory_left(self, request: Request) -> tuple[int, str] | None:
-        """The bytes that the quotas of a request's user leave beside what is held, and the quota that leaves least.
-
-        None where none limits memory.
-        """
+        """Bytes that the quotas leave for a request's user, and the quota that leaves least; None if none limits
+        memory."""
         covering = (quota for quota in self._ledger.policy.quotas if quota.covers(request.user, request.team))
         left = [
             (max(quota.memory_bytes - self._held_under(quota)[0].memory_bytes, 0), quota.name)

@@ -32,6 +32,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Lease, Request
@@ -40,29 +41,22 @@ from distributed_grid.domain.statistics import QueueProgress
 from distributed_grid.scheduling.queue.backfill import expected_ms
 from distributed_grid.scheduling.queue.fairness import Shares, rates_of
 
-UNKNOWN_LENGTH_MS = 3_600_000
-"""Length of a request of which nobody knows how long it takes."""
-LIMIT = 1 / 3
-"""The part of the largest recent backlog that may overtake a request."""
-SHORT_PART = 1 / 250
-"""A request is short if the grid takes so much longer for the largest recent backlog."""
-HALF_LIFE_MS = 30 * 24 * 3_600_000
-"""A backlog counts half after this."""
-MAX_LENGTH_MS = 7 * 24 * 3_600_000
-"""No request counts as longer."""
+UNKNOWN_LENGTH_MS = 3_600_000  # length of a request of which nobody knows how long it takes
+LIMIT = 1 / 3  # the part of the largest recent backlog that may overtake a request
+SHORT_PART = 1 / 250  # a request is short if the grid takes so much longer for the largest recent backlog
+HALF_LIFE_MS = 30 * 24 * 3_600_000  # a backlog counts half after this
+MAX_LENGTH_MS = 7 * 24 * 3_600_000  # no request counts as longer
 
-OVERTAKEN = -1
-"""Rank in the order of the queue, before the users below their share (0)."""
+OVERTAKEN = -1  # rank in the order of the queue, before the users below their share (0)
 
 
 def work_of(ledger: Ledger, lease: Lease, shares: Shares) -> int:
-    """The work of a request, as expected now."""
     length_ms = min(expected_ms(ledger, lease) or UNKNOWN_LENGTH_MS, MAX_LENGTH_MS)
     return round(1000 * length_ms * min(shares.size(rates_of(lease.request.ask)) * lease.request.gang, 1.0))
 
 
 def with_turn(ledger: Ledger, lease: Lease, now: int) -> Lease:
-    """A request that has just arrived, with its work and its turn."""
+    """A newly arrived request with its work and its turn."""
     turn = ledger.queue_progress.started + ledger.waiting_index.work
     return replace(lease, work=work_of(ledger, lease, Shares(ledger, now)), turn=turn)
 
@@ -107,12 +101,11 @@ class Overtaking:
         return self._oldest_turn < self._limit and not self._shares.is_exact
 
     def count(self, equal: Sequence[tuple[int, str]]) -> int:
-        """How many of these equal requests are overtaken; they are given by age and id, the oldest first."""
+        """Number of overtaken requests among equal ones, given by age and id, the oldest first."""
         leases = self._ledger.leases
         return bisect_left(equal, self._limit, key=lambda entry: leases[entry[1]].turn) if self._anybody_is else 0
 
     def is_overtaken(self, lease: Lease) -> bool:
-        """Whether a waiting request is overtaken."""
         if not self._anybody_is or lease.id not in self._ledger.leases:
             return False
         equal = self._ledger.queue_groups[lease.queue_group]
@@ -131,23 +124,20 @@ class Overtaking:
 
 MAX_CONTENDERS = 256
 """Weight of the groups that compete in one scan; a group that names less than 16 nodes, labels or jobs weighs 1."""
-MAX_PREEMPTORS = 64
-"""Groups of a long queue for which a preemption is looked for in one scan."""
+MAX_PREEMPTORS = 64  # groups of a long queue for which a preemption is looked for in one scan
 _PART = MAX_CONTENDERS // 4
 _MULTIPLIER = 2_654_435_761
 """Spreads moments that follow each other over the whole queue (Knuth's multiplicative hash)."""
 
-Members = Sequence[tuple[int, str]]
-"""Ages and ids of equal requests, the oldest first."""
+Members = Sequence[tuple[int, str]]  # ages and ids of equal requests, the oldest first
 
 
 def all_compete(ledger: Ledger) -> bool:
-    """True if the queue has so few groups that each of them competes."""
+    """True if each group of the queue competes because there are few."""
     return ledger.waiting_index.weight <= MAX_CONTENDERS
 
 
 def contending_groups(ledger: Ledger, now: int) -> list[Members]:
-    """The groups that compete at a moment."""
     if all_compete(ledger):
         return list(ledger.queue_groups.values())
     index = ledger.waiting_index
@@ -199,60 +189,44 @@ def _others(ledger: Ledger, now: int) -> Iterator[str]:
 
 
 NO_DEADLINE = 2**62
-NEVER_ARRIVED = -1
-"""Before the arrival of every request."""
+NEVER_ARRIVED = -1  # before the arrival of every request
 SHORT, PROMOTED = -1, 0
 QueueKey = tuple[int, int, int, int, float, int, str]
 """Short (-1), promoted (0) or neither (1), priority, deadline, rank, waiting time, age, id: the lowest is the first."""
 
 
-class WaitingGroup:
-    """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
+class WaitingGroup(Struct, frozen=True, eq=False, kw_only=True):
+    """Equal requests at one moment: each of them comes after the older ones."""
 
-    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now", "_overdue_ms", "_overtaken", "_short")
-
-    def __init__(
-        self,
-        leases: Mapping[str, Lease],
-        members: Sequence[tuple[int, str]],
-        front: tuple[int, int, int],
-        length_ms: int,
-        overtaken: int,
-        overdue_ms: int,
-        now: int,
-        *,
-        short: bool,
-    ) -> None:
-        self._leases = leases
-        self._members = members
-        self._front = front
-        self._length_ms = length_ms
-        self._overtaken = overtaken
-        self._overdue_ms = overdue_ms
-        self._short = short
-        self._now = now
+    leases: Mapping[str, Lease]
+    members: Sequence[tuple[int, str]]
+    front: tuple[int, int, int]
+    length_ms: int
+    overtaken: int
+    overdue_ms: int
+    now: int
+    short: bool
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def lease(self, at: int) -> Lease:
-        return self._leases[self._members[at][1]]
+        return self.leases[self.members[at][1]]
 
     def key(self, at: int) -> QueueKey:
-        asked_at, lease_id = self._members[at]
-        priority, deadline, rank = self._front
-        if at < self._overtaken and asked_at <= self._overdue_ms:
+        asked_at, lease_id = self.members[at]
+        priority, deadline, rank = self.front
+        if at < self.overtaken and asked_at <= self.overdue_ms:
             return (PROMOTED, 0, 0, 0, 0.0, asked_at, lease_id)
-        if at < self._overtaken:
+        if at < self.overtaken:
             return (1, priority, deadline, OVERTAKEN, 0.0, asked_at, lease_id)
-        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
-        if self._short:
+        ratio = (self.now - asked_at + self.length_ms) / self.length_ms
+        if self.short:
             return (SHORT, 0, 0, 0, -ratio, asked_at, lease_id)
         return (1, priority, deadline, rank, -ratio, asked_at, lease_id)
 
 
-QueueEntry = tuple[QueueKey, WaitingGroup, int]
-"""The sort key of a request, its group, and its position there."""
+QueueEntry = tuple[QueueKey, WaitingGroup, int]  # the sort key of a request, its group, and its position there
 
 
 class QueueOrder:
@@ -306,7 +280,16 @@ class QueueOrder:
         front, overdue_ms = self._front(lease.request), self._overdue_ms(lease.request)
         short = not overtaken and self._overtaking.is_short(lease)
         length_ms = self._length_ms(lease)
-        return WaitingGroup(leases, members, front, length_ms, overtaken, overdue_ms, self._now, short=short)
+        return WaitingGroup(
+            leases=leases,
+            members=members,
+            front=front,
+            length_ms=length_ms,
+            overtaken=overtaken,
+            overdue_ms=overdue_ms,
+            now=self._now,
+            short=short,
+        )
 
     def _overdue_ms(self, request: Request) -> int:
         """Overtaken requests that arrived up to then are promoted; none while a higher priority waits."""
@@ -316,7 +299,7 @@ class QueueOrder:
         )
 
     def _front(self, request: Request) -> tuple[int, int, int]:
-        """What counts before the waiting time: priority, tight deadline, excess over the share."""
+        """Sort key before the waiting time: priority, tight deadline, excess over the share."""
         latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
         return -request.priority, latest, self._shares.excess(request.user, request.team)
 
@@ -345,7 +328,6 @@ class QueueOrder:
         return (self._now - lease.asked_at_ms + length) / length
 
     def key_of(self, lease: Lease) -> QueueKey:
-        """The sort key of one request."""
         if self.is_promoted(lease):
             return _promoted_key(lease)
         equal = self._ledger.queue_groups[lease.queue_group] if lease.id in self._ledger.leases else None
@@ -354,7 +336,7 @@ class QueueOrder:
         return self._group(self._ledger.leases, equal).key(bisect_left(equal, lease.age_key))
 
     def in_order(self) -> Iterator[Lease]:
-        """All waiting requests from the first on, found one after the other."""
+        """All waiting requests from the first on, each found on demand."""
         if self._is_complete:
             return (group.lease(at) for _, group, at in walk_in_order(self.heads))
         return (self._ledger.leases[lease_id] for *_, lease_id in self._ledger.waiting)
@@ -376,22 +358,20 @@ class QueueOrder:
         return len(self._ledger.waiting) + (self._newcomer is not None)
 
     def is_promoted(self, lease: Lease) -> bool:
-        """Whether a request goes before all others because it has waited for so long."""
+        """True if a request comes before all others because of its long wait."""
         if lease.id in self._promoted:
             return True
         return lease.asked_at_ms <= self._overdue_ms(lease.request) and self.is_overtaken(lease)
 
     def is_overtaken(self, lease: Lease) -> bool:
-        """Whether so much work has overtaken a request that it comes before the others of its priority."""
         return self._overtaking.is_overtaken(lease)
 
     def is_tight(self, request: Request) -> bool:
-        """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
         return is_tight(self._ledger, request, self._now)
 
 
 def is_tight(ledger: Ledger, request: Request, now: int) -> bool:
-    """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
+    """True if the latest start for its deadline is nearer than the request is long."""
     if not request.deadline_ms:
         return False
     return request.latest_start_ms - now <= max(request.expects_ms, ledger.policy.reserve_after_ms)
@@ -402,8 +382,8 @@ def _promoted_key(lease: Lease) -> QueueKey:
 
 
 def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = frozenset()) -> Iterator[QueueEntry]:
-    """The heads and those behind them in their groups, in the order of the queue; nobody else of a group that the
-    caller has put into `finished` meanwhile."""
+    """The heads and the requests behind them, in the order of the queue; none of a group that the caller has added to
+    `finished`."""
     ahead = list(heads)
     heapify(ahead)
     while ahead:
@@ -415,5 +395,4 @@ def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = fro
 
 
 def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> QueueOrder:
-    """The order of all waiting requests; a newcomer is put where it would come."""
     return QueueOrder(ledger, Shares(ledger, now, newcomer=newcomer), now, newcomer=newcomer)

@@ -23,7 +23,7 @@ older ones of others in the queue. After S the oldest of each user is promoted, 
 then only older promoted ones, at most m, which have waited for S, too. For the first of them nobody takes what it waits
 for, except who ends in time by a term, which the grid enforces, or by the estimate of a user who has not overrun one
 since (so each user can break one); nor is anybody preempted there for others. It starts within (U + 1) L (`backfill`),
-and the next is first. What is preempted comes back with its age, at most p times. With W = (m + 1) (p + 1) (U + 1) L
+and the next is first. A preempted request comes back with its age, at most p times. With W = (m + 1) (p + 1) (U + 1) L
 nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0. Short terms that pass overtaken
 requests add at most the time in which the grid starts the work of its largest recent backlog: after that they do not.
 """
@@ -61,10 +61,8 @@ from distributed_grid.scheduling.queue.order import (
     walk_in_order,
 )
 
-MAX_RESERVATIONS = 16
-"""Reservations at one moment."""
-MAX_CONTESTED_TRIES = 8
-"""Contested nodes that are tried for a `low` request before all of them are excluded."""
+MAX_RESERVATIONS = 16  # reservations at one moment
+MAX_CONTESTED_TRIES = 8  # contested nodes that are tried for a `low` request before all of them are excluded
 
 
 class QueueGrant(Struct, frozen=True):
@@ -76,14 +74,14 @@ class QueueGrant(Struct, frozen=True):
 
 
 def fit_key(request: Request) -> tuple[object, ...]:
-    """What decides whether there is room: two requests of one key fit or fail together."""
+    """Key of requests that fit or fail together."""
     uses_memory = request.limits_memory or bool(request.block)
     where = (request.require, request.labels, request.affinity, request.anti_affinity, request.runs_on)
     return (request.ask, request.gang, *where, uses_memory, request.starts_without_cores, request.closed)
 
 
 def next_grant(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:
-    """The request that is granted next; the fit keys in `tried` are known not to fit."""
+    """The next request to grant; the fit keys in `tried` are known not to fit."""
     found = QueueScan(ledger, now, tried=tried).next_grant() if ledger.waiting else None
     carved = place_in_automatic_lease(ledger, found.lease, now) if found is not None else None
     return found if found is None or carved is None else QueueGrant(found.lease, carved, found.tried)
@@ -113,12 +111,12 @@ def place_in_automatic_lease(ledger: Ledger, lease: Lease, now: int, *, waits: b
 
 
 def reserved_nodes(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:
-    """The nodes that are reserved for others before this request: nobody is preempted there for it."""
+    """The nodes reserved for requests before this one: no preemption there for it."""
     return QueueScan(ledger, now, newcomer=lease).reserved_nodes(lease) if ledger.waiting else frozenset()
 
 
 class QueueScan:
-    """One scan of the queue; what is found out on the way is found out once."""
+    """One scan of the queue with cached placements, reservations and refusals."""
 
     def __init__(
         self, ledger: Ledger, now: int, *, tried: frozenset[object] = frozenset(), newcomer: Lease | None = None
@@ -183,7 +181,7 @@ class QueueScan:
         return None
 
     def place_passing(self, lease: Lease, placement: Placement) -> Placement | None:
-        """Where a request is placed now without delaying others; `placement` is where it would go alone."""
+        """Placement of a request that delays no other; `placement` is the one it would get alone."""
         return self._place_without_delay(self._position(lease), lease, placement)
 
     def reserved_nodes(self, lease: Lease) -> frozenset[str]:
@@ -212,7 +210,7 @@ class QueueScan:
         return self._quotas is not None and self._quotas.exceeded(lease.request) is not None
 
     def _place_alone(self, request: Request) -> Placement | None:
-        """The placement of a request if nobody else waited."""
+        """Placement of a request if no other waited."""
         key, at, outlived = fit_key(request), _placement_key(request), frozenset[str]()
         if self._ends:
             outlived = outlived_nodes(request, self._ends, self._now)
@@ -229,7 +227,7 @@ class QueueScan:
         return placement
 
     def _tried(self) -> frozenset[object]:
-        """The fit keys that will not fit after more grants; an affinity may be met by one."""
+        """Fit keys that further grants cannot make fit; an affinity may be met by one."""
         return frozenset(key for key in self._not_fitting if not key[4])  # type: ignore[index]
 
     def _passing_key(self, lease: Lease, at: QueueKey) -> tuple[int, bool, float, QueueKey]:
@@ -264,7 +262,7 @@ class QueueScan:
         return None
 
     def _statement_key(self, lease: Lease) -> object:
-        """What else decides over a placement beside a promoted request: the user and its statements."""
+        """Rest of the key of refusals beside a promoted request: its user and its statements."""
         if not any(reservation.overdue_since_ms for _, reservation in self._made_reservations()):
             return None
         return (lease.request.user, lease.request.expects_ms, lease.request.duration_ms)
@@ -325,5 +323,5 @@ class QueueScan:
 
 
 def _placement_key(request: Request) -> object:
-    """What decides where a request goes: two of one key go to the same node."""
+    """Key of requests that are placed on the same node."""
     return (fit_key(request), request.prefer, request.strategy, request.target, request.group)

@@ -19,8 +19,7 @@ from distributed_grid.scheduling.placement.machine_limits import why_outlived
 from distributed_grid.scheduling.placement.placement import Constraints
 from distributed_grid.scheduling.queue.fairness import Quotas
 
-MAX_NODES_LISTED = 100
-"""Nodes whose reasons are listed: nobody reads more, and writing them costs more than deciding."""
+MAX_NODES_LISTED = 100  # nodes whose reasons are listed: nobody reads more, and writing them costs more than deciding
 MAX_WORKERS_LISTED = 10
 DEDICATED_HINT = "if such a machine is yours alone, set dedicated: true on its node"
 """Said once, after the nodes that keep something for their owners."""
@@ -28,7 +27,6 @@ DEDICATED_HINT = "if such a machine is yours alone, set dedicated: true on its n
 
 @lru_cache(maxsize=1024)
 def describe_amounts(ask: Amounts) -> str:
-    """The amounts as text."""
     parts = []
     if ask.cpu_milli:
         parts.append(cores(ask.cpu_milli))
@@ -145,7 +143,7 @@ def reason_key(ledger: Ledger, request: Request) -> object:
 
 
 def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:
-    """What keeps one node from serving the request at this moment."""
+    """Reason why one node cannot serve the request now."""
     return _why_not_there(ledger, request, Constraints(ledger, request), node, now)
 
 
@@ -156,7 +154,7 @@ def _why_not_there(ledger: Ledger, request: Request, constraints: Constraints, n
 
 
 def _truncated(lines: list[str], nodes: int) -> tuple[str, ...]:
-    """The lines about so many nodes, cut to a readable number."""
+    """The lines about this number of nodes, cut to a readable number."""
     return (
         tuple(lines)
         if nodes <= MAX_NODES_LISTED
@@ -223,7 +221,7 @@ def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
 
 
 def is_stopped(ledger: Ledger, node: Node) -> bool:
-    """Whether nothing happens on a node until `grid cluster start`."""
+    """True if a node does nothing until `grid cluster start`."""
     return node.is_stopped(lends=bool(ledger.leases_on.get(node.name)))
 
 

@@ -4,8 +4,9 @@ Everybody before it in the queue is planned first, each where it could start soo
 now until its expected end. Later arrivals and backfill are not foreseen. Where the start depends on something of
 unknown length the estimate is None, with the reason.
 
-A length is known from a term, from what its user said, or from earlier runs of the same command; what has taken twice
-as long is not known any more. Unlike backfill, which has to decide, this does not guess from other commands of a user.
+A length is known from a term, from what its user said, or from earlier runs of the same command; after twice the
+estimate the length counts as unknown. Unlike backfill, which has to decide, this does not guess from other commands of
+a user.
 """
 
 from __future__ import annotations
@@ -35,12 +36,10 @@ from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.queue.order import is_tight, queue_order
 from distributed_grid.scheduling.queue.queue import fit_key
 
-MAX_PLANNED = 100
-"""Queue positions that are planned."""
+MAX_PLANNED = 100  # queue positions that are planned
 MAX_PLANNED_FOR_NEWCOMER = 20
 """The same in the answer to a submission: who submits many jobs at once must not wait for as many plans."""
-CANDIDATE_NODES = 32
-"""Nodes that are compared for each request."""
+CANDIDATE_NODES = 32  # nodes that are compared for each request
 
 
 class StartEstimate(Struct, frozen=True):
@@ -52,12 +51,12 @@ class StartEstimate(Struct, frozen=True):
 
 
 def known_length_ms(ledger: Ledger, lease: Lease) -> int:
-    """How long a lease takes, by its term, its user or earlier runs of its command; 0 where nobody knows."""
+    """Length of a lease by its term, its statement or earlier runs of its command; 0 if unknown."""
     return stated_ms(lease) or _run_ms(ledger, lease)
 
 
 def known_end_ms(ledger: Ledger, lease: Lease, now: int) -> int:
-    """When a lease that is held will be over, always after now; 0 where nobody knows."""
+    """Expected end of a held lease, always after now; 0 if unknown."""
     end = projected_end_ms(ledger, lease, now, estimates=False)
     length = lease.request.expects_ms or _run_ms(ledger, lease)
     if end or not length:
@@ -67,7 +66,7 @@ def known_end_ms(ledger: Ledger, lease: Lease, now: int) -> int:
 
 
 def _run_ms(ledger: Ledger, lease: Lease) -> int:
-    """The run time of a job by earlier runs of its command; 0 where there were none."""
+    """Run time of a job by earlier runs of its command; 0 if there were none."""
     job = ledger.jobs.get(lease.job)
     return job.estimate.run_ms if job is not None and job.estimate is not None else UNKNOWN
 
@@ -97,15 +96,15 @@ def estimate_start(ledger: Ledger, lease: Lease, now: int, *, max_planned: int =
     plan = _StartPlan(ledger, now)
     for one in islice(order.in_order(), position - 1):
         plan.add(one)
-    at_ms, why = plan.start_of(lease)
-    return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
+    at_ms, reason = plan.start_of(lease)
+    return StartEstimate(position, None if at_ms == NEVER else at_ms, reason)
 
 
 class _Releases:
-    """What is held on a node until when, by leases and by planned requests, soonest end first.
+    """Claims on a node with their ends, by leases and by planned requests, soonest first.
 
-    For each ask it remembers how many of them have to be over first. More that is planned never makes that fewer, so
-    all requests of one ask together pass over the ends once.
+    For each ask it caches the number of claims that have to end first. Further plans never lower it, so all requests of
+    one ask together pass over the ends once.
     """
 
     def __init__(self, ends: list[tuple[int, Lease]], lends: Capacity) -> None:
@@ -115,7 +114,6 @@ class _Releases:
         self._left: dict[Amounts, NodeClaims] = {}
 
     def add(self, end: int, planned: Lease) -> None:
-        """Something more is held."""
         at = bisect_right(self.ends, end, key=_end_of)
         self.ends.insert(at, (end, planned))
         for ask, over in self._over.items():
@@ -141,7 +139,7 @@ class _Releases:
         return self.ends[over - 1][0] if over else now
 
     def claims_after(self, at_ms: int) -> NodeClaims:
-        """What is still held at a moment; without a moment, when everybody is gone."""
+        """Claims still held at a moment; none at NEVER."""
         ends = self.ends[bisect_right(self.ends, at_ms, key=_end_of) :] if at_ms != NEVER else []
         return NodeClaims(lease.claim for _, lease in ends if lease.claim is not None)
 
@@ -151,7 +149,7 @@ def _end_of(entry: tuple[int, Lease]) -> int:
 
 
 class _StartPlan:
-    """What is held on each node until when: by leases, and by the requests planned so far."""
+    """Claims on each node with their ends: of leases, and of the requests planned so far."""
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger = ledger
@@ -161,7 +159,7 @@ class _StartPlan:
         self._candidates: dict[object, list[tuple[int, str]]] = {}
 
     def add(self, lease: Lease) -> None:
-        """Plan one of the queue; who is beyond its quota, or fits nowhere, takes nothing."""
+        """Plan a request of the queue; a request beyond its quota, or without a node, takes nothing."""
         if self._quotas.exceeded(lease.request) is not None:
             return
         found = self._soonest(lease.request)
@@ -175,7 +173,7 @@ class _StartPlan:
             releases.add(end, Lease(lease.id, lease.request, lease.asked_at_ms, node=node, claim=claim))
 
     def start_of(self, lease: Lease) -> tuple[int, str]:
-        """When a request can start after all that was planned, and what it waits for."""
+        """Earliest start of a request after the planned ones, and the reason."""
         found = self._soonest(lease.request)
         if len(found) < lease.request.gang:
             return NEVER, "no open node could serve it"
@@ -207,7 +205,7 @@ class _StartPlan:
         return found
 
     def _waits_for(self, request: Request, node: str) -> str:
-        """What has to be over on a node first, or what nobody knows the end of."""
+        """The lease that has to end first on a node, or the one of unknown length."""
         lends, held = self._ledger.lends(node), self._releases(node).ends
         if NodeClaims().claim_for(request.ask, lends) is None:
             return f"{node} does not lend enough at the moment, whatever is held there"

@@ -1,11 +1,11 @@
-"""Budget of workers: what they cost an hour and have cost today, and why another one is refused.
+"""Budget of workers: costs an hour and a day, and reasons for refusing another worker.
 
 - An hour costs the prices of all that is not proven gone, creations without an answer included.
 - A day (UTC) costs what was spent on it and the price of each of them until midnight, or until a minute after the end
   that its provider gives it, if that is sooner.
 - The day is the wall clock's. One that is back by no more than a day waits there for midnight. One that jumped by days
   takes along what was spent, so that a wrong clock neither refuses workers for good nor pays for a day twice.
-- What costs nobody knows how much is refused where there is a budget.
+- A worker of unknown price is refused where there is a budget.
 - The core-hours of a provider on a day are counted in the same way, but a worker that has not begun counts for its
   whole lifetime: nobody knows when it begins.
 - One that waits in a queue of its provider's has its whole lifetime before it, and has cost nothing yet.
@@ -26,13 +26,10 @@ from distributed_grid.number_text import counted, plain_number
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MICRO = 1_000_000
-END_GRACE_MS = 60_000
-"""For how long after its end a machine that its provider ends may still be charged for."""
-FOR_EVER_MS = 10**15
-"""Longer than anything lasts."""
+END_GRACE_MS = 60_000  # for how long after its end a machine that its provider ends may still be charged for
+FOR_EVER_MS = 10**15  # longer than anything lasts
 MAX_PAST_DAYS = 3
-CORE_MS = HOUR_MS // 1000
-"""Milliseconds of a core in a thousandth of a core-hour."""
+CORE_MS = HOUR_MS // 1000  # milliseconds of a core in a thousandth of a core-hour
 
 
 class CoreHours(Struct, frozen=True):
@@ -50,15 +47,15 @@ class CoreHours(Struct, frozen=True):
 
     @property
     def day_ms(self) -> int:
-        """What the day will have used if everything runs on."""
+        """Core time of the day if everything runs on."""
         return self.used_ms + self.ahead_ms
 
 
 class BudgetState(Struct, frozen=True):
-    """What workers cost at one moment: `rate_micro` an hour, `spent_micro` so far on `day`, `ahead_micro` more by
-    midnight, which is in `until_midnight_ms`.
+    """Costs of workers at one moment: `rate_micro` an hour, `spent_micro` on `day` so far, `ahead_micro` more by
+    midnight (in `until_midnight_ms`).
 
-    `unpriced` are those of which nobody knows what they cost; `cores` are the providers with a budget of core-hours.
+    `unpriced` are workers of unknown price; `cores` are the providers with a budget of core-hours.
     """
 
     day: int
@@ -72,7 +69,7 @@ class BudgetState(Struct, frozen=True):
 
     @property
     def day_micro(self) -> int:
-        """What the day will have cost if everything runs on."""
+        """Cost of the day if everything runs on."""
         return self.spent_micro + self.ahead_micro
 
     @property
@@ -88,7 +85,7 @@ class BudgetState(Struct, frozen=True):
         return self.per_hour_micro is not None or self.per_day_micro is not None
 
     def new_cost_micro(self, worker: Worker) -> int:
-        """What one more worker costs on this day at most."""
+        """Largest cost of one more worker on this day."""
         return cost_micro(worker.price_micro or 0, min(_whole_life_ms(worker, self.rules), self.until_midnight_ms))
 
     def with_workers(self, worker: Worker, count: int = 1) -> BudgetState:
@@ -99,8 +96,8 @@ class BudgetState(Struct, frozen=True):
             rate_micro=self.rate_micro + count * (worker.price_micro or 0),
             ahead_micro=self.ahead_micro + count * self.new_cost_micro(worker),
             cores=tuple(
-                replace(one, ahead_ms=one.ahead_ms + more_ms) if one.provider == worker.provider else one
-                for one in self.cores
+                replace(core, ahead_ms=core.ahead_ms + more_ms) if core.provider == worker.provider else core
+                for core in self.cores
             ),
         )
 
@@ -122,53 +119,50 @@ class BudgetState(Struct, frozen=True):
                 f"{kind} at {usd(price_micro or 0)} an hour would make {usd(after.day_micro)} by midnight UTC "
                 f"({usd(self.spent_micro)} spent today), and scaling.budget_per_day is {usd(self.per_day_micro)}"
             )
-        for one in after.cores:
-            if one.provider == worker.provider and one.day_ms > one.limit_ms:
+        for core in after.cores:
+            if core.provider == worker.provider and core.day_ms > core.limit_ms:
                 cores, life = counted(worker.resources.cpu_milli / 1000, "core"), worker.lifetime_ms / HOUR_MS
                 size = f"{cores} for up to {plain_number(life)} h" if life else cores
                 return (
-                    f"{kind} with {size} would make {plain_number(core_hours(one.day_ms))} core-hours "
-                    f"today ({plain_number(core_hours(one.used_ms))} used), and {core_budget_key(one.provider)} is "
-                    f"{plain_number(one.limit_milli / 1000)}"
+                    f"{kind} with {size} would make {plain_number(core_hours(core.day_ms))} core-hours "
+                    f"today ({plain_number(core_hours(core.used_ms))} used), and {core_budget_key(core.provider)} is "
+                    f"{plain_number(core.limit_milli / 1000)}"
                 )
         return None
 
 
 def core_budget_key(provider: str) -> str:
-    """The key of the config that limits the core-hours of a provider."""
+    """Config key that limits the core-hours of a provider."""
     return f"providers.{provider}.budget_core_hours"
 
 
 def cost_micro(rate_micro: int, elapsed_ms: int) -> int:
-    """What a time costs at a price per hour, rounded up."""
+    """Cost of a duration at a price per hour, rounded up."""
     return -(-rate_micro * max(elapsed_ms, 0) // HOUR_MS)
 
 
 def core_ms(worker: Worker, elapsed_ms: int) -> int:
-    """The core time that a worker uses in a time."""
     return worker.resources.cpu_milli * max(elapsed_ms, 0) // 1000
 
 
 def core_hours(duration_ms: int) -> float:
-    """Core time in core-hours, as it is shown."""
     return round(duration_ms / HOUR_MS, 3)
 
 
 def usd(micro: int) -> str:
-    """An amount of money as it is shown."""
     return f"${micro / MICRO:.4f}".rstrip("0").rstrip(".") if micro % 10_000 else f"${micro / MICRO:.2f}"
 
 
 def current_day(ledger: Ledger, wall_ms: int) -> int:
-    """The day (UTC) that is spent on: the wall clock's, unless the next one has begun already."""
+    """The current day (UTC) of the wall clock, unless the next one has begun already."""
     day = wall_ms // DAY_MS
     return day + 1 if any(row.day == day + 1 for row in ledger.spending.values()) else day
 
 
 def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
-    """When a worker costs nothing any more, whoever still runs then: a minute after the end that its provider gives it.
+    """End of a worker's costs at the latest: a minute after the end that its provider sets.
 
-    One whose creation may still take effect, or that waits for its turn, has its whole lifetime before it.
+    A pending creation and a queued worker have their whole lifetime ahead.
     """
     if worker.ends_at_ms and not worker.waits:
         return worker.ends_at_ms + END_GRACE_MS
@@ -181,7 +175,7 @@ def counted_until_ms(worker: Worker, rules: WorkerRules, now: int) -> int:
 
 
 def alone_ms(worker: Worker, rules: WorkerRules, now: int, lead_ms: int) -> int:
-    """For how long a machine goes on if the control plane dies in so long: until its agent, or what boots it, ends
+    """Remaining life of a machine if the control plane dies after `lead_ms`: until its agent, or its boot script, ends
     it."""
     left_ms = rules.exit_ms
     if not worker.joined_at_ms:
@@ -191,12 +185,12 @@ def alone_ms(worker: Worker, rules: WorkerRules, now: int, lead_ms: int) -> int:
 
 
 def _whole_life_ms(worker: Worker, rules: WorkerRules) -> int:
-    """For how long a worker that is started now is counted at most."""
+    """Longest time for which a worker started now is counted."""
     return rules.call_ms + worker.lifetime_ms + END_GRACE_MS if worker.lifetime_ms else FOR_EVER_MS
 
 
 def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
-    """What the workers of a provider have cost on the current day until now."""
+    """Spending of a provider on the current day until now."""
     day = current_day(ledger, wall_ms)
     row = ledger.spending.get(provider)
     if row is None:
@@ -209,27 +203,23 @@ def settle(ledger: Ledger, provider: str, now: int, wall_ms: int) -> Spending:
         left = PastDay(row.first_day or row.day, row.spent_micro, row.core_ms)
         row = Spending(provider, day, 0, until_ms, past=(*row.past, left)[-MAX_PAST_DAYS:])
     elif day != row.day:
-        row = _returned_to(row, day)
+        # The row under another day after a jump of the wall clock: spent amounts stay, and those of a day that was
+        # left before count again.
+        index = next((index for index, past in enumerate(row.past) if past.day == day), len(row.past))
+        again, first_day = row.past[index:], row.first_day or row.day
+        row = replace(
+            row,
+            day=day,
+            first_day=0 if again or day == first_day else first_day,
+            spent_micro=row.spent_micro + sum(past.spent_micro for past in again),
+            core_ms=row.core_ms + sum(past.core_ms for past in again),
+            past=row.past[:index],
+        )
     return _charge_until(ledger, row, now, now)
 
 
-def _returned_to(row: Spending, day: int) -> Spending:
-    """A row under another day, because the wall clock jumped: what was spent stays spent, and if that day was left
-    before, what it had cost counts again."""
-    index = next((index for index, past in enumerate(row.past) if past.day == day), len(row.past))
-    again, first_day = row.past[index:], row.first_day or row.day
-    return replace(
-        row,
-        day=day,
-        first_day=0 if again or day == first_day else first_day,
-        spent_micro=row.spent_micro + sum(past.spent_micro for past in again),
-        core_ms=row.core_ms + sum(past.core_ms for past in again),
-        past=row.past[:index],
-    )
-
-
 def _charge_until(ledger: Ledger, row: Spending, now: int, until_ms: int) -> Spending:
-    """A row with what its workers have cost between its last charge and `until_ms`, which is not after `now`."""
+    """The row with the costs of its workers between its last charge and `until_ms`, which is not after `now`."""
     spent, used_ms = row.spent_micro, row.core_ms
     for worker in ledger.workers.values():
         if worker.provider == row.provider:
@@ -244,8 +234,7 @@ def _charge_until(ledger: Ledger, row: Spending, now: int, until_ms: int) -> Spe
 
 
 def charge_unseen(spending: Spending, worker: Worker, now: int, began_at_ms: int = 0) -> Spending:
-    """Charge for what a worker may have run since it was last known to wait in the queue of its provider; where the
-    provider says when it began, since then."""
+    """Charge for a possible run since the worker was last seen in the queue of its provider, or since `began_at_ms`."""
     ran_ms = now - max(worker.waited_until_ms or worker.booted_at_ms, began_at_ms)
     if worker.lifetime_ms:
         ran_ms = min(ran_ms, worker.lifetime_ms + END_GRACE_MS)
@@ -291,5 +280,5 @@ def budget_state(ledger: Ledger, now: int, wall_ms: int, *, without: str = "") -
 
 
 def _on_its_day_ms(life_ms: int, until_midnight_ms: int) -> int:
-    """For how long a worker that begins nobody knows when runs on the day that it begins."""
+    """Longest run on its first day of a worker with an unknown start."""
     return until_midnight_ms if life_ms >= DAY_MS else life_ms

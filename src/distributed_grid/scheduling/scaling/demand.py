@@ -40,10 +40,8 @@ from distributed_grid.scheduling.placement.placement import candidate_rows
 from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, place_of
 
-MAX_SHAPES = 128
-"""Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
-MAX_GROUPS = 4096
-"""Groups of equal requests that are read in one evaluation."""
+MAX_SHAPES = 128  # shapes in one evaluation; what is left is seen in the next one, when these are on their way
+MAX_GROUPS = 4096  # groups of equal requests that are read in one evaluation
 
 PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "pinned to nodes or labels",
@@ -56,10 +54,8 @@ PINNED, NEAR, INSIDE, HELD, TOO_LARGE, TOO_LONG, LATER, PULLED = (
     "a task that only a pull worker can run",
 )
 
-MEMORY_KEPT = 8
-"""One part in so many of a worker's memory is not lent: its system and its reserve have it."""
-Size = tuple[int, int, int, int]
-"""Millicores, bytes of memory, thousandths of GPUs, whole GPUs."""
+MEMORY_KEPT = 8  # one part in so many of a worker's memory is not lent: its system and its reserve have it
+Size = tuple[int, int, int, int]  # millicores, bytes of memory, thousandths of GPUs, whole GPUs
 ShapeKey = tuple[int, int, int, int, tuple[str, ...], bool]
 """Amounts, gang, what it must not be near to, and whether each needs a machine of its own."""
 
@@ -92,7 +88,7 @@ class Demand(Struct, frozen=True):
 
 
 def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
-    """What waits and would be served by a worker of one of these types."""
+    """Waiting requests that a worker of one of these types would serve."""
     quotas = Quotas(ledger) if ledger.policy.quotas else None
     counts: dict[ShapeKey, int] = {}
     examples: dict[ShapeKey, Request] = {}
@@ -106,10 +102,10 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
     for lease_id in read:
         request = ledger.leases[lease_id].request
         count, ask = len(index.members[lease_id]), request.ask
-        why = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
-        if longest_ms and not why and stated_ms(request) > longest_ms:
-            why = TOO_LONG
-        if not why:
+        reason = _served_elsewhere(request) or ("" if is_served(ask, types) else TOO_LARGE)
+        if longest_ms and not reason and stated_ms(request) > longest_ms:
+            reason = TOO_LONG
+        if not reason:
             memory = ask.memory_bytes
             if is_wide:  # an eighth more at most, so that many requests which differ a little are one shape
                 step = 1 << max(memory.bit_length() - 4, 0)
@@ -118,9 +114,9 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
                 memory = ask.memory_bytes
             shape = (ask.cpu_milli, memory, ask.gpu_milli, request.gang, request.anti_affinity, _must_be_apart(request))
             if shape not in counts and len(counts) == MAX_SHAPES:
-                why = LATER
-        if why:
-            not_counted[why] = not_counted.get(why, 0) + count
+                reason = LATER
+        if reason:
+            not_counted[reason] = not_counted.get(reason, 0) + count
             continue
         admitted = count if quotas is None else quotas.admit(request, count)
         if admitted < count:
@@ -137,8 +133,8 @@ def _shape(key: ShapeKey, request: Request, count: int) -> WaitingShape:
 
 
 def displaced_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> tuple[WaitingShape, ...]:
-    """What runs on workers whose end is announced, will not be over by then, and would be served by a worker of one of
-    these types: it will be queued again."""
+    """Work on workers with an announced end that will not finish by then and that a worker of one of these types would
+    serve: it will be queued again."""
     counts: dict[ShapeKey, int] = {}
     examples: dict[ShapeKey, Request] = {}
     for worker in ledger.workers.values():
@@ -186,7 +182,7 @@ def why_no_worker(ledger: Ledger, request: Request, now: int) -> list[str]:
 
 
 def size_of(ask: Amounts) -> Size:
-    """What one request takes; a part of a GPU takes the share of a device that as many as possible of its size get."""
+    """Size of one request; a part of a GPU counts as the largest share that as many of its kind fit on a device."""
     gpu = ask.gpu_milli
     if 0 < gpu < WHOLE_GPU:
         gpu = WHOLE_GPU // (WHOLE_GPU // gpu)
@@ -194,12 +190,11 @@ def size_of(ask: Amounts) -> Size:
 
 
 def usable(resources: WorkerResources) -> WorkerResources:
-    """What an empty worker would lend of what it has."""
+    """Resources that an empty worker would lend."""
     return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
 
 
 def fits(size: Size, resources: WorkerResources) -> bool:
-    """Whether an empty worker could serve one request of this size."""
     cpu, memory, gpu, _ = size
     return cpu <= resources.cpu_milli and memory <= resources.memory_bytes and gpu <= WHOLE_GPU * resources.gpu_count
 
@@ -234,16 +229,14 @@ def _must_be_apart(request: Request) -> bool:
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-MAX_GANGS = 32
-"""Gangs of one shape that are looked at in one evaluation."""
+MAX_GANGS = 32  # gangs of one shape that are looked at in one evaluation
 _SILENT = (NodeState.JOINING, NodeState.SUSPECT)
 _ABSENT = (NodeState.LOST, NodeState.DRAINING, NodeState.LEFT)
-OfferedType = tuple[Worker, WorkerResources]
-"""A worker as it would be started, and what it would lend."""
+OfferedType = tuple[Worker, WorkerResources]  # a worker as it would be started, and what it would lend
 
 
 class Bins:
-    """What is free on each of many machines."""
+    """Free capacity of many machines."""
 
     def __init__(self, free: NDArray[np.int64]) -> None:
         self._free = free
@@ -257,14 +250,13 @@ class Bins:
 
     @classmethod
     def of_workers(cls, workers: Iterable[WorkerResources]) -> Bins:
-        """Workers that are still empty."""
         return cls(_empty_columns(list(workers)))
 
     def __len__(self) -> int:
         return int(self._free.shape[1])
 
     def grow(self, resources: WorkerResources, count: int) -> None:
-        """Add so many empty workers."""
+        """Add `count` empty workers."""
         self._free = np.concatenate((self._free, _empty_columns([resources] * count)), axis=1)
 
     def room(self, size: Size, *, apart: bool, allowed: Mask | None = None) -> Counts:
@@ -278,7 +270,7 @@ class Bins:
         return found if allowed is None else np.where(allowed, found, 0)
 
     def take(self, size: Size, count: int, *, apart: bool = False, allowed: Mask | None = None) -> Counts:
-        """Pack up to so many, the first machines first; how many each got."""
+        """Pack up to `count` requests, the first machines first; the number on each."""
         room = np.minimum(self.room(size, apart=apart, allowed=allowed), count)
         before = np.cumsum(room) - room
         taken: Counts = np.clip(count - before, 0, room)
@@ -289,7 +281,9 @@ class Bins:
 
 
 def _empty_columns(workers: list[WorkerResources]) -> NDArray[np.int64]:
-    rows = [(one.cpu_milli, one.memory_bytes, WHOLE_GPU * one.gpu_count, one.gpu_count) for one in workers]
+    rows = [
+        (worker.cpu_milli, worker.memory_bytes, WHOLE_GPU * worker.gpu_count, worker.gpu_count) for worker in workers
+    ]
     return np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
 
 
@@ -305,11 +299,12 @@ class UnmetDemand(Struct, frozen=True):
 
     @property
     def displaced(self) -> UnmetDemand:
-        """What of it still runs, on machines that are taken away."""
+        """The part that still runs, on machines that are taken away."""
         return UnmetDemand(tuple(shape for shape in self.shapes if shape.displaced))
 
     def without_node(self, ledger: Ledger) -> UnmetDemand:
-        """What of it no node could serve even if it were empty. A node that was never heard could serve anything."""
+        """The part that no node could serve even if it were empty. A node without a first report could serve
+        anything."""
         nodes = [node for node in ledger.nodes.values() if node.state not in _ABSENT]
         if any(node.caps.can_share and node.capacity == Capacity() for node in nodes):
             return UnmetDemand()
@@ -322,13 +317,13 @@ class UnmetDemand(Struct, frozen=True):
         )
 
     def total(self, resource: ResourceType) -> int:
-        """How much of a resource they ask for together, in base units."""
+        """Requested amount of a resource in all, in base units."""
         at = (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU).index(resource)
         return sum(shape.members * size_of(shape.request.ask)[at] for shape in self.shapes)
 
 
 def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
-    """What a worker of this offer lends when it is empty: as those that have joined do, else by its description."""
+    """Resources that an empty worker of this offer lends: as joined ones do, else by its description."""
     found = usable(worker.resources)
     for other in ledger.workers.values():
         node = ledger.nodes.get(other.node)
@@ -341,7 +336,7 @@ def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
 
 
 def pack(ledger: Ledger, demand: Demand, room_for_new: int, now: int) -> UnmetDemand:
-    """What of the demand is not met; `room_for_new` is how many workers may still be started."""
+    """The unmet part of the demand; `room_for_new` is the number of workers that may still be started."""
     ends = node_ends(ledger)
     nodes = Bins.of_nodes(ledger)
     on_their_way = [
@@ -395,7 +390,7 @@ def _pack_gangs(
 
 
 def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
-    """What a node has left, if it comes back as it was."""
+    """Resources left on a node if it comes back as it was."""
     has, claims = node.lendable, ledger.claims_on(node.name)
     gpus = max(claims.whole_free(has), 0) if has.gpus else 0
     return WorkerResources(
@@ -406,7 +401,7 @@ def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
 def choose_type(
     unmet: UnmetDemand, bottleneck: ResourceType, types: Sequence[OfferedType], limit: int
 ) -> tuple[Worker, int] | None:
-    """The type for the unmet requests and how many workers of it, at most so many; None where none serves any."""
+    """The type for the unmet requests and the number of workers, at most `limit`; None if no type serves any."""
     best: tuple[tuple[bool, int, bool, int, int], Worker, int] | None = None
     for place, (worker, resources) in enumerate(types):
         count, served = workers_for(unmet, resources, limit)

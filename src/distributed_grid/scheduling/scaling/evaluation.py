@@ -47,9 +47,6 @@ from distributed_grid.scheduling.scaling.demand import (
 )
 from distributed_grid.scheduling.scaling.worker_availability import closed_text, closure_of, has_room, place_of
 
-Load = tuple[int, int, int]
-"""Millicores, bytes of memory, thousandths of GPUs."""
-
 
 class IdleWorker(Struct, frozen=True):
     """A worker without a lease; `used_milli` is the part of the window that it may have had one."""
@@ -60,7 +57,6 @@ class IdleWorker(Struct, frozen=True):
 
 
 def has_work(ledger: Ledger, node: str) -> bool:
-    """Whether anything but copies of blocks is lent on a node."""
     return any(not lease.request.block for lease in ledger.leases_of(node))
 
 
@@ -76,78 +72,55 @@ def idle_workers(ledger: Ledger, workers: Iterable[Worker], now: int) -> list[Id
     return sorted(idle, key=lambda one: (-one.idle_ms, one.worker.id))
 
 
-class GiveBack:
-    """Which of the idle workers are given back."""
+def workers_to_give_back(
+    ledger: Ledger,
+    serving: Sequence[Worker],
+    idle: Sequence[IdleWorker],
+    floor: int,
+    *,
+    excess: int,
+    resting: bool,
+    has_pool: bool = False,
+) -> tuple[list[IdleWorker], str]:
+    """The idle workers to give back, and the reason why others are kept, if it is worth a mention.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        serving: Sequence[Worker],
-        idle: Sequence[IdleWorker],
-        floor: int,
-        *,
-        has_pool: bool = False,
-    ) -> None:
-        """`serving` are the workers that are there or on their way; at least `floor` of them are kept. With `has_pool`
-        that is the size of a warm pool, which has its headroom: nothing is kept for the target beyond it."""
-        self._rules = ledger.scaling
-        self._has_pool = has_pool
-        self._idle = idle
-        self._surplus = max(len(serving) - floor, 0)
-        joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
-        self._joined = len(joined)
-        idle_ids = {one.worker.id for one in idle}  # copies of blocks there will move
-        self._lent = _sum(_lent_on(ledger, worker) for worker in joined if worker.id not in idle_ids)
-        self._has = _sum(_load_of(worker.resources) for worker in joined)
-
-    def choose(self, excess: int, *, resting: bool) -> tuple[list[IdleWorker], str]:
-        """The workers to give back, and why not more of them, where that is worth saying.
-
-        So many in `excess` go in any case; the others not while scaling down is `resting`.
-        """
-        chosen = list(self._idle[: min(excess, self._surplus)])
-        left = self._has
-        for one in chosen:
-            left = _less(left, one)
-        for one in self._idle[len(chosen) :]:
-            if one.used_milli >= self._rules.down_milli or len(chosen) >= self._surplus:
-                break
-            if resting:
-                return chosen, "a worker was given back a short while ago"
-            left = _less(left, one)
-            if not self._has_pool and any(
-                1000 * lent > self._rules.target_milli * has for lent, has in zip(self._lent, left, strict=True)
-            ):
-                return chosen, "the others would be above the target without it"
-            if len(chosen) == self._joined - 1 and one.idle_ms < self._rules.down_cooldown_ms:
-                return chosen, "the last warm worker is kept for its cooldown"
-            chosen.append(one)
-        return chosen, ""
+    `serving` are the workers that are there or on their way; at least `floor` of them are kept. `excess` workers leave
+    in any case, the others not while scaling down is `resting`. With `has_pool` the floor is the size of a warm pool,
+    which has its headroom: nothing is kept for the target beyond it.
+    """
+    rules, surplus = ledger.scaling, max(len(serving) - floor, 0)
+    joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
+    idle_ids = {entry.worker.id for entry in idle}  # copies of blocks there will move
+    claims = [ledger.claims_on(worker.node) for worker in joined if worker.id not in idle_ids]
+    lent = (
+        sum(claim.cpu_milli for claim in claims),
+        sum(claim.memory_bytes for claim in claims),
+        sum(sum(claim.gpu_milli.values()) for claim in claims),
+    )
+    left = [sum(amounts) for amounts in zip(*(_load_of(worker.resources) for worker in joined), strict=True)]
+    chosen = list(idle[: min(excess, surplus)])
+    for entry in chosen:
+        left = [has - less for has, less in zip(left, _load_of(entry.worker.resources), strict=True)]
+    for entry in idle[len(chosen) :]:
+        if entry.used_milli >= rules.down_milli or len(chosen) >= surplus:
+            break
+        if resting:
+            return chosen, "a worker was given back a short while ago"
+        left = [has - less for has, less in zip(left, _load_of(entry.worker.resources), strict=True)]
+        if not has_pool and any(1000 * used > rules.target_milli * has for used, has in zip(lent, left, strict=True)):
+            return chosen, "the others would be above the target without it"
+        if len(chosen) == len(joined) - 1 and entry.idle_ms < rules.down_cooldown_ms:
+            return chosen, "the last warm worker is kept for its cooldown"
+        chosen.append(entry)
+    return chosen, ""
 
 
-def _lent_on(ledger: Ledger, worker: Worker) -> Load:
-    claims = ledger.claims_on(worker.node)
-    return claims.cpu_milli, claims.memory_bytes, sum(claims.gpu_milli.values())
-
-
-def _load_of(resources: WorkerResources) -> Load:
+def _load_of(resources: WorkerResources) -> tuple[int, int, int]:
+    """Millicores, bytes of memory, thousandths of GPUs."""
     return resources.cpu_milli, resources.memory_bytes, WHOLE_GPU * resources.gpu_count
 
 
-def _less(load: Load, one: IdleWorker) -> Load:
-    cpu, memory, gpu = _load_of(one.worker.resources)
-    return load[0] - cpu, load[1] - memory, load[2] - gpu
-
-
-def _sum(loads: Iterable[Load]) -> Load:
-    cpu = memory = gpu = 0
-    for one in loads:
-        cpu, memory, gpu = cpu + one[0], memory + one[1], gpu + one[2]
-    return cpu, memory, gpu
-
-
-MAX_STARTS = 100
-"""Workers that one evaluation starts; the next one comes soon."""
+MAX_STARTS = 100  # workers that one evaluation starts; the next one comes soon
 MAX_CLOSED_SHOWN = 3
 _ORDER = (ResourceType.GPU, ResourceType.MEMORY, ResourceType.CPU)
 """Which resource is the bottleneck among equally full ones: the scarcest first."""
@@ -155,7 +128,7 @@ _SERVING = frozenset({WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING
 
 
 class ScalingEvaluation(Struct, frozen=True):
-    """The plan and what it was made from; until `up_at_ms` and `down_at_ms` that direction rests (0: it does not)."""
+    """The plan and its inputs; the direction rests until `up_at_ms` or `down_at_ms` (0: it does not rest)."""
 
     plan: ScalingPlan
     demand: Demand
@@ -167,13 +140,13 @@ class ScalingEvaluation(Struct, frozen=True):
 
 
 def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
-    """What scaling would do now, starting at most so many workers; `wall_ms` says which day it is (UTC), `warm` how
-    many workers are to be kept because of the load that is expected."""
+    """The scaling plan at this moment, with at most `limit` starts; `wall_ms` gives the day (UTC), `warm` the number of
+    workers kept for the expected load."""
     return Evaluator(ledger, now, wall_ms, warm, min(limit, MAX_STARTS)).evaluate()
 
 
 class Evaluator:
-    """One evaluation; what it is made from is read once."""
+    """One evaluation over cached inputs."""
 
     def __init__(self, ledger: Ledger, now: int, wall_ms: int, warm: int, limit: int) -> None:
         self._ledger = ledger
@@ -207,7 +180,13 @@ class Evaluator:
         idle = idle_workers(self._ledger, self._serving, self._now)
         plan = self._plan(idle) if self._rules.provider else self._nothing("scaling.provider is not set")
         return ScalingEvaluation(
-            plan, self._demand, self._unmet, self._window, tuple(idle), self._up_at_ms, self._down_at_ms
+            plan=plan,
+            demand=self._demand,
+            unmet=self._unmet,
+            window=self._window,
+            idle=tuple(idle),
+            up_at_ms=self._up_at_ms,
+            down_at_ms=self._down_at_ms,
         )
 
     def _rests_until(self, counter: str, cooldown_ms: int) -> int:
@@ -231,12 +210,26 @@ class Evaluator:
         if kept:
             return self._up(None, 0, f"{_requests(self._demand.requests)}")
         excess = max(self._staying - self._rules.max_workers, 0)
-        giving = GiveBack(self._ledger, self._serving, idle, self._floor, has_pool=self._has_pool)
-        leaving, why_stays = giving.choose(excess, resting=bool(self._down_at_ms))
+        leaving, why_stays = workers_to_give_back(
+            self._ledger,
+            self._serving,
+            idle,
+            self._floor,
+            excess=excess,
+            resting=bool(self._down_at_ms),
+            has_pool=self._has_pool,
+        )
         if leaving:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
             ids = tuple(one.worker.id for one in leaving)
-            return ScalingPlan("scale_down", reason, len(ids), ids, self._level, self._bottleneck)
+            return ScalingPlan(
+                action="scale_down",
+                reason=reason,
+                count=len(ids),
+                worker_ids=ids,
+                utilization_milli=self._level,
+                bottleneck=self._bottleneck,
+            )
         nothing = (
             "what waits is served by what there is or comes" if self._demand.shapes else "nothing waits for a worker"
         )
@@ -267,7 +260,7 @@ class Evaluator:
         return chosen, "" if chosen is not None else f"{waiting}, and {self._why_none_serves()}"
 
     def _why_none_serves(self) -> str:
-        """Why no type of worker can be started for what waits: those that would serve it are closed."""
+        """Why no type of worker can be started for the waiting requests: the matching types are closed."""
         closed = [one for one in self._closed if choose_type(self._unmet, self._bottleneck, [one], 1) is not None]
         texts = [
             f"{worker.offer} ({closed_text(closure_of(self._ledger, place_of(worker)), self._now)})"
@@ -278,17 +271,18 @@ class Evaluator:
         return f"what serves them cannot be had now: {', '.join(texts)}" if texts else "no type of worker serves them"
 
     def _why_up(self, *, is_rest: bool) -> str:
-        """Why workers are started: for what waits, or only for what no node could serve or has to leave (`is_rest`)."""
+        """Why workers are started: for waiting requests, or (`is_rest`) only for those that no node could serve or that
+        have to leave."""
         displaced = self._unmet.displaced.requests
         if not displaced and is_rest:
             return f"{_requests(self._unmet.without_node(self._ledger).requests)} that no node could serve"
         if not displaced:
             return f"{_requests(self._unmet.requests)} for {self._fullness()}"
         first = min(self._leaving, key=lambda worker: worker.leaving_at_ms)
-        why = first.notice.why if first.notice is not None else ""
+        reason = first.notice.why if first.notice is not None else ""
         left = _seconds(max(first.leaving_at_ms - self._now, 0))
         leaves = f"{displaced} job{' has' if displaced == 1 else 's have'} to leave {first.id}"
-        text = f"{leaves}, which ends in {left}: {why}"
+        text = f"{leaves}, which ends in {left}: {reason}"
         waiting = self._unmet.requests - displaced
         return text if is_rest or not waiting else f"{text}; {_requests(waiting)} for {self._fullness()}"
 
@@ -301,10 +295,18 @@ class Evaluator:
                 return self._nothing(f"{reason}; {refusal}{waits}")
             count, reason = paid, f"{reason}; {paid} of {count} are within the budget: {refusal}" if refusal else reason
         why = f"{reason}; {_workers(len(kept))} that drain{'s' if len(kept) == 1 else ''} kept" if kept else reason
-        return ScalingPlan("scale_up", why, count, kept, self._level, self._bottleneck, worker)
+        return ScalingPlan(
+            action="scale_up",
+            reason=why,
+            count=count,
+            worker_ids=kept,
+            utilization_milli=self._level,
+            bottleneck=self._bottleneck,
+            worker=worker,
+        )
 
     def _affordable(self, worker: Worker, count: int) -> tuple[int, str]:
-        """How many of so many workers the budget allows, and why not more."""
+        """Number of workers within the budget, and the refusal of the next one."""
         state = budget_state(self._ledger, self._now, self._wall_ms)
         for number in range(count):
             refusal = state.refusal(worker)
@@ -314,7 +316,14 @@ class Evaluator:
         return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
-        return ScalingPlan("none", reason, 0, (), self._level, self._bottleneck)
+        return ScalingPlan(
+            action="none",
+            reason=reason,
+            count=0,
+            worker_ids=(),
+            utilization_milli=self._level,
+            bottleneck=self._bottleneck,
+        )
 
     def _fullness(self) -> str:
         return f"{self._bottleneck} at {_percent(self._level)} over the window"
@@ -337,9 +346,10 @@ def _workers(count: int) -> str:
 
 
 def _sample_utilization(ledger: Ledger, unmet: UnmetDemand, now: int) -> UtilizationSample:
-    """How much of what the grid lends at most is taken or waited for; workers on their way are part of it.
+    """Utilization by resource: taken and waiting amounts over the largest capacity of the grid, workers on their way
+    included.
 
-    What an owner uses of a node counts as taken: it cannot be lent.
+    The owner's use of a node counts as taken: it cannot be lent.
     """
     columns = ledger.columns
     coming = [usable(worker.resources) for worker in ledger.workers.values() if worker.is_on_its_way]

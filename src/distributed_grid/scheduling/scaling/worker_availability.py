@@ -19,8 +19,7 @@ from distributed_grid.domain.resources import WHOLE_GPU, Amounts, gigabytes
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.number_text import counted, plain_number
 
-WORDS = ("zone", "market", "kind")
-"""What a scope may name, in the order in which it does."""
+WORDS = ("zone", "market", "kind")  # what a scope may name, in the order in which it does
 
 
 class OfferPlace(Struct, frozen=True):
@@ -33,20 +32,19 @@ class OfferPlace(Struct, frozen=True):
     kind: str = ""
 
     def scopes(self) -> list[str]:
-        """Every scope that it is in."""
         words = [f"{name}:{value}" for name in WORDS if (value := getattr(self, name))]
         groups = [" ".join(group) for count in range(1, len(words) + 1) for group in combinations(words, count)]
         return [f"offer:{self.offer}", *groups, f"provider:{self.provider}"]
 
     def scope_like(self, text: str) -> str:
-        """The scope that this text means, if the offer is in it; else the offer alone."""
+        """The scope named by this text if the offer is in it; else the offer alone."""
         names = {name: at for at, name in enumerate(WORDS)}
         scope = " ".join(sorted(text.split(), key=lambda word: names.get(word.partition(":")[0], len(WORDS))))
         return scope if scope in self.scopes() else f"offer:{self.offer}"
 
 
 def place_of(worker: Worker) -> OfferPlace:
-    """Where the offer stands that a worker is of."""
+    """Place of a worker's offer."""
     offer = worker.offer or worker.worker_type
     return OfferPlace(worker.provider, offer, worker.zone, worker.market, worker.worker_type)
 
@@ -61,7 +59,7 @@ def closure_of(ledger: Ledger, place: OfferPlace) -> OfferClosure | None:
 
 
 def closed_text(closure: OfferClosure | None, now: int) -> str:
-    """What a closure says: why, and for how long still; empty where there is none."""
+    """Reason and remaining time of a closure; empty without one."""
     if closure is None:
         return ""
     seconds = max(-(-(closure.until_ms - now) // 1000), 0)
@@ -77,7 +75,7 @@ def close_scope(ledger: Ledger, provider: str, scope: str, until_ms: int, why: s
 
 
 def own_machine(ledger: Ledger) -> str:
-    """The node that the control plane's machine is; empty where it is none, or lends nothing anyway."""
+    """The node of the control plane's own machine; empty if there is none, or if it lends nothing."""
     own = (node for node in ledger.nodes.values() if node.host == "local" and not node.simulated)
     return next((node.name for node in own if node.caps.can_share), "")
 
@@ -104,7 +102,6 @@ def with_host(ledger: Ledger, worker: Worker) -> Worker:
 
 
 def host_amounts(worker: Worker) -> Amounts:
-    """What a worker takes out of its host."""
     has = worker.resources
     return Amounts(has.cpu_milli, has.memory_bytes, has.gpu_count * WHOLE_GPU)
 

@@ -2,8 +2,8 @@
 
 Without a web framework, because a thousand agents send a heartbeat every 2 s.
 
-- Who may connect, and as which node, is decided before the upgrade; what an agent says of other nodes does not count.
-- No input crashes or hangs this side: what is not a message of the protocol ends the connection with a reason.
+- The node of a connection is decided before the upgrade; statements of an agent about other nodes do not count.
+- No input crashes or hangs this side: an invalid message ends the connection with a reason.
 - An agent that does not read is cut off before its unread orders fill the memory.
 """
 
@@ -37,7 +37,7 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
-"""From the path and headers of a request to the node that may speak here, or None."""
+"""The node that may connect with the path and headers of a request, or None."""
 
 
 class AgentWebSocket(asyncio.Protocol):
@@ -54,8 +54,7 @@ class AgentWebSocket(asyncio.Protocol):
         on_close: Callable[[AgentWebSocket], None] | None = None,
         refusal: str = "",
     ) -> None:
-        """With a `refusal` the connection is told so, and closed. `on_greeted` is called once the agent has its
-        welcome."""
+        """With a `refusal` the connection gets that answer and is closed. `on_greeted` is called after the welcome."""
         self._agents = agents
         self._admit = admit
         self._hello_seconds = hello_seconds
@@ -76,7 +75,7 @@ class AgentWebSocket(asyncio.Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Of its socket; -1 where it is closed."""
+        """File descriptor of the socket; -1 once it is closed."""
         return -1 if self._transport is None else int(self._transport.get_extra_info("socket").fileno())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,7 +103,11 @@ class AgentWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._socket.receive_data(data)
-        self._process_events()
+        for event in self._socket.events_received():
+            if isinstance(event, Request):
+                self._upgrade(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
         self._flush()
 
     def eof_received(self) -> None:
@@ -112,7 +115,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._flush()
 
     def send(self, message: ToAgent) -> None:
-        """Pass an order on; one for an agent that has gone is derived anew when it is back."""
+        """Send an order; one for a disconnected agent is derived anew at its return."""
         if self._transport is None or self._socket.state is not State.OPEN:
             return
         self._socket.send_binary(encode(message))
@@ -145,13 +148,6 @@ class AgentWebSocket(asyncio.Protocol):
                 return
         if self._socket.state is State.CLOSED:
             self._transport.close()
-
-    def _process_events(self) -> None:
-        for event in self._socket.events_received():
-            if isinstance(event, Request):
-                self._upgrade(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
 
     def _upgrade(self, request: Request) -> None:
         try:

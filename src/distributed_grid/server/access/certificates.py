@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 VALID_FROM, VALID_UNTIL = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""Not read off the wall clock: one that was wrong when the certificate was made would make it invalid afterwards."""
+"""Not from the wall clock: a wrong one at that moment would make the certificate invalid later."""
 
 
 class Certificate(NamedTuple):

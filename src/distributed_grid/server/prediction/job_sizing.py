@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from distributed_grid.api import requests
 from distributed_grid.domain.jobs import JobEstimate
-from distributed_grid.prediction.task_runs import MemoryPrediction, limits_of
-from distributed_grid.prediction.task_shape import TaskShape, number_of
+from distributed_grid.prediction.task_runs import MemoryPrediction, TaskShape, limits_of, number_of
 from distributed_grid.server.prediction.service import PredictionService
 
 MAX_INPUT_FILES = 64

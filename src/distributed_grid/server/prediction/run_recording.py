@@ -21,8 +21,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.task_shape import TaskShape, pulled_shape, task_shape, typed_task_shape
+from distributed_grid.prediction.task_runs import TaskRun, TaskShape, pulled_shape, task_shape, typed_task_shape
 from distributed_grid.server.prediction.service import PredictionService
 from distributed_grid.server.services.records import ended_job
 

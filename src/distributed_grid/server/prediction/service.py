@@ -22,8 +22,17 @@ from distributed_grid.api import requests
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_predictor import TaskPredictor
-from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun, Tier, TierSettings
-from distributed_grid.prediction.task_shape import BATCH_SIZE, TaskShape, pulled_shape, task_shape, typed_task_shape
+from distributed_grid.prediction.task_runs import (
+    BATCH_SIZE,
+    MemoryPrediction,
+    TaskRun,
+    TaskShape,
+    Tier,
+    TierSettings,
+    pulled_shape,
+    task_shape,
+    typed_task_shape,
+)
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
 from distributed_grid.server.prediction.predictor_pool import PredictorPool, TrainedType, TypeKey

@@ -24,7 +24,7 @@ from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.api import requests
 from distributed_grid.api.framing import PROTOCOL
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config.differences import meaning_digest, with_live_keys
+from distributed_grid.config.cluster_config import meaning_digest, with_live_keys
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.clock_jumps import jump_text
@@ -228,14 +228,12 @@ class DaemonService:
                     notes += [note for note in (difference_note(compared, self._selected),) if note]
                 else:
                     handing_over = await self._require(compared, notes)
-        if handing_over:
-            self._idle_timer.stop()
-        elif op.protocol != PROTOCOL:
+        if not handing_over and op.protocol != PROTOCOL:
             raise ProtocolError(
                 f"this control plane is grid {__version__} and speaks protocol {PROTOCOL}, not {op.protocol} like grid "
                 f"{op.version}: upgrade the older one"
             )
-        return {
+        welcome = {
             "protocol": PROTOCOL,
             "version": __version__,
             "pid": os.getpid(),
@@ -246,6 +244,9 @@ class DaemonService:
             "started_at": time.time() - self._idle_timer.uptime_seconds,
             **await self._grid.read(_node_names),
         }
+        if handing_over:
+            self._idle_timer.stop()  # last: the answer is sent before anything else runs
+        return welcome
 
     async def _compare(self, op: requests.ClientHello | requests.ReloadConfig) -> ConfigComparison:
         assert op.config_path is not None

@@ -218,7 +218,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moving
 
-    @endpoint(USER, post("/moves", "moves", adapt=_name_move))
+    @endpoint(USER, post("/moves", "moves", id_field="move_id", adapt=_name_move))
     async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
         """Begin to move a job or a process; the same request again is answered with how that move stands."""
         if not _MOVE_ID.fullmatch(op.move_id):

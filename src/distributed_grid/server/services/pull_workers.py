@@ -41,7 +41,7 @@ from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Conflict, GridError
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.workers.pull_workers import registered_worker, reported_usage, usage_where_named
-from distributed_grid.scheduling.placement.scores import fitness_of
+from distributed_grid.scheduling.placement.placement import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint

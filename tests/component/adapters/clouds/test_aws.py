@@ -1,5 +1,4 @@
-"""The provider on EC2 against the stand-in: what it offers, what it asks for, and what it does when EC2 does not say
-what was hoped for."""
+"""The provider on EC2 against the stand-in: its offers, its requests, and its behaviour when EC2 answers otherwise."""
 
 from __future__ import annotations
 
@@ -196,7 +195,7 @@ def test_an_order_has_its_tags_in_the_call_and_ends_with_its_own_shutdown(cloud:
 
 
 def test_every_setting_is_in_the_call(make: Make) -> None:
-    """What is under `providers.aws` about an instance is what EC2 is asked for."""
+    """Every setting of an instance under `providers.aws` reaches EC2."""
     cloud = make()
     subnets = cloud.subnets()
     cloud.settings |= {

@@ -26,7 +26,7 @@ class Node:
         self.agent_dir = self.folder / "agents" / "g1" / "n1"
 
     def ask(self, operation: str, *, blobs: Sequence[bytes] = (), **request: Any) -> dict[str, Any]:
-        """What the script says to one request: its last message."""
+        """Last message of the script for one request."""
         return self.talk([(operation, request, blobs)])[-1]
 
     def talk(

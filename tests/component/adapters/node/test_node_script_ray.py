@@ -63,12 +63,12 @@ class RayNode(Node):
         self.given["options"] = HEAD
 
     def do(self, step: str, **request: Any) -> dict[str, Any]:
-        """What the script says to a step of Ray's: its last message."""
+        """Last message of the script for a step of Ray's."""
         messages = self.talk([(step, self.given | request, ())], script=ray_script())
         return messages[-1].get("done") or {"failed": messages[-1]["failed"]}
 
     def do_all(self, *steps: str) -> list[dict[str, Any]]:
-        """What the script answers to several steps of one conversation."""
+        """Answers of the script to several steps of one conversation."""
         messages = self.talk([(step, self.given, ()) for step in steps], script=ray_script())
         return [message["done"] for message in messages if "done" in message]
 

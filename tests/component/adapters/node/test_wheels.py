@@ -1,4 +1,4 @@
-"""What is shipped: packed from what is installed here, downloaded only where that does not fit."""
+"""Shipped wheels: packed from the installation here, downloaded only where that does not fit."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The SSH child: what it keeps for the control plane comes back by itself after a failure."""
+"""The SSH child: its state for the control plane comes back by itself after a failure."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Driver:
         self.run_coroutine(self.host.start())
 
     def receive(self, report: AttemptLaunch | AttemptExit) -> None:
-        """What the host reports arrives here."""
+        """Collects the reports of the host."""
         self.reports.append(report)
 
     def run_coroutine(self, work: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoint marks and notices with real commands: what a job does with its files, and what an agent tells of it."""
+"""Checkpoint marks and notices with real commands: a job's files, and an agent's reports about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job sees what was passed, what it is told about itself, and nothing of the daemon."""
+"""A job sees its own environment and variables, and nothing of the daemon."""
 
 import os
 import signal

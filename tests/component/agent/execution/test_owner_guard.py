@@ -202,7 +202,7 @@ def is_marked(root: Path) -> bool:
 
 
 def weights(root: Path) -> dict[str, str]:
-    """What the control groups of all attempts say of CPU."""
+    """CPU weights in the control groups of all attempts."""
     paths = [path for file in root.glob(".control/*/groups.json") for _, path in json.loads(file.read_text())]
     files = [Path(path, name) for path in paths for name in ("cpu.shares", "cpu.weight")]
     return {str(file): file.read_text() for file in files if file.exists()}

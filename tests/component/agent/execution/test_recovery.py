@@ -1,4 +1,4 @@
-"""What is on the disk is understood whatever wrote it: a crash, a power failure, no hard links."""
+"""Files on the disk are read after any failure: a crash, a power failure, no hard links."""
 
 from __future__ import annotations
 

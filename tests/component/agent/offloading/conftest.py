@@ -85,7 +85,7 @@ class Source:
         return self.loop.run_until_complete(wait())
 
     def order(self, step: Any, process: ProcessIdentity | None = None, *, move: str = MOVE, **details: Any) -> None:
-        """Give an order; what was seen of the process when it was opened is what it is compared with."""
+        """Give an order; the process is compared with its first observation."""
         if step in ("freeze", "commit"):
             details.setdefault("look", self.looks.get(move))
 

@@ -1,4 +1,4 @@
-"""Guards with real process trees: what is frozen goes on by itself or is dead as a whole, whatever is killed."""
+"""Guards with real process trees: a frozen tree continues by itself or is dead as a whole, whatever is killed."""
 
 from __future__ import annotations
 

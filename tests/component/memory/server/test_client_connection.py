@@ -1,4 +1,4 @@
-"""What a memory server answers, byte by byte: to the honest, the mistaken, the stalled and the malicious."""
+"""Answers of a memory server, byte by byte: to correct, mistaken, stalled and malicious clients."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class NoSupervisor:
 
 
 class Bench:
-    """A connection without a process around it: what is sent is handled at once."""
+    """A connection without a process around it: sent bytes are handled at once."""
 
     def __init__(self, spill: Path) -> None:
         self.store = CopyStore(spill, "life", KEY, WriteJournal.make())

@@ -1,4 +1,4 @@
-"""What a memory server makes of a supervisor that does not speak its protocol."""
+"""A memory server and a supervisor that does not speak its protocol."""
 
 from __future__ import annotations
 

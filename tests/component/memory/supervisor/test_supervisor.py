@@ -1,4 +1,4 @@
-"""A keeper and its memory server, each killed in turn: what was acknowledged is there."""
+"""A keeper and its memory server, each killed in turn: acknowledged content survives."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: 
 
 
 def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Path) -> None:
-    """The first server ends because it holds nothing; what was only granted is as good as before."""
+    """The first server ends because it holds nothing; an unused grant is as good as before."""
     with lenders(tmp_path / "memory") as (lender,):
         directory = FakeDirectory()
         directory.use_path = False

@@ -20,7 +20,7 @@ from tests.component.server.access.test_agent_websocket import HELLO, Reception
 
 
 class Listener:
-    """What the daemon's listener does with the connections of agents, on a port of its own."""
+    """The daemon's listener for connections of agents, on a port of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.tokens = TokenStore(folder, lambda: round(1000 * time.time()))

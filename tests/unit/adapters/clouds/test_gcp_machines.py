@@ -1,4 +1,4 @@
-"""Offers of Compute Engine: what a config means, prices, and limits of zero."""
+"""Offers of Compute Engine: meaning of a config, prices, and limits of zero."""
 
 from __future__ import annotations
 

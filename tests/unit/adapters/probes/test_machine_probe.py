@@ -1,4 +1,4 @@
-"""What a machine has and who uses it, on this machine and on made-up ones."""
+"""Resources and users of a machine, on this machine and on made-up ones."""
 
 import itertools
 import json

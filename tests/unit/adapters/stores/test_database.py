@@ -63,7 +63,7 @@ def leave_in_the_log(path: Path, *statements: str) -> None:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """What the database and its log hold; the -shm file is no data, and an empty log is none either."""
+    """Content of the database and its log; the -shm file is no data, and an empty log is none either."""
     files = [path, path.with_name("grid.db-wal")]
     return {file.name: file.read_bytes() for file in files if file.is_file() and file.stat().st_size}
 

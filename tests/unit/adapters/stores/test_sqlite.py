@@ -1,4 +1,4 @@
-"""What was acknowledged is there after a crash; files are private; the log and the file stay bounded."""
+"""Acknowledged rows survive a crash; files are private; the log and the file stay bounded."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Results of attempts, counted without an agent: what was shipped and is unchanged is none."""
+"""Results of attempts, counted without an agent: unchanged shipped files are none."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, Manifes
 
 
 class Places:
-    """A directory as it was, what the job has written, and where that is returned to."""
+    """A directory as it was, the files of the job, and the directory of their return."""
 
     def __init__(self, folder: Path) -> None:
         self.staged, self.target = folder / "staged", folder / "target"

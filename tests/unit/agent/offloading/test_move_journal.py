@@ -1,4 +1,4 @@
-"""The journal of a move: what was written is read again, what was not is not there, whatever else lies in its place."""
+"""The journal of a move: written records are read again, unwritten ones are not, whatever else lies in their place."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_measuring_at_rest_costs_less_than_a_thousandth_of_a_core() -> None:
 
 
 class BrokenWork:
-    """Borrowed work on a machine whose owner needs everything; what is asked of it fails so many times."""
+    """Borrowed work on a machine whose owner needs everything; orders to it fail `failures` times."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures

@@ -59,7 +59,7 @@ def running(program: Path) -> Iterator[int]:
 
 @pytest.fixture
 def record(raylet: int, tmp_path: Path) -> Path:
-    """What the start of Ray has left: the raylet of this test, and no other on this machine, is the grid's."""
+    """The record of Ray's start: the raylet of this test, and no other on this machine, is the grid's."""
     path = tmp_path / "started.json"
     leader = read_process(raylet)
     assert leader is not None

@@ -61,7 +61,7 @@ def test_a_claim_says_that_nobody_has_confirmed_it() -> None:
     assert "recovered, not confirmed yet" in text
 
 
-def test_who_enforces_a_boost_is_said() -> None:
+def test_enforcement_of_a_boost_is_shown() -> None:
     alone = shown(a_boost("abcd"))
     assert "grid alone" in alone
     assert alone.endswith(BY_GRID_ALONE)

@@ -23,7 +23,7 @@ def worker(**fields: Any) -> dict[str, Any]:
         ({"warning": "2 cores instead of 8", "reason": "x"}, "x; 2 cores instead of 8"),
     ],
 )
-def test_what_is_wrong_comes_first(fields: dict[str, Any], text: str) -> None:
+def test_problems_come_first(fields: dict[str, Any], text: str) -> None:
     assert why_text(worker(**fields)) == text
 
 
@@ -33,7 +33,7 @@ def test_a_worker_with_an_end_of_its_own_says_when() -> None:
     assert why_text(worker(ends_at=at, state="gone")) == ""
 
 
-def test_what_a_provider_has_spent_is_shown_against_the_budget() -> None:
+def test_spending_of_a_provider_is_shown_against_the_budget() -> None:
     one = {"provider": "aws", "workers": 2, "per_hour": 0.34, "spent_today": 1.5}
     budget: dict[str, Any] = {"budget_per_day": None, "core_hours": {}}
     assert spending_text(one, budget) == "aws: 2 workers, $0.34 an hour, $1.5000 today"

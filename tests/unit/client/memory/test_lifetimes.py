@@ -1,4 +1,4 @@
-"""What a program holds is renewed while it lives, again after a failure, and not once it is gone."""
+"""Holdings of a program are renewed while it lives, again after a failure, and not once it has ended."""
 
 from __future__ import annotations
 

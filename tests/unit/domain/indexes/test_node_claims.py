@@ -1,4 +1,4 @@
-"""Books: what of one node is taken, and the claim an ask would get out of the rest."""
+"""Claims of one node, and the claim of an ask out of the rest."""
 
 # mypy: disable-error-code="union-attr"
 # A None where a thing should be fails the test by itself.

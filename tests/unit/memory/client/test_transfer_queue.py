@@ -1,4 +1,4 @@
-"""The work list of a transfer: what is not done is always queued again, in order."""
+"""The work list of a transfer: unfinished parts are always queued again, in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def a_queue(count: int) -> TransferQueue:
 
 
 def offsets(queue: TransferQueue) -> list[int]:
-    """What is queued; the queue is as it was afterwards."""
+    """The queued offsets; the queue is unchanged afterwards."""
     with queue.copy() as rest:
         return [rest.take().offset for _ in range(len(rest))]
 

@@ -1,4 +1,4 @@
-"""What a ticket says, and that nobody can make one up."""
+"""Content of a ticket, and its protection against forgery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies as files: what the file alone says, and what a journal finishes."""
+"""Copies as files: state in the file alone, and state finished by a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tombstones in a journal: what the next server knows of freed copies, wherever the last one died."""
+"""Tombstones in a journal: the next server knows the freed copies, wherever the last one died."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import Cause, CheckMove
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MovedProcess, Way
@@ -55,7 +56,7 @@ class Guarded:
             self.reports.append("thawed")
 
     def kill(self) -> None:
-        """What was decided is done."""
+        """End a decided process."""
         if self.phase == "decided":
             self.original = "killed"
             self._enter("dead")
@@ -98,7 +99,7 @@ class Scene:
         self.in_flight: list[OrderMoveStep] = []
         self.running: dict[str, tuple[str, int, int, str]] = {}  # by lease: uid, number, fence, node
         self.over: dict[str, events.AttemptEnded] = {}
-        self.late: list[events.Event] = []
+        self.late: list[Cause] = []
         self.submitted: set[str] = set()
         self.completed: set[str] = set()
         self.cancelled: set[str] = set()
@@ -115,8 +116,8 @@ class Scene:
     def ledger(self) -> Ledger:
         return self.scenario.ledger
 
-    def handle(self, event: events.Event) -> None:
-        """One event; what it changed calls for effects, of which some are sent."""
+    def handle(self, event: Cause) -> None:
+        """Handle one event and send some of its effects."""
         try:
             result = step(self.ledger, event, self.scenario.now)
         except GridError:
@@ -215,7 +216,7 @@ class Scene:
         self.late.append(self.over[lease_id])
 
     def hear(self, *, again: bool = False, backwards: bool = False) -> None:
-        """What was under way is heard; some of it twice, or in another order."""
+        """Deliver the messages under way; some of them twice, or in another order."""
         heard, self.late = self.late, self.late if again else []
         for event in list(reversed(heard) if backwards else heard):
             self.handle(event)
@@ -294,7 +295,7 @@ class Scene:
         self.advance(60_000)  # what stands still goes on by itself
 
 
-def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> events.Event:
+def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> Cause:
     if phase == "frozen":
         return events.MoveFrozen(move_id, 1_000, nodes)
     if phase == "decided":
@@ -303,4 +304,4 @@ def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> events.Event:
         return events.MoveDied(move_id, nodes)
     if phase in ("thawed", "gone"):
         return events.MoveThawed(move_id, phase, nodes, gone=phase == "gone")
-    return events.MoveChecked(move_id)
+    return CheckMove(move_id)

@@ -70,7 +70,7 @@ COMMITTED = [*MOVED, ("send", 0), ("hear", 1), ("deliver", 9)]
 
 
 def check_end(scene: Scene) -> None:
-    """What must be true when everything that went wrong is over."""
+    """Conditions after every fault has ended."""
     scene.settle()
     ledger = scene.ledger
     assert ledger.is_empty, f"left: {[*ledger.moves.values()]}, {[*ledger.leases]}, {[*ledger.jobs]}"

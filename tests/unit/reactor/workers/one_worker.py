@@ -20,7 +20,7 @@ def a_model(*faults: str, **rules: Any) -> tuple[WorkerModel, str]:
 
 
 def run_for(model: WorkerModel, ms: int, *, joins: bool = False, every: int = 5_000) -> None:
-    """What the control plane does in so long, with a list of the cloud `every` so often."""
+    """Steps of the control plane for so long, with a list of the cloud `every` so often."""
     end = model.now + ms
     while model.now < end:
         model.perform()

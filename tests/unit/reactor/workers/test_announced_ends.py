@@ -1,4 +1,4 @@
-"""Announced ends: what an agent may say about its machine, what has to leave and when, lifetimes, and lies."""
+"""Announced ends: an agent's claims about its machine, leaving work and its time, lifetimes, and lies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from distributed_grid.control.agent_messages import announced_end, order_of
 from distributed_grid.domain.events import (
     BlockAsked,
-    ScalingEvaluated,
+    ScalingRequested,
+    WallTimePassed,
     WorkerBooted,
     WorkerDrainRequested,
     WorkerEndAnnounced,
-    WorkersChecked,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.states import JobState, NodeState, WorkerState
@@ -52,7 +52,7 @@ class TakenScenario(ScalingScenario):
         self.start(uid)
 
     def announce(self, seconds: float | None, why: str = SPOT, *, withdrawn: bool = False) -> list[str]:
-        """What the audit trail says about the word of the agent."""
+        """Lines of the audit trail about the agent's announcement."""
         ends_in_ms = None if seconds is None else round(1000 * seconds)
         result = self.handle(WorkerEndAnnounced(self.id, why, ends_in_ms, withdrawn=withdrawn))
         return [f"{record.type}: {record.reason}" for record in result.records]
@@ -63,7 +63,7 @@ class TakenScenario(ScalingScenario):
             self.now += round(1000 * seconds)
             for name in list(self.ledger.nodes):
                 self.heartbeat(name)
-        self.handle(WorkersChecked(self.wall_ms))
+        self.handle(WallTimePassed(self.wall_ms))
 
     def states(self, uid: str) -> tuple[JobState, str]:
         job = self.job(uid)
@@ -284,7 +284,7 @@ def test_a_machine_whose_time_is_over_is_terminated_and_its_job_runs_elsewhere()
     grid.announce(60)
     for _ in range(61):  # its machine is silent from here on
         grid.now += 1000
-        grid.handle(WorkersChecked(grid.wall_ms))
+        grid.handle(WallTimePassed(grid.wall_ms))
     assert (grid.worker.state, grid.worker.why) == (WorkerState.TERMINATING, "its time is over: spot notice")
     grid.end_terminating()
     assert grid.id not in grid.ledger.workers
@@ -325,7 +325,7 @@ def test_after_an_announced_end_nothing_new_is_placed_there(history: list[tuple[
             grid.announce(None, withdrawn=True)
         elif what == "evaluate":
             ids = tuple(f"x{number}-{one}" for one in range(3))
-            grid.handle(ScalingEvaluated(ids, grid.wall_ms))
+            grid.handle(ScalingRequested(ids, grid.wall_ms))
         else:
             grid.check(seconds=amount)
         if is_taken and what != "stay" and grid.id in grid.ledger.workers:

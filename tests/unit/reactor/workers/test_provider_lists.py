@@ -1,4 +1,4 @@
-"""Lists of providers: what they prove about a worker and what not, and what they say of a place in a queue."""
+"""Lists of providers: their proofs about a worker, and places in a queue."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class WorkerMachine(RuleBasedStateMachine):
             self.every_machine_has_its_row()
 
     def count_cost(self) -> None:
-        """What the machines that exist have really cost, by the day that the grid counts on."""
+        """Real costs of the existing machines, by the day that the grid counts on."""
         model = self.model
         day = budget_state(model.ledger, model.now, model.wall_ms).day
         elapsed = model.now - self.priced_until

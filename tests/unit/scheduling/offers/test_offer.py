@@ -1,4 +1,4 @@
-"""What a node lends out of what was measured; the owner's part stays with the owner."""
+"""Lent part of a measured node; the owner's part stays with the owner."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_machine_on_which_next_to_nothing_runs_lends_its_last_core(outside, cp
 
 
 @given(st.floats(0, 1.2), st.floats(0, 40), st.booleans())
-def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memory_gb, lent):
+def test_offer_never_exceeds_the_free_amount_of_the_last_measurement(cpu, memory_gb, lent):
     node = a_node(cores=8, memory_gb=32, gpus=2, thresholds=thresholds())
     usage = a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb)
     lends, _ = lendable_now(node, usage, an_idleness(lent=lent))
@@ -163,7 +163,7 @@ def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memo
     assert lent or lends == NOTHING
 
 
-def test_what_was_not_idle_for_long_enough_is_kept_with_that_reason():
+def test_resource_idle_for_too_short_is_kept_with_that_reason():
     node = a_node(cores=4, gpus=1, thresholds=thresholds(dwell_s=900))
     _, why = lendable_now(node, a_usage(cpu_outside=0.1, memory_outside_gb=4), an_idleness(lent=False))
     assert why == (
@@ -238,7 +238,7 @@ def test_only_the_free_share_above_the_excess_threshold_is_lent(outside, cores, 
     assert len(keeps) == (0 if cores else 2)
 
 
-def test_what_is_kept_because_of_the_excess_threshold_is_told():
+def test_amount_kept_by_the_excess_threshold_has_its_reason():
     limits = replace(thresholds(cpu_busy_max=1, memory_used_max=1), excess_milli=200)
     node = a_node(cores=10, memory_gb=100, thresholds=limits)
     _, keeps = lendable_now(node, a_usage(cpu_outside=0.85, memory_outside_gb=85))

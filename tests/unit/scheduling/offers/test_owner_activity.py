@@ -86,7 +86,7 @@ def test_an_owner_who_is_busy_in_the_mean_ends_the_lending_though_never_busy_for
     assert not watch.cpu([IDLE, BUSY] * DWELL_S)[-1]
 
 
-def test_what_was_taken_back_is_lent_again_after_the_whole_dwell():
+def test_reclaimed_resource_is_lent_again_after_the_whole_dwell():
     watch = Watch()
     watch.measure(IDLE)
     watch.spend(DWELL_S, BUSY)

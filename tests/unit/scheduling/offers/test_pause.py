@@ -88,7 +88,7 @@ def test_a_node_that_is_53_percent_busy_lends_nothing_where_30_are_allowed() -> 
     assert asked(scenario, memory_gb=2) is not None, "its memory is not above any mark"
 
 
-def test_what_is_paused_is_refused_with_mark_and_measure() -> None:
+def test_paused_resource_is_refused_with_mark_and_measurement() -> None:
     scenario = a_machine()
     beats(scenario, a_usage(cpu_outside=0.53), 20)
     with pytest.raises(Refused, match=r"ash: CPU 3\d\.?\d* % over the last minute, limit 30 %"):
@@ -306,7 +306,7 @@ def test_the_rest_doubles_up_to_ten_minutes():
     assert rests(*[1] * 10) == [0, 10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000, 600_000, 600_000]
 
 
-def test_what_is_kept_for_a_while_begins_anew():
+def test_node_that_keeps_its_leases_for_a_while_begins_anew():
     assert rests(1, 1, SETTLED_MS, 1, 1) == [0, 10_000, 0, 10_000, 20_000]
     assert rests(*[1] * 6, 160_000) == [0, 10_000, 20_000, 40_000, 80_000, 160_000, 0]
     assert rests(*[1] * 6, 159_000)[-1] == 320_000, "not as long as it rested"
@@ -332,7 +332,7 @@ def test_a_node_that_starts_nothing_rests_twice_as_long_each_time_until_it_start
     assert rest_left_ms(count_start(seen), later) == 0
 
 
-def test_what_a_node_was_given_together_and_did_not_start_counts_once():
+def test_failed_starts_of_one_batch_count_once():
     seen = NodeObservation("gpu1", NOW)
     for number in range(100):
         seen = count_failed_start(seen, NOW - number, NOW + number)

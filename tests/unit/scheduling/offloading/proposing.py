@@ -1,4 +1,4 @@
-"""What would be proposed to leave a node of three."""
+"""Proposals for leaving a node of three."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from distributed_grid.agent.owner import yield_policy
 from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample, reclaim
-from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, QueueScanned
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
@@ -144,7 +145,7 @@ def test_a_preference_that_decided_nothing_is_not_told() -> None:
         ),
     ],
 )
-def test_what_a_strategy_is_named_for_is_told_first(
+def test_criterion_of_the_strategy_comes_first(
     strategy: str, better: dict[str, object], sentence: str, second: str
 ) -> None:
     scenario = Scenario(
@@ -230,7 +231,7 @@ def test_a_grant_carries_its_choice_in_the_answer_and_in_the_audit_trail() -> No
     assert stepped.answer.choice is not None
 
 
-def test_who_waited_gets_a_choice_when_the_turn_comes() -> None:
+def test_waiting_request_gets_its_choice_when_granted() -> None:
     scenario = Scenario(a_node("ash", cores=1))
     scenario.ask(a_request("r1", cores=1))
     waiting = scenario.handle(LeaseAsked(a_request("r2", cores=1))).answer
@@ -238,10 +239,10 @@ def test_who_waited_gets_a_choice_when_the_turn_comes() -> None:
     assert waiting.choice is None
     granted = [record for record in scenario.release("r1").records if record.type == "granted"]
     assert granted[0].data["choice"].node == "ash"
-    assert scenario.handle(QueueScanned()).records == []
+    assert scenario.handle(ScanQueue()).records == []
 
 
-def test_who_makes_others_go_is_told_so() -> None:
+def test_preempting_choice_names_the_displaced_leases() -> None:
     scenario = Scenario(a_node("ash", cores=1))
     scenario.submit(a_request("r1", cores=1, priority="low"), starts=True)
     scenario.advance(5)

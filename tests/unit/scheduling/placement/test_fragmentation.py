@@ -223,7 +223,7 @@ def test_supply_is_what_each_shape_could_use_in_the_order_of_the_counts(nodes, a
 
 
 # ---------------------------------------------------------------- what follows
-def test_what_fills_a_started_device_goes_there():
+def test_request_that_fills_a_started_device_goes_there():
     request_shapes = typical_of((HALF, 1), (WHOLE, 1))
     assert chosen(HALF, request_shapes, free_node(1000), free_node(1000, 500)) == Choice(1, 1)
 
@@ -240,7 +240,7 @@ def test_work_without_a_gpu_stays_off_the_cpu_that_gpus_need():
     ) == Choice(1, None)
 
 
-def test_what_could_go_anywhere_leaves_the_model_that_others_need():
+def test_request_for_any_model_leaves_the_scarce_one():
     request_shapes = typical_of((WHOLE, 3), (RequestShape(4000, 2**30, 1000, ("a100",)), 1))
     assert chosen(WHOLE, request_shapes, free_node(1000, model=0), free_node(1000, model=1)) == Choice(1, None)
 
@@ -313,7 +313,7 @@ def test_a_request_without_a_gpu_teaches_nothing():
     assert after(RequestShape(4000, 2**30)) == RequestShapes()
 
 
-def test_what_is_nearly_the_same_is_counted_as_the_same():
+def test_similar_shapes_are_counted_together():
     assert after(RequestShape(8000, 2**30, 500), RequestShape(8100, 2**30, 505)).counts == (
         (RequestShape(7680, 2**30, 500), 2),
     )
@@ -343,7 +343,7 @@ def test_few_shapes_are_kept_and_none_of_them_counts_too_little(asked):
     assert all(truth[shape] <= rarest for shape in truth.keys() - kept.keys())
 
 
-def test_what_nobody_asks_for_any_more_is_forgotten():
+def test_outdated_shape_is_forgotten():
     old, new = RequestShape(gpu_milli=500), RequestShape(gpu_milli=1000)
     request_shapes = RequestShapes(((old, 3), (new, HALVE_AFTER - 4)), HALVE_AFTER - 1, taken=HALVE_AFTER - 1)
     request_shapes = count_shape(request_shapes, new)
@@ -407,7 +407,7 @@ def test_only_requests_for_gpus_teach_something():
     assert scenario.ledger.request_shapes.counted == 1, "asking again is the same request"
 
 
-def test_what_was_learned_is_stored_and_found_again():
+def test_learned_shapes_are_stored_and_restored():
     scenario = a_grid_that_has_seen(1, 1, 2, 0.5)
     request_shapes = scenario.ledger.request_shapes
     assert {shape.gpu_milli for shape, _ in request_shapes.weights} == {500, 1000, 2000}

@@ -69,7 +69,7 @@ def test_a_worker_that_lives_too_short_by_now_makes_room_for_another_one() -> No
     assert grid.ledger.leases["long"].node == other != worker
 
 
-def test_what_no_machine_lives_long_enough_for_starts_none() -> None:
+def test_request_longer_than_every_lifetime_starts_no_worker() -> None:
     grid, _ = a_grid(HOUR)
     request = a_request("too-long", cores=4, duration_s=2 * HOUR)
     grid.ask(request)
@@ -137,7 +137,7 @@ def test_more_than_the_machine_has_is_refused_at_once():
     )
 
 
-def test_what_is_only_reserved_may_be_more_than_the_machine_has_until_a_job_uses_it():
+def test_reservations_may_exceed_the_machine_until_a_job_uses_them():
     scenario = a_machine()
     boost = scenario.ask(a_request("boost", memory_gb=40, target="gpu1"))
     assert boost is not None

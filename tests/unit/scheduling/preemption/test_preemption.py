@@ -100,7 +100,7 @@ def test_a_preferred_node_is_cleared_first_and_a_required_one_only():
     assert way_for(scenario, cores=2, require=["nowhere"]) is None
 
 
-def test_who_has_hardly_begun_is_left_alone():
+def test_job_below_the_minimum_run_time_is_not_preempted():
     scenario = Scenario(a_node(cores=1))
     scenario.submit(a_request("a", cores=1, priority="low"), starts=True)
     scenario.advance((MINIMUM_RUN_MS - 1) / 1000)
@@ -109,7 +109,7 @@ def test_who_has_hardly_begun_is_left_alone():
     assert victims(scenario, cores=1) == ["a"]
 
 
-def test_who_has_not_started_yet_is_left_alone():
+def test_lease_that_has_not_started_is_not_preempted():
     scenario = Scenario(a_node(cores=1))
     scenario.submit(a_request("a", cores=1, priority="low"))
     scenario.advance(LONG_S)
@@ -129,7 +129,7 @@ def test_nobody_is_displaced_where_that_would_not_be_enough():
     assert way_for(scenario, cores=3) is None
 
 
-def test_who_already_yields_is_waited_for_and_not_asked_twice():
+def test_lease_being_released_is_awaited_and_not_preempted_twice():
     scenario = Scenario(a_node(cores=4))
     running(scenario, ("a", 2, "low"), ("b", 2, "low"))
     scenario.submit(a_request("first", cores=1, priority="urgent"))
@@ -165,7 +165,7 @@ leases = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(Priority), st.int
 
 
 @given(leases, st.integers(1, 12))
-def test_whoever_is_displaced_it_is_enough_not_too_much_and_by_the_rules(held, cores):
+def test_preemption_is_sufficient_minimal_and_within_the_rules(held, cores):
     scenario = Scenario(a_node(cores=12, memory_gb=64))
     for number, (size, priority, wait_s) in enumerate(held):
         if scenario.ledger.claims_on("gpu1").cpu_milli + size * 1000 <= 12_000:

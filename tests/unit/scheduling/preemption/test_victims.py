@@ -25,7 +25,13 @@ from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import GridError
 from distributed_grid.scheduling.offers.pause import FIRST_REST_MS
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
-from distributed_grid.scheduling.preemption.victims import PreemptionCandidates, work_lost
+from distributed_grid.scheduling.preemption.victims import (
+    NOT_PREFERRED,
+    PreemptionCandidates,
+    cost_bounds,
+    victim_weight,
+    work_lost,
+)
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 POLICY = SchedulingPolicy(minimum_run_ms=2_000, preemptions_max=2)
@@ -169,7 +175,7 @@ def test_no_other_victims_would_have_been_cheaper(machines, work, request):
 
 @settings(max_examples=80)
 @given(machines=nodes, work=held, request=wanted)
-def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machines, work, request):
+def test_every_victim_may_be_preempted_is_needed_and_frees_the_claim(machines, work, request):
     scenario = a_busy_grid(machines, work)
     ledger = scenario.ledger
     way = plan_preemption(ledger, request, scenario.now)
@@ -284,7 +290,7 @@ def test_a_gpu_or_memory_counts_as_the_cores_that_are_as_large_a_part_of_the_gri
     assert victims(scenario, cores=1) == ["cores"]
 
 
-def test_who_has_just_marked_a_checkpoint_goes_before_who_has_just_begun():
+def test_fresh_checkpoint_is_preempted_before_a_fresh_start():
     scenario = Scenario(a_node(cores=2))
     runs(scenario, "old", cores=1, seconds=3600)
     runs(scenario, "young", cores=1, seconds=60)
@@ -308,7 +314,7 @@ def test_the_minimum_run_time_is_the_policys_and_counts_from_the_start():
     assert victims(scenario, cores=1) == ["a"]
 
 
-def test_who_was_displaced_as_often_as_the_policy_allows_stays():
+def test_job_at_the_preemption_cap_is_not_preempted():
     scenario = Scenario(a_node(cores=1))
     scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=2)))
     runs(scenario, "a", cores=1, seconds=10)
@@ -329,7 +335,7 @@ def test_with_a_cap_of_nothing_nobody_is_displaced():
     assert victims(scenario, cores=1) is None
 
 
-def test_what_ended_otherwise_does_not_count_for_the_cap():
+def test_other_ends_do_not_count_for_the_preemption_cap():
     scenario = Scenario(a_node(cores=1))
     scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=1)))
     scenario.submit(a_request("a", cores=1, priority="low"), starts=True, retries=1)
@@ -374,7 +380,7 @@ def test_a_gang_that_asks_does_not_displace():
     assert way_for(scenario, replace(urgent(cores=1), gang=2)) is None
 
 
-def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
+def test_stopping_job_is_awaited_instead_of_another_preemption():
     scenario = Scenario(a_node(cores=4))
     runs(scenario, "a", cores=2)
     runs(scenario, "b", cores=2, seconds=10)
@@ -384,7 +390,7 @@ def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
     assert (way.victims, way.awaits) == ((), ("a.1",))
 
 
-def test_who_is_being_stopped_is_not_waited_for_without_need():
+def test_stopping_job_is_not_awaited_without_need():
     scenario = Scenario(a_node(cores=4))
     runs(scenario, "a", cores=1)
     runs(scenario, "b", cores=3, seconds=10)
@@ -456,3 +462,86 @@ def test_custom_resources_are_made_room_for():
     scenario.advance(60)
     assert victims(scenario, custom={"fpga": 1}) == ["a"]
     assert victims(scenario, custom={"fpga": 2}) == ["a", "b"]
+
+
+parts = st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8])
+running_leases = st.lists(
+    st.tuples(
+        st.one_of(parts, st.sampled_from([1, 2])),
+        st.sampled_from([1, 2]),
+        st.sampled_from(["low", "low", "medium", "high"]),
+        st.sampled_from([0, 1, 2, 30]),
+        st.sampled_from(["n0", "n1", "n2"]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+def a_shared_grid(work: list[tuple[float, int, str, int, str, bool]]) -> Scenario:
+    """Three machines with two GPUs each, held in whole and in parts for different times; some are being stopped."""
+    scenario = Scenario(*(a_node(f"n{number}", cores=8, gpus=2) for number in range(3)))
+    for number, (gpus, cores, priority, seconds, node, leaves) in enumerate(work):
+        request = a_request(f"r{number}", gpus=gpus, cores=cores, priority=priority, require=[node], wait_s=0)
+        try:
+            scenario.submit(request, starts=True)
+        except GridError:
+            continue  # it has no room: what is there is enough
+        scenario.advance(seconds)
+        if leaves:
+            scenario.cancel(request.id)
+    return scenario
+
+
+def weight(scenario: Scenario, way: PreemptionPlan, request: Request) -> int:
+    """Weight of a set of victims."""
+    costs, ledger = PreemptionCandidates(scenario.ledger, request, scenario.now, work_lost).costs, scenario.ledger
+    unwished = 0 if way.node in request.prefer else NOT_PREFERRED
+    return unwished + sum(
+        victim_weight(int(ledger.leases[victim].request.priority), int(costs[ledger.running.slots[victim]]))
+        for victim in way.victims
+    )
+
+
+def floors_and_truth(scenario: Scenario, request: Request) -> dict[str, tuple[int, int]]:
+    """Bound and true cost of every node where room can be made."""
+    ledger = scenario.ledger
+    low = {
+        one.node: one.weight
+        for one in cost_bounds(ledger, request, PreemptionCandidates(ledger, request, scenario.now, work_lost))
+    }
+    ways = {node: plan_preemption(ledger, replace(request, require=(node,)), scenario.now) for node in ledger.nodes}
+    return {node: (low[node], weight(scenario, way, request)) for node, way in ways.items() if way is not None}
+
+
+@settings(max_examples=60)
+@given(running_leases, parts, st.sampled_from([0, 1, 4]), st.sampled_from([(), ("n1",)]))
+def test_no_floor_is_above_what_making_room_costs(work, gpus, cores, prefer):
+    scenario = a_shared_grid(work)
+    request = a_request("vip", gpus=gpus, cores=cores, priority="urgent", prefer=prefer)
+    for low, true in floors_and_truth(scenario, request).values():
+        assert low <= true
+
+
+def test_the_part_of_a_gpu_that_is_free_already_does_not_have_to_be_made_free():
+    scenario = Scenario(a_node("n0", gpus=1), a_node("n1", gpus=1))
+    for node, first in (("n0", 0.3), ("n1", 0.5)):
+        scenario.ask(a_request(f"small-{node}", gpus=first, priority="low", require=[node]))
+        scenario.ask(a_request(f"rest-{node}", gpus=0.3, priority="low", require=[node]))
+        scenario.advance(60)
+    found = floors_and_truth(scenario, a_request("vip", gpus=0.7, priority="urgent"))
+    one = {node: low // victim_weight(0, 0) for node, (low, _) in found.items()}
+    assert one == {"n0": 1, "n1": 1}, "0.4 and 0.2 are free: one of 0.3, or one of 0.5, is enough"
+    assert all(low == true for low, true in found.values())
+
+
+def test_claim_of_a_leaving_lease_needs_no_victim():
+    scenario = Scenario(a_node("n0", gpus=1), a_node("n1", gpus=1))
+    for node in ("n0", "n1"):
+        for name in ("a", "b"):
+            scenario.submit(a_request(f"{name}-{node}", gpus=0.5, priority="low", require=[node]), starts=True)
+        scenario.advance(60)
+    scenario.cancel("a-n1")
+    found = floors_and_truth(scenario, a_request("vip", gpus=0.5, priority="urgent"))
+    assert {node: low // victim_weight(0, 0) for node, (low, _) in found.items()} == {"n0": 1, "n1": 0}

@@ -25,13 +25,13 @@ def is_enough(items: list[CoverItem], chosen: list[int] | tuple[int, ...], needs
     return all(sum(items[at].amounts[dim] for at in chosen) >= need for dim, need in enumerate(needs))
 
 
-def test_what_is_needed_already_takes_nothing():
+def test_met_needs_take_no_item():
     assert lightest_cover([thing(1, 5)], (0,), HEAVY) == []
     assert lightest_cover([], (-3, 0), HEAVY) == []
     assert lightest_cover([], (0,), 0) is None
 
 
-def test_what_cannot_be_met_has_no_answer():
+def test_unmeetable_need_has_no_cover():
     assert lightest_cover([thing(1, 5), thing(1, 4)], (10,), HEAVY) is None
     assert lightest_cover([thing(1, 5, 0), thing(1, 5, 0)], (5, 1), HEAVY) is None
 

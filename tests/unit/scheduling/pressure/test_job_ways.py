@@ -1,4 +1,4 @@
-"""Ways of jobs: who may be started again, what is left, what is lost here, and what leaving costs."""
+"""Ways of jobs: restarts, remaining time, lost work, and cost of a move."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.support.offload_looks import HOUR_MS, Looks, apart, rebalance_rules, 
 
 
 def relief_after(grid: Looks, seconds: float, node: str = "ash", **levels: int | PressureReading) -> Relief:
-    """What is found for a node that has been at these levels for so long."""
+    """Relief for a node at these levels for so long."""
     grid.ledger.apply(track_offload(scan_now(grid, **levels)))
     grid.advance(seconds)
     scan = scan_now(grid, **levels)

@@ -37,22 +37,22 @@ def comes(scenario: Scenario, request: Request) -> str:
     return str(lease.state)
 
 
-def test_who_is_over_in_time_goes_first():
+def test_request_that_ends_in_time_is_backfilled():
     scenario = a_big_one_waits()
     assert comes(scenario, a_request("short", cores=2, duration_s=100)) == "active"
 
 
-def test_who_is_not_over_in_time_waits():
+def test_request_that_ends_too_late_is_not_backfilled():
     scenario = a_big_one_waits()
     assert comes(scenario, a_request("long", cores=1, duration_s=200)) == "asked"
 
 
-def test_who_does_not_say_how_long_it_takes_waits():
+def test_request_of_unknown_length_is_not_backfilled():
     scenario = a_big_one_waits()
     assert comes(scenario, a_request("who knows", cores=1)) == "asked"
 
 
-def test_who_fits_beside_the_big_one_even_then_goes_first():
+def test_request_that_fits_beside_the_reservation_is_backfilled():
     scenario = Scenario(a_node("n1", cores=4))
     scenario.ask(a_request("half", cores=2, duration_s=120))
     scenario.ask(a_request("big", cores=3, wait_s=FOREVER_S))
@@ -61,7 +61,7 @@ def test_who_fits_beside_the_big_one_even_then_goes_first():
     assert comes(scenario, a_request("longer", cores=1, duration_s=9999)) == "asked"
 
 
-def test_what_was_said_counts_as_well_as_a_term():
+def test_stated_length_counts_like_a_term():
     scenario = a_big_one_waits(expects_ms=120_000)
     assert comes(scenario, a_request("short", cores=2, expects_ms=100_000)) == "active"
 
@@ -78,7 +78,7 @@ def test_a_guess_from_the_last_two_jobs_counts_too():
     assert scenario.submit(a_request("j2", cores=2, user="bob")).state == "assigned"
 
 
-def test_who_is_owed_its_place_is_not_passed_on_a_guess():
+def test_starved_request_is_not_passed_on_an_estimate():
     scenario = Scenario(a_node("n1", cores=4))
     scenario.handle(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
     for number in range(2):
@@ -92,7 +92,7 @@ def test_who_is_owed_its_place_is_not_passed_on_a_guess():
     assert comes(scenario, a_request("term", cores=2, user="eve", duration_s=60)) == "active"
 
 
-def test_who_broke_its_word_since_is_not_believed_by_who_is_owed_its_place():
+def test_overrun_user_does_not_pass_a_starved_request_by_its_statement():
     scenario = Scenario(a_node("n1", cores=4))
     scenario.handle(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
     scenario.ask(a_request("half", cores=2, duration_s=4 * 3600))
@@ -137,7 +137,7 @@ LATER = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(11
 
 @settings(max_examples=60)
 @given(running=RUNNING, later=LATER, big=st.integers(2, 8))
-def test_who_comes_later_never_delays_the_first_of_the_line(running, later, big):
+def test_backfill_never_delays_the_first_request(running, later, big):
     """All words true, and those who come later all longer, so that they never come before it: the big one starts as
     soon as it would without them."""
 
@@ -193,13 +193,13 @@ def test_a_guess_shortens_a_term_and_never_lengthens_it():
     assert expected_s(scenario, a_request("x", duration_s=5)) == 5
 
 
-def test_what_was_said_counts_more_than_a_guess():
+def test_stated_length_counts_before_an_estimate():
     scenario = a_story_with_runs(10, 30)
     assert expected_s(scenario, a_request("x", expects_ms=70_000)) == 70
     assert expected_s(scenario, a_request("x", expects_ms=70_000, duration_s=40)) == 40
 
 
-def test_what_outlives_its_word_is_expected_to_take_twice_as_long_and_so_on():
+def test_overrun_length_is_doubled_again_and_again():
     scenario = Scenario(a_node("n1", cores=8))
     start = scenario.now
     scenario.ask(a_request("r1", expects_ms=60_000))
@@ -210,14 +210,14 @@ def test_what_outlives_its_word_is_expected_to_take_twice_as_long_and_so_on():
     assert ends == [60, 120, 240, 240]
 
 
-def test_what_is_due_is_expected_to_be_over_any_moment():
+def test_due_lease_is_expected_to_end_at_any_moment():
     scenario = Scenario(a_node("n1", cores=8))
     scenario.ask(a_request("r1", expects_ms=60_000))
     scenario.advance(60)
     assert projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now) == scenario.now + 1
 
 
-def test_what_outlives_its_word_is_over_by_its_term():
+def test_overrun_lease_ends_by_its_term():
     scenario = Scenario(a_node("n1", cores=8))
     scenario.ask(a_request("r1", expects_ms=60_000, duration_s=100))
     ends_at = scenario.ledger.leases["r1"].ends_at_ms
@@ -237,7 +237,7 @@ def test_without_guesses_a_broken_word_says_nothing():
     assert projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now, estimates=False) == 0
 
 
-def test_who_was_told_to_go_is_soon_gone():
+def test_lease_being_released_ends_soon():
     scenario = Scenario(a_node("n1", cores=8))
     scenario.submit(a_request("r1"), starts=True)
     scenario.cancel("r1")

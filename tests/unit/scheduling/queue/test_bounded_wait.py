@@ -41,7 +41,7 @@ def more_than_fits(traffic: Workload, seed: int, hours: int, **what: object) -> 
     ],
     ids=["low", "low and big", "big", "big among liars", "on one node among liars"],
 )
-def test_whoever_waits_is_served_within_the_bound(mine, theirs, seed):
+def test_every_waiting_request_is_served_within_the_bound(mine, theirs, seed):
     """On two nodes of four cores that are always full; some say one minute of everything, which takes up to ten."""
     traffic = Workload([a_node("n1", cores=4), a_node("n2", cores=4)], POLICY, tick_ms=MINUTE_MS)
     more_than_fits(traffic, seed, 5, **theirs)

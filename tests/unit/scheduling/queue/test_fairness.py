@@ -1,7 +1,5 @@
-"""Fair shares: who has had less goes first, what was long ago hardly counts, and the sums are exact.
-
-Quotas: what one user, or a team together, may hold at once; who is beyond is in nobody's way.
-"""
+"""Fair shares: the smaller share goes first, old usage hardly counts, and the sums are exact. Quotas: limits of one
+user, or of a team together; a request beyond them blocks no other."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def shares(scenario: Scenario) -> Shares:
     return Shares(scenario.ledger, scenario.now)
 
 
-def test_who_has_had_its_part_comes_after_those_who_have_not():
+def test_user_above_its_share_comes_after_users_below():
     scenario = a_scenario()
     hold(scenario, "much", 4 * 3600, cores=8)
     scenario.ask(a_request("full", cores=8, user="else"))
@@ -66,7 +64,7 @@ def test_who_has_had_its_part_comes_after_those_who_have_not():
     assert order(scenario) == ["of-little", "of-never", "of-much"]
 
 
-def test_who_is_further_beyond_its_part_comes_later():
+def test_larger_excess_comes_later():
     scenario = a_scenario()
     hold(scenario, "most", 3 * 3600, cores=8)
     hold(scenario, "more", 2500, cores=8)
@@ -77,7 +75,7 @@ def test_who_is_further_beyond_its_part_comes_later():
     assert order(scenario) == ["of-more", "of-most"]
 
 
-def test_who_holds_its_part_comes_after_a_newcomer_at_once():
+def test_user_holding_its_share_comes_after_a_newcomer_at_once():
     """The newcomer need not wait until a history has grown."""
     scenario = a_scenario()
     scenario.ask(a_request("full", cores=8, user="ann"))
@@ -115,7 +113,7 @@ def test_priority_counts_more_than_shares():
     assert order(scenario) == ["rich", "poor"]
 
 
-def test_what_is_held_now_counts_at_once():
+def test_current_claims_count_at_once():
     """Two who come together share what is free, though neither has a history."""
     scenario = a_scenario()
     scenario.ask(a_request("full", cores=8, user="else"))
@@ -136,7 +134,7 @@ def test_past_use_counts_half_after_a_half_life():
     assert shares(scenario).recent("ann") == pytest.approx(before / 2, rel=1e-4)
 
 
-def test_who_always_held_a_part_has_had_that_part():
+def test_constant_holding_has_that_recent_share():
     scenario = a_scenario()
     scenario.ask(a_request("r1", cores=2, user="ann"))
     scenario.advance(50 * 3600)
@@ -177,7 +175,7 @@ def test_a_part_among_many_is_two_fifths_and_still_by_weight():
     assert (part("ann"), part("bob")) == pytest.approx((2 * 0.4 * 4 / 5, 0.4 * 4 / 5))
 
 
-def test_who_neither_holds_anything_nor_waits_has_no_part_in_the_count():
+def test_inactive_user_does_not_count_in_the_shares():
     scenario = a_scenario()
     hold(scenario, "gone", 600, cores=8)
     scenario.ask(a_request("r1", user="ann"))
@@ -262,7 +260,7 @@ def test_a_lease_without_a_command_says_nothing_about_run_times():
     assert scenario.ledger.accounts["ann"].runs == ()
 
 
-def test_what_was_displaced_says_nothing_about_run_times():
+def test_preempted_run_is_no_run_time():
     scenario = a_scenario(cores=1)
     scenario.submit(a_request("j1", user="ann", priority="low"), starts=True)
     scenario.advance(60)
@@ -271,7 +269,7 @@ def test_what_was_displaced_says_nothing_about_run_times():
     assert scenario.ledger.accounts["ann"].runs == ()
 
 
-def test_who_held_something_for_longer_than_it_said_is_remembered():
+def test_overrun_of_a_stated_length_is_recorded():
     scenario = a_scenario()
     scenario.ask(a_request("r1", user="ann", expects_ms=10_000))
     scenario.advance(20)
@@ -357,7 +355,7 @@ def test_more_than_a_quota_at_once_is_refused_with_numbers(quota, ask, words):
     assert "x" not in scenario.ledger.leases
 
 
-def test_what_a_quota_does_not_name_is_not_limited():
+def test_resource_outside_a_quota_is_not_limited():
     scenario = a_grid_with_quotas(Quota("ann", cpu_milli=1000))
     assert exceeds_quota_alone(scenario.ledger, a_request("x", user="ann", memory_gb=60, gpus=4)) is None
 

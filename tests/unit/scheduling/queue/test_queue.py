@@ -95,7 +95,7 @@ def test_a_later_request_goes_first_while_the_earlier_does_not_fit():
     assert served(scenario) == ["small"]
 
 
-def test_who_waited_beyond_patience_gets_a_node_kept():
+def test_request_waiting_beyond_the_limit_gets_a_reservation():
     scenario = a_full_node()
     scenario.release("full")
     scenario.ask(a_request("half", cores=2))
@@ -226,7 +226,7 @@ def wait(scenario: Scenario, request_id: str, **what: object) -> None:
     scenario.ask(a_request(request_id, cores=4, wait_s=FOREVER_S, **what))  # type: ignore[arg-type]
 
 
-def test_who_waited_too_long_comes_before_every_priority():
+def test_starved_request_comes_before_every_priority():
     scenario = a_full_node_with_queue()
     wait(scenario, "low", priority="low", user="ann")
     scenario.advance(DAY_S)

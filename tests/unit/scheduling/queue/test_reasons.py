@@ -1,4 +1,4 @@
-"""Why not: what a person is told, word for word."""
+"""Reasons as shown to a person, word for word."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_amounts_are_said_in_the_units_of_a_person(said, words):
         (a_node(caps=caps(can_share=False)), {"cores": 1}, "gpu1: does not share"),
     ],
 )
-def test_what_can_never_be_lent_names_the_limit_of_each_node(node, request_, words):
+def test_impossible_request_names_the_limit_of_each_node(node, request_, words):
     scenario = Scenario(node)
     assert never_fits(scenario.ledger, a_request("x", **request_)) == (words,)
     assert why(scenario, **request_) == (words,)
 
 
-def test_what_one_node_could_lend_some_day_is_possible():
+def test_request_that_one_node_could_serve_later_is_possible():
     scenario = Scenario(a_node("gpu1", cores=1), a_node("gpu2", cores=4))
     scenario.ask(a_request("r1", cores=4))
     assert never_fits(scenario.ledger, a_request("x", cores=4)) is None
@@ -94,7 +94,7 @@ def test_a_grid_without_nodes_can_never_lend():
     assert never_fits(Ledger(), a_request("x")) == ()
 
 
-def test_what_is_short_now_is_said_with_numbers():
+def test_current_shortage_has_numbers():
     scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1, custom={"fpga": 1}))
     scenario.ask(a_request("r1", cores=3, memory_gb=12.8, gpus=0.5, custom={"fpga": 1}))
     assert why(scenario, cores=2) == ("gpu1: 1 core free, 2 cores asked",)
@@ -158,7 +158,7 @@ def test_a_node_that_no_cluster_file_names_gets_no_advice_about_one():
     assert len(why(scenario)) == 1
 
 
-def test_what_the_owner_keeps_is_no_reason_where_it_is_not_what_falls_short():
+def test_owner_is_no_reason_if_another_resource_is_short():
     scenario = Scenario(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds()))
     scenario.handle(HeartbeatReceived("gpu1", a_usage(gpus={0: (0.9, 1)})))
     scenario.ask(a_request("r1", cores=4))

@@ -123,7 +123,7 @@ def run_job(scenario: Scenario, name: str, *, cores: int = 4, run_ms: int = 0) -
     scenario.handle(JobSubmitted(f"job-{name}", a_command("sleep", "400"), request, 0, JobEstimate(run_ms=run_ms)))
 
 
-def test_what_others_of_its_user_took_says_nothing_about_a_command():
+def test_other_commands_of_a_user_give_no_estimate():
     scenario = a_scenario()
     for name in ("short1", "short2"):
         run_job(scenario, name)
@@ -153,7 +153,7 @@ def test_those_who_wait_count_by_earlier_runs_of_their_command():
     assert outlook_of(scenario, "x").starts_at_ms == began + 150_000
 
 
-def test_what_takes_twice_as_long_as_earlier_runs_is_not_known_any_more():
+def test_estimate_of_earlier_runs_ends_after_twice_its_length():
     scenario = a_scenario()
     run_job(scenario, "long", run_ms=60_000)
     began = scenario.ledger.leases["long.1"].granted_at_ms
@@ -164,7 +164,7 @@ def test_what_takes_twice_as_long_as_earlier_runs_is_not_known_any_more():
     assert outlook_of(scenario, "x").starts_at_ms is None
 
 
-def test_what_the_user_said_counts_before_earlier_runs():
+def test_stated_length_counts_before_earlier_runs():
     scenario = a_scenario()
     request = a_request("said", cores=4, wait_s=FOREVER_S, expects_ms=30_000)
     scenario.handle(JobSubmitted("said", a_command(), request, 0, JobEstimate(run_ms=500_000)))

@@ -107,7 +107,7 @@ def test_a_machine_goes_on_without_a_control_plane_until_its_agent_or_its_boot_e
     assert alone_ms(ending, RULES, NOON, 300_000) == 60_000 + grace
 
 
-def test_what_ran_before_it_was_seen_to_have_left_the_queue_is_charged_up_to_its_lifetime() -> None:
+def test_unseen_run_after_the_queue_is_charged_up_to_its_lifetime() -> None:
     worker = a_worker(waits=True, queue_ms=DAY_MS, waited_until_ms=NOON, lifetime_ms=HOUR_MS)
     spent = Spending("slurm", DAY, 0, NOON)
     assert charge_unseen(spent, worker, NOON + 60_000).core_ms == 120_000

@@ -49,7 +49,7 @@ def test_equal_requests_of_all_users_are_one_shape() -> None:
     assert not demand.not_counted
 
 
-def test_what_no_worker_would_get_does_not_count() -> None:
+def test_request_that_no_worker_would_get_is_not_counted() -> None:
     scenario = a_full_grid()
     scenario.ledger.apply([replace(scenario.ledger.nodes["full"], labels=(("rack", "a"),))])
     scenario.ask(a_request("pinned", cores=1, require=["full"]))
@@ -61,7 +61,7 @@ def test_what_no_worker_would_get_does_not_count() -> None:
     assert INSIDE not in demand.not_counted
 
 
-def test_what_is_too_large_for_every_type_does_not_count() -> None:
+def test_request_too_large_for_every_type_is_not_counted() -> None:
     scenario = Scenario(a_node("large", cores=8, custom={"licence": 1}, gpus=1))
     scenario.ask(a_request("all", cores=8, gpus=1, custom={"licence": 1}))
     scenario.ask(a_request("wide", cores=5))
@@ -72,7 +72,7 @@ def test_what_is_too_large_for_every_type_does_not_count() -> None:
     assert sorted(shape.request.ask.gpu_milli for shape in served.shapes) == [0, 1000]
 
 
-def test_what_a_quota_holds_does_not_count() -> None:
+def test_request_held_by_a_quota_is_not_counted() -> None:
     scenario = Scenario(a_node("full", cores=2))
     quota = Quota("ada", cpu_milli=5000)
     scenario.handle(PolicySet(SchedulingPolicy(quotas=(quota,))))
@@ -119,7 +119,7 @@ def test_only_so_many_groups_are_read_at_once() -> None:
     assert (demand.requests, demand.not_counted) == (MAX_GROUPS, {LATER: 3})
 
 
-def test_what_waits_is_packed_onto_new_workers() -> None:
+def test_waiting_requests_are_packed_onto_new_workers() -> None:
     scenario = a_busy_grid()
     for number in range(9):
         scenario.ask(a_request(f"r{number}", cores=1))
@@ -205,7 +205,7 @@ def test_new_workers_never_serve_more_than_waits_nor_more_than_they_have(asked, 
 
 
 @given(st.lists(SIZES, min_size=1, max_size=8), st.integers(0, 20), st.booleans())
-def test_what_was_taken_is_not_there_any_more(asked, count, apart):
+def test_packed_capacity_is_not_free_any_more(asked, count, apart):
     bins = Bins.of_workers([WorkerResources(8000, 32 * GB, 2)] * 3)
     for cores, memory_gb, gpus in asked:
         size = size_of(a_request(cores=cores, memory_gb=memory_gb, gpus=gpus).ask)
@@ -218,7 +218,7 @@ def test_what_was_taken_is_not_there_any_more(asked, count, apart):
             assert (bins.room(size, apart=False) == room - taken).all()
 
 
-def test_who_must_be_apart_gets_a_worker_each():
+def test_requests_that_must_be_apart_get_a_worker_each():
     has = WorkerResources(8000, 32 * GB)
     assert workers_for(shapes((1, 1, 0), count=4), has, 10) == (1, 4)
     assert workers_for(shapes((1, 1, 0), count=4, apart=True), has, 10) == (4, 4)
@@ -234,7 +234,7 @@ def test_the_type_that_serves_most_comes_before_the_cheaper_one_and_a_known_pric
     assert choose_type(shapes((16, 0, 0)), ResourceType.CPU, offered, 10) is None
 
 
-def test_what_is_asked_for_together_is_added_up_over_gangs():
+def test_total_demand_sums_up_over_gangs():
     request = a_request(cores=2, memory_gb=1, gang=3)
     unmet = UnmetDemand((WaitingShape(request, apart=True, count=2), WaitingShape(request, True, 1, displaced=True)))
     assert (unmet.requests, unmet.displaced.requests) == (3, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +12,11 @@ from distributed_grid.domain.events import (
     BlockAsked,
     NodeDrained,
     ScalingRulesSet,
+    WallTimePassed,
     WorkerDrainRequested,
     WorkerEndAnnounced,
     WorkerRefused,
     WorkerRulesSet,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.rebalancing import GRID_USER
@@ -23,7 +24,7 @@ from distributed_grid.domain.states import LeaseState, WorkerState
 from distributed_grid.domain.workers import SCALED_DOWN, SCALED_UP, WorkerRules
 from distributed_grid.scheduling.queue.reasons import why_not_now
 from distributed_grid.scheduling.scaling.demand import why_no_worker
-from distributed_grid.scheduling.scaling.evaluation import GiveBack, has_work, idle_workers
+from distributed_grid.scheduling.scaling.evaluation import has_work, idle_workers, workers_to_give_back
 from tests.support.builders import GB, a_node, a_request, a_submission
 from tests.support.scaling import DOLLAR, ScalingScenario, a_busy_grid, a_type, rules
 
@@ -101,7 +102,7 @@ def test_an_offer_that_is_closed_is_not_started() -> None:
     ]
 
 
-def test_what_waits_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
+def test_request_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
     scenario = ScalingScenario(a_node("home", cores=1))
     scenario.ask(a_request("wide", cores=3))
     scenario.evaluate()
@@ -110,7 +111,7 @@ def test_what_waits_for_a_closed_type_is_demand_and_served_when_it_opens() -> No
     assert scenario.evaluate(seconds=1).action == "none"
     assert "wide" in scenario.ledger.leases
     scenario.now += 180_000
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.evaluate(seconds=1).count == 1
 
 
@@ -154,11 +155,11 @@ def test_a_worker_that_never_came_starts_no_cooldown() -> None:
     closed = scenario.evaluate(seconds=1)
     assert (closed.action, "not today; not tried for" in closed.reason) == ("none", True)
     scenario.advance(180)
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.evaluate(seconds=1).count == 1
 
 
-def test_what_no_node_could_serve_waits_for_no_window_and_no_cooldown() -> None:
+def test_request_beyond_every_node_skips_window_and_cooldown() -> None:
     scenario = ScalingScenario(a_node("home", cores=2))
     for _ in range(30):
         scenario.evaluate(seconds=10)
@@ -223,7 +224,7 @@ def test_a_replacement_is_ordered_at_once_for_what_has_to_leave() -> None:
     assert (again.action, again.reason) == ("none", "what waits is served by what there is or comes")
 
 
-def test_what_fits_elsewhere_or_ends_in_time_needs_no_replacement() -> None:
+def test_work_that_fits_elsewhere_or_ends_in_time_needs_no_replacement() -> None:
     scenario, old = a_leaving_grid(jobs=2)
     scenario.release("all")
     announce(scenario, old)
@@ -250,8 +251,8 @@ def test_without_money_for_both_the_replacement_waits_until_the_old_one_is_gone(
     assert f"1 job has to leave {old}, which ends in 60 s: spot notice" in plan.reason
     assert "scaling.budget_per_hour is $0.15; the replacement waits until it is gone" in plan.reason
     scenario.now += 61_000
-    scenario.handle(WorkersChecked(scenario.wall_ms))
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     scenario.end_terminating()
     assert old not in scenario.ledger.workers
     plan = scenario.evaluate(seconds=1)
@@ -279,7 +280,7 @@ def test_the_replacement_is_not_given_back_because_there_are_too_many() -> None:
     scenario.now += 61_000
     for name in (new, "home"):
         scenario.heartbeat(name)
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.ledger.workers[old].state is WorkerState.TERMINATING
     plan = scenario.evaluate(seconds=1)
     assert plan.action == "none", plan.reason
@@ -420,13 +421,13 @@ def test_a_worker_that_is_silent_or_drains_is_not_idle(idle: ScalingScenario) ->
     assert [one.worker.id for one in found] == [third]
 
 
-def test_what_is_too_many_goes_even_while_scaling_down_rests_and_the_floor_stays(idle: ScalingScenario) -> None:
+def test_excess_workers_leave_during_the_cooldown_down_to_the_floor(idle: ScalingScenario) -> None:
     workers = [*idle.ledger.workers.values()]
     idle.advance(1000)
     found = idle_workers(idle.ledger, workers, idle.now)
-    give_back = GiveBack(idle.ledger, workers, found, floor=1)
-    chosen, why = give_back.choose(1, resting=True)
+    choose = partial(workers_to_give_back, idle.ledger, workers, found)
+    chosen, why = choose(1, excess=1, resting=True)
     assert (len(chosen), why) == (1, "a worker was given back a short while ago")
-    assert len(give_back.choose(9, resting=True)[0]) == 2
-    assert len(give_back.choose(0, resting=False)[0]) == 2
-    assert GiveBack(idle.ledger, workers, found, floor=3).choose(9, resting=False)[0] == []
+    assert len(choose(1, excess=9, resting=True)[0]) == 2
+    assert len(choose(1, excess=0, resting=False)[0]) == 2
+    assert choose(3, excess=9, resting=False)[0] == []

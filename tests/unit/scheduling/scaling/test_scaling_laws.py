@@ -28,7 +28,7 @@ shapes = st.lists(
 
 
 def play(scaling: ScalingRules, history: Sequence[tuple[str, int]]) -> ScalingScenario:
-    """Play a history and check, around every evaluation, what must hold in all of them."""
+    """Play a history and check the laws around every evaluation."""
     scenario = ScalingScenario(a_node("home", cores=4), scaling=scaling)
     for number, (what, amount) in enumerate(history):
         held = [lease for lease in scenario.ledger.leases.values() if lease.holds]

@@ -1,4 +1,4 @@
-"""Availability of workers: what a closed scope closes, and room on the control plane's own machine."""
+"""Availability of workers: offers in a closed scope, and room on the control plane's own machine."""
 
 from __future__ import annotations
 

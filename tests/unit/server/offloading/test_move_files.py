@@ -127,7 +127,7 @@ class Moved:
             (self.jobs / "moved-1.1" / name).write_bytes(content)
 
     def collect(self) -> tuple[dict[str, bytes], str]:
-        """What is to be returned, laid out, and the problem."""
+        """The returned files, laid out, and the problem."""
         files = AttemptFiles(self.jobs, RemoteFiles({}), lambda node: True)
         digest, problem = asyncio.run(ResultCollector(self.store, files).collect(self.move))
         if not digest:

@@ -1,4 +1,4 @@
-"""Predictors in memory over the history on disk: which are kept, what they learn, and what a training changes."""
+"""Predictors in memory over the history on disk: kept ones, their learning, and changes by a training."""
 
 from __future__ import annotations
 

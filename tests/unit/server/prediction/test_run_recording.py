@@ -1,4 +1,4 @@
-"""Recording of runs: every one that is over, once, also after a crash; what was cut short is a lower bound."""
+"""Recording of runs: every ended one, once, also after a crash; one cut short is a lower bound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
-from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.task_shape import task_shape
+from distributed_grid.prediction.task_runs import TaskRun, task_shape
 from distributed_grid.server.prediction.run_recording import RunRecorder, run_of
 from distributed_grid.server.prediction.service import PredictionService
 from tests.support.builders import GB, a_node, a_request

@@ -16,8 +16,7 @@ from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.api import requests
 from distributed_grid.control.views import Viewer
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings
-from distributed_grid.prediction.task_shape import task_shape
+from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings, task_shape
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.service import PredictionService
 

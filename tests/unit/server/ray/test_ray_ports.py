@@ -24,7 +24,7 @@ def config(nodes: object = SIMULATED, **ray: int) -> ClusterConfig:
 
 @pytest.fixture
 def ports(tmp_path: Path) -> Iterator[Ports]:
-    """The ports of a config, by default in one file; what they reserve is released after the test."""
+    """The ports of a config, by default in one file; reserved ones are released after the test."""
     made: list[RayPorts] = []
 
     def make(cluster: ClusterConfig, name: str = "ray/ports.json") -> RayPorts:

@@ -23,7 +23,7 @@ def test_a_dry_run_equals_the_real_verdict_on_random_states() -> None:
 
 
 async def verdict(cluster: InProcessGrid, method: str, request_id: str, **fields: Any) -> Any:
-    """What a caller hears."""
+    """Answer to a caller."""
     try:
         return await getattr(cluster, method)(request_id, **fields)
     except GridError as refusal:

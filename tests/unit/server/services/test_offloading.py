@@ -1,4 +1,4 @@
-"""Requests about moves: who may move what, consents, what is asked of agents, and advice."""
+"""Requests about moves: permissions, consents, requests to agents, and advice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RULES = RebalanceRules(SharingMode.DYNAMIC_BALANCING, SHARING_POLICIES["balanced
 
 
 class Agents:
-    """The agents of all nodes: what they list, which files they lack, and what they were asked."""
+    """The agents of all nodes: their listings, their missing files, and their requests."""
 
     nodes = ("one", "two", "three")
 

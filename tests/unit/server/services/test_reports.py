@@ -37,7 +37,7 @@ class Clock:
 
 
 class Held(Struct):
-    """What one lease had, written down beside the grid."""
+    """Holdings of one lease, recorded beside the grid."""
 
     user: str
     node: str

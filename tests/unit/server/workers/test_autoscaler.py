@@ -1,4 +1,4 @@
-"""The autoscaler over a real ledger: what the provider can start is known, and problems are said."""
+"""The autoscaler over a real ledger: the provider's offers are known, and problems are shown."""
 
 from __future__ import annotations
 

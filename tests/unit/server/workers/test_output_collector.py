@@ -63,7 +63,7 @@ class WorkerAgent:
         asyncio.get_running_loop().call_soon(self._reader.received, message)
 
     def ran(self, lease_id: str, stdout: bytes = b"", **files: bytes) -> None:
-        """What an attempt left."""
+        """Leftovers of an attempt."""
         work = self.root / lease_id / "work"
         work.mkdir(parents=True)
         (self.root / lease_id / "stdout").write_bytes(stdout)
