@@ -72,14 +72,14 @@ class StepDone(Report, frozen=True):
     step: Text
 
 
-class Answer(Report, frozen=True):
+class ChildAnswer(Report, frozen=True):
     """Base of the reports that finish the request of this number."""
 
     number: Number
 
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ChildAnswer)
 
 
 def encode_frame(message: Report) -> bytes:
@@ -118,7 +118,7 @@ async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Deco
 class _Request(Struct):
     command: ChildCommand
     on_step: Say
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[ChildAnswer]
     resend: bool
 
 
@@ -254,7 +254,7 @@ class ChildProcess(Generic[T]):
         try:
             self._on_connect()
             while (report := await read_frame(reader, self._reports)) is not None:
-                if not isinstance(report, StepDone | Answer):
+                if not isinstance(report, StepDone | ChildAnswer):
                     self._on_report(report)
                 elif (asked := self._requests.get(report.number)) is None:
                     continue

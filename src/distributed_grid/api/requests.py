@@ -79,7 +79,7 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 # ------------------------------------------------------------------ the control plane itself
 
 
-class ClientHello(Message, frozen=True, tag="hello"):
+class ClientHello(Message, frozen=True, kw_only=True, tag="hello"):
     """Version of a client and the config that it requires; a query changes nothing."""
 
     protocol: int
@@ -187,7 +187,7 @@ class GetMetrics(Message, frozen=True):
 # ------------------------------------------------------------------ leases
 
 
-class RequestLease(PlacementOptions, frozen=True):
+class RequestLease(PlacementOptions, frozen=True, kw_only=True):
     """Resources to hold, without a command; a gang has a lease on each of several nodes, all or nothing.
 
     With `again` the id is a name: an ended lease with it is replaced by a new one instead of being returned.
@@ -234,7 +234,7 @@ class ExtendLease(Message, frozen=True):
 # ------------------------------------------------------------------ boosts
 
 
-class RequestBoost(Message, frozen=True):
+class RequestBoost(Message, frozen=True, kw_only=True):
     """Resources of another node for a target node, for a while; `source` is preferred, or with `only` required."""
 
     request_id: Id
@@ -281,7 +281,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _JOB_ID_WORDS = "letters, digits, '.', '_' and '-' (at most 128, the first a letter or digit), such as train-7"
 
 
-class SubmitJob(PlacementOptions, frozen=True):
+class SubmitJob(PlacementOptions, frozen=True, kw_only=True):
     """A command to run under a lease; `target` is the node that it works for, wherever it runs. Without stated needs it
     gets one core, and a memory limit if earlier runs of the command have measured it."""
 
@@ -399,7 +399,7 @@ class WaitForJob(Message, frozen=True):
     timeout_seconds: Seconds | None = None
 
 
-class ReadLogs(Message, frozen=True):
+class ReadLogs(Message, frozen=True, kw_only=True):
     """The output of a job; with `follow` until it ends."""
 
     job_id: JobName
@@ -444,7 +444,7 @@ MAX_PAYLOAD_BYTES = 64 * 1024
 """Limit of a task and of its result, as JSON."""
 
 
-class RegisterPullWorker(Message, frozen=True):
+class RegisterPullWorker(Message, frozen=True, kw_only=True):
     """A worker without an agent: its resources and its process (`incarnation`). Without reports its work counts for
     `hold_seconds`; 0 is the value of the config."""
 
@@ -567,7 +567,7 @@ class ListWorkerResources(Message, frozen=True):
 # ------------------------------------------------------------------ blocks of the memory pool
 
 
-class AllocateBlock(Message, frozen=True):
+class AllocateBlock(Message, frozen=True, kw_only=True):
     """Bytes in the memory of other nodes; `request_id` becomes the block's id.
 
     Without a ttl it lasts an hour; each renewal of its session adds one.
@@ -625,7 +625,7 @@ class GetMemoryStats(Message, frozen=True):
 # ------------------------------------------------------------------ nodes
 
 
-class ManageCluster(Message, frozen=True):
+class ManageCluster(Message, frozen=True, kw_only=True):
     """Install, start, stop or show the agents of nodes with SSH; without names all of them.
 
     `auth_sock` and `environ` are the caller's: the agent with the keys, and settings for package downloads.
@@ -670,7 +670,7 @@ class DrainNode(Message, frozen=True):
 # ------------------------------------------------------------------ workers of providers
 
 
-class CreateWorkers(Message, frozen=True):
+class CreateWorkers(Message, frozen=True, kw_only=True):
     """Start workers of a provider. The caller makes their ids, so a repeated request starts each once; 0 of a resource
     is the amount of the chosen offer."""
 
@@ -733,7 +733,7 @@ class ScanOffload(Message, frozen=True):
     node: Annotated[NodeName, Meta(description="This node; empty: all nodes above a mark.")] = ""
 
 
-class ExecuteOffload(Message, frozen=True):
+class ExecuteOffload(Message, frozen=True, kw_only=True):
     """Move a process (its pid) or a job (its id) off its node. The caller makes the move's id, so a repeated request
     moves it once.
 

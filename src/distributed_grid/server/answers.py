@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from distributed_grid.control.slices import LoopSlices
-from distributed_grid.control.views import View
 from distributed_grid.errors import Unreachable
 from distributed_grid.supervision import start_logged
 
@@ -33,11 +33,14 @@ MAX_HELD_BYTES = 64 * 1024 * 1024  # of all unsent answers: beyond that none is 
 ROOM_SECONDS = 30.0  # a question without room for its answer is refused then
 READ_SECONDS = 30.0  # a client that reads nothing of its answer is disconnected then
 T = TypeVar("T")
+A = TypeVar("A")
 _encoder = msgspec.json.Encoder()
 
 
-class EncodedAnswer:
+class EncodedAnswer(Generic[A]):
     """An answer as JSON, in parts; equal questions share one."""
+
+    is_encoded: ClassVar[bool] = True
 
     __slots__ = ("__weakref__", "_renderer", "parts", "size")
 
@@ -131,7 +134,7 @@ class AnswerRenderer:
         async with self._senders:
             await asyncio.sleep(0)
 
-    def hold(self, answer: EncodedAnswer) -> EncodedAnswer:
+    def hold(self, answer: EncodedAnswer[A]) -> EncodedAnswer[A]:
         """Count the bytes of an answer until it is garbage-collected."""
         self.held_bytes += answer.size
         weakref.finalize(answer, self._release, answer.size)
@@ -165,7 +168,9 @@ class AnswerWriter:
         self._begin(name)
         self._part += _encoder.encode(value)
 
-    async def rows(self, name: str, rows: Sequence[T], view: Callable[[T], View], *, max_rows: int = MAX_ROWS) -> int:
+    async def rows(
+        self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS
+    ) -> int:
         """Write a list in slices; the number of rows that were left out."""
         self._begin(name)
         self._part += b"["
@@ -175,13 +180,13 @@ class AnswerWriter:
                 while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
                     if count:
                         self._part += b","
-                    self._part += _encoder.encode(view(rows[count]))
+                    self._part += _encoder.encode(answer_row(rows[count]))
                     count += 1
                     self._flush_full()
         self._part += b"]"
         return len(rows) - count
 
-    def finish(self) -> EncodedAnswer:
+    def finish(self) -> EncodedAnswer[Any]:
         """The whole answer."""
         self._parts.append(bytes(self._part + b"}"))
         return self._renderer.hold(EncodedAnswer(self._parts, self._renderer))

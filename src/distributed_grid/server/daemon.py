@@ -43,6 +43,7 @@ from distributed_grid.agent.files.attempt_files import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import (
     offload_rules,
@@ -56,7 +57,6 @@ from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node

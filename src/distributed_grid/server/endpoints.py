@@ -3,7 +3,7 @@
 A service method declares itself; its request and its answer are its annotations:
 
     @endpoint(USER, post("/leases/{name}/extend", "leases", name="allocation_id"))
-    async def extend(self, op: requests.ExtendLease, caller: Caller) -> LeaseAnswer: ...
+    async def extend(self, op: requests.ExtendLease, caller: Caller) -> AllocationDetail: ...
 
 The role is checked around the method itself, so no way to reach it goes past the check. A method with a fourth
 parameter `report` sends progress before its answer; a stream is sent by hand, on the socket and by REST.

@@ -14,6 +14,7 @@ import msgspec
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
+from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree, JobNotice
 from distributed_grid.api.framing import (
     JSON,
     MAX_FRAME_BYTES,
@@ -25,13 +26,11 @@ from distributed_grid.api.framing import (
     frame,
     frame_head,
 )
-from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.posix.sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 from distributed_grid.server.endpoints import BoundEndpoint, EndpointTable, Kind
-from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.jobs import FileSink
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.supervision import start_logged
@@ -138,7 +137,7 @@ class Connection(asyncio.Protocol):
             log.error("a request failed", exc_info=failure)
             self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
 
-    async def send_answer(self, answer: View | EncodedAnswer) -> None:
+    async def send_answer(self, answer: Any) -> None:
         """Send an answer; a long one in parts, each once the client has taken the one before. A client that takes
         nothing for long is disconnected."""
         if not isinstance(answer, EncodedAnswer):
@@ -163,6 +162,10 @@ class Connection(asyncio.Protocol):
             reason = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
             body = _encoder.encode({"error": error_view(Refused(reason))})
         self.send_frame(JSON, body)
+
+    def send_last(self, answer: Any) -> None:
+        """Send the answer that ends a stream."""
+        self.send({**msgspec.to_builtins(answer), "done": True})
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
         self._write(frame(kind, body))
@@ -216,11 +219,11 @@ class Dispatcher:
                 answer = await bound.call(op, self._owner)
                 await client.send_answer(answer)
                 if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
-                    undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
+                    undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer.ask_id)
                     withdrawal = self._endpoints[requests.WithdrawAsk].call(undelivered, self._owner)
                     start_logged(withdrawal, "a task that was not delivered")
             case Kind.PROGRESS:
-                client.send({**await bound.call(op, self._owner, client.send), "done": True})
+                client.send_last(await bound.call(op, self._owner, client.send))
             case Kind.STREAM:
                 await self._stream(bound, op, client)
 
@@ -234,7 +237,7 @@ class Dispatcher:
             client.send({"done": True})
             return
 
-        async def header(fields: dict[str, Any]) -> None:
+        async def header(fields: FetchedTree | FetchedFile) -> None:
             client.send(fields)
             await client.drain()
 
@@ -243,7 +246,7 @@ class Dispatcher:
             await client.drain()
 
         sink = FileSink(header, data) if isinstance(op, requests.FetchFiles) else _SocketOutput(client)
-        client.send({**await bound.call(op, self._owner, sink), "done": True})
+        client.send_last(await bound.call(op, self._owner, sink))
 
 
 class _SocketOutput:
@@ -262,7 +265,7 @@ class _SocketOutput:
         await self._client.drain()
 
     async def notify(self, notice: JobNotice) -> None:
-        self._client.send(msgspec.structs.asdict(notice))
+        self._client.send(notice)
         await self._client.drain()
 
 

@@ -83,7 +83,7 @@ class Shipping:
     async def displaced(self, uid: str, node: str = FAR) -> Path:
         """A job whose first attempt is over and has left something; where it is. Nothing is read before a yield."""
         view = await self.grid.submit(uid, resource_type="cpu", amount=1, require=[node])
-        assert view["job"]["uid"] == uid
+        assert view.job.uid == uid
         await self.grid.starts(uid)
         left = (self.agent.root if node == FAR else self.jobs) / f"{uid}.1" / CHECKPOINT_DIR
         left.mkdir(parents=True)
@@ -195,7 +195,7 @@ def test_a_directory_that_is_gone_or_holds_too_much_is_given_up_with_its_reason(
 def test_a_node_that_is_gone_holds_up_nobody_who_has_a_place(with_shipping) -> None:
     async def scenario(shipping: Shipping) -> None:
         view = await shipping.grid.submit("j1", resource_type="cpu", amount=1, prefer=[FAR])
-        assert view["job"]["node_id"] == FAR
+        assert view.job.node_id == FAR
         await shipping.grid.starts("j1")
         shipping.agent.agents.clear()
         await shipping.grid.handle(NodeForgotten(FAR))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, FilePath, Name, Report, Seconds, Text
+from distributed_grid.adapters.child_process import ChildAnswer, ChildCommand, FilePath, Name, Report, Seconds, Text
 from distributed_grid.errors import GridError, Refused
 
 MAX_DATA_BYTES = 1024 * 1024
@@ -63,7 +63,7 @@ class AgentLinkChanged(Report, frozen=True):
     facts: NodeFacts | None = None
 
 
-class RunFinished(Answer, frozen=True):
+class RunFinished(ChildAnswer, frozen=True):
     """End of an operation on a node; `problem` is its failure, `summary` its result."""
 
     problem: Text = ""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from distributed_grid.adapters.child_process import (
-    Answer,
+    ChildAnswer,
     ChildCommand,
     Environ,
     FilePath,
@@ -171,21 +171,21 @@ class RayView(Struct, frozen=True):
     in_use: Annotated[tuple[Name, ...], Meta(max_length=MAX_IN_USE)] = ()
 
 
-class GroupsObserved(Answer, frozen=True):
+class GroupsObserved(ChildAnswer, frozen=True):
     """The nodes of the cluster, and its groups."""
 
     view: RayView | None
     problem: Text = ""
 
 
-class HoldExtended(Answer, frozen=True):
+class HoldExtended(ChildAnswer, frozen=True):
     """Answer to `ExtendGroupHold`, or the reason why there is none; `missing` are the terms without a group."""
 
     missing: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)] = ()
     problem: Text = ""
 
 
-class Closed(Answer, frozen=True):
+class Closed(ChildAnswer, frozen=True):
     """Nothing of this grid is left in Ray, or why something is."""
 
     problem: Text = ""

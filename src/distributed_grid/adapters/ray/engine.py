@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say, encode_command
+from distributed_grid.adapters.child_process import ChildAnswer, ChildCommand, ChildProcess, Say, encode_command
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, RunFinished
 from distributed_grid.adapters.ray import driver_messages as messages
 from distributed_grid.domain.engines import EngineResources
@@ -25,7 +25,7 @@ FINAL_PAUSE = 30.0
 OBSERVE_SECONDS, CLOSE_SECONDS = 25.0, 90.0
 BUSY_CALLS, GATHER_SECONDS = 4, 0.01
 log = logging.getLogger(__name__)
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ChildAnswer)
 T = TypeVar("T")
 
 

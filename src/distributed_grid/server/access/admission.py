@@ -32,7 +32,7 @@ class AdvertisedAddress(Struct, frozen=True):
     @property
     def is_loopback_only(self) -> bool:
         """True if only this machine can reach them."""
-        return all(one.startswith(("127.", "localhost:", "[::1]:")) for one in self.addresses)
+        return all(address.startswith(("127.", "localhost:", "[::1]:")) for address in self.addresses)
 
 
 class Admission:
@@ -68,7 +68,7 @@ class Admission:
             if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
                 raise BadInput(f"{name!r} is no login name such as ana: letters, digits and _ . @ $ -, at most 64")
         expires = self._expiry(op.ttl_seconds)
-        token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
+        token = UserToken(id=op.token_id, hash=op.secret_hash, user=op.user, team=op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
     @endpoint(ADMIN)
@@ -84,7 +84,7 @@ class Admission:
         """The parts of the token's text but the secret, which only the caller knows."""
         if op.node:
             self._check_name(op.node)
-        grant = JoinGrant(op.token_id, op.secret_hash, op.node, expires_ms=self._expiry(op.ttl_seconds))
+        grant = JoinGrant(id=op.token_id, hash=op.secret_hash, node=op.node, expires_ms=self._expiry(op.ttl_seconds))
         address = await self._advertise()
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
         view = grant_view(made, self.tokens.now_ms())
@@ -96,7 +96,7 @@ class Admission:
     async def grant_join(self, token_id: str, secret: str, node: str, ttl_seconds: float) -> str:
         """The text of a join token for this name; the same one again while it is valid."""
         self._check_name(node)
-        grant = JoinGrant(token_id, hash_of(secret), node, expires_ms=self._expiry(ttl_seconds))
+        grant = JoinGrant(id=token_id, hash=hash_of(secret), node=node, expires_ms=self._expiry(ttl_seconds))
         await asyncio.to_thread(self.tokens.add_grant, grant)
         address = await self._advertise()
         return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
@@ -139,7 +139,7 @@ class Admission:
             token.id,
             token.secret,
             node=op.node,
-            hostname=self._free(op.hostname),
+            hostname=f"{op.hostname[:56]}-joined" if op.hostname in self._configured else op.hostname,
             key_hash=op.key_hash,
         )
         self._disconnect(used.used_by)  # a connection with the replaced key
@@ -160,10 +160,6 @@ class Admission:
             )
         if name in self._configured:
             raise Refused(f"{name} is a node of the config, and joins from there")
-
-    def _free(self, hostname: str) -> str:
-        """The name of a machine that requested none: its host name, unless that is a node of the config."""
-        return f"{hostname[:56]}-joined" if hostname in self._configured else hostname
 
     def _expiry(self, ttl_seconds: float) -> int:
         return self.tokens.now_ms() + round(1000 * ttl_seconds) if ttl_seconds else 0

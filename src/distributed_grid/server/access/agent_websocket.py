@@ -83,7 +83,9 @@ class AgentWebSocket(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         if self._refusal:
-            transport.write(_refusal_answer(self._refusal))
+            body = f"{self._refusal}\n".encode()
+            head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            transport.write(head.encode() + body)
             transport.close()
             return
         self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
@@ -174,31 +176,22 @@ class AgentWebSocket(asyncio.Protocol):
             return
         data, self._parts = b"".join(self._parts), []
         try:
-            self._received(data)
+            if not self._greeted:
+                check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
+            message = decode_from_agent(data)
+            if isinstance(message, AgentHello) is self._greeted:
+                raise ProtocolError("an agent greets once, and first of all")
+            if not self._greeted:
+                assert isinstance(message, AgentHello)
+                if message.node != self._node:
+                    raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
+                self._greeted = True
+                if self._deadline is not None:
+                    self._deadline.cancel()
+            self._agents.received(message, self)
         except ProtocolError as broken:
             self._refuse(str(broken))
-
-    def _received(self, data: bytes) -> None:
-        if not self._greeted:
-            check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
-        message = decode_from_agent(data)
-        if isinstance(message, AgentHello) is self._greeted:
-            raise ProtocolError("an agent greets once, and first of all")
-        if not self._greeted:
-            assert isinstance(message, AgentHello)
-            if message.node != self._node:
-                raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
-            self._greeted = True
-            if self._deadline is not None:
-                self._deadline.cancel()
-        self._agents.received(message, self)
 
     def _refuse(self, message: str) -> None:
         self._agents.rejected(message[:1000], self)
         self.send(RejectAgent(message[:1000]))
-
-
-def _refusal_answer(why: str) -> bytes:
-    body = f"{why}\n".encode()
-    head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body

@@ -86,7 +86,7 @@ class Caller(Struct, frozen=True):
             raise Forbidden(f"{what} belongs to {owner}, not to {self.user}")
 
 
-class UserToken(Struct, frozen=True):
+class UserToken(Struct, frozen=True, kw_only=True):
     """Authenticates a user; `expires_ms` 0 is never."""
 
     id: str
@@ -103,7 +103,7 @@ class UserToken(Struct, frozen=True):
         return _problem(self, now)
 
 
-class JoinGrant(Struct, frozen=True):
+class JoinGrant(Struct, frozen=True, kw_only=True):
     """Lets one node join, once; an empty `node` is any name. A used one has the hash of the node's key."""
 
     id: str
@@ -133,19 +133,20 @@ class _TokenFile(Struct, frozen=True):
 T = TypeVar("T", UserToken, JoinGrant)
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class TokenStore:
     """The file of tokens; one process at a time has it open, and calls from several threads take turns."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int] = _wall_clock_ms) -> None:
+    def __init__(self, folder: Path, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._path = folder / "tokens.json"
         self._owner_path = folder / "token"
         self.now_ms = now_ms
         self._lock = threading.Lock()
-        self._file = self._load()
+        try:
+            self._file = msgspec.json.decode(self._path.read_bytes(), type=_TokenFile)
+        except FileNotFoundError:
+            self._file = _TokenFile()
+        except (OSError, msgspec.DecodeError) as failure:
+            raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
 
     def ensure_owner(self, user: str) -> None:
         """Ensure that the owner's token file holds a valid admin token; otherwise make a new one."""
@@ -156,7 +157,9 @@ class TokenStore:
         token_id, secret = new_token_id(), new_secret()
         with self._lock:
             kept = {name: token for name, token in self._file.tokens.items() if not token.admin}
-            kept[token_id] = UserToken(token_id, hash_of(secret), user, admin=True, created_ms=self.now_ms())
+            kept[token_id] = UserToken(
+                id=token_id, hash=hash_of(secret), user=user, admin=True, created_ms=self.now_ms()
+            )
             self._write(self._owner_path, bearer_text(token_id, secret).encode() + b"\n")
             self._save(replace(self._file, tokens=kept))
 
@@ -269,14 +272,6 @@ class TokenStore:
             self._save(replace(self._file, grants={**self._file.grants, grant.id: grant}))
             return grant
 
-    def _load(self) -> _TokenFile:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_TokenFile)
-        except FileNotFoundError:
-            return _TokenFile()
-        except (OSError, msgspec.DecodeError) as failure:
-            raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
-
     def _save(self, file: _TokenFile) -> None:
         """Write the file durably, then use it; a write that fails changes nothing."""
         now = self.now_ms()
@@ -323,7 +318,7 @@ def _must_match(known: tuple[str, ...], again: tuple[str, ...], token_id: str) -
 
 
 def _find_by_prefix(tokens: dict[str, T], name: str, what: str) -> T:
-    found = [token for key, token in tokens.items() if fits(key, name)]
-    if len(found) != 1:
-        raise NotFound(f"{name!r} fits several {what}s") if found else not_found(what, name)
-    return found[0]
+    matches = [token for key, token in tokens.items() if fits(key, name)]
+    if len(matches) != 1:
+        raise NotFound(f"{name!r} fits several {what}s") if matches else not_found(what, name)
+    return matches[0]

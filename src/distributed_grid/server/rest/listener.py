@@ -101,13 +101,13 @@ class Address(Struct, frozen=True):
             except OSError as failure:
                 if port is not ports[-1]:
                     continue
-                at = host_port(self.host, port)
-                raise GridError(f"cannot listen on {at}: {failure.strerror or failure}") from failure
+                place = host_port(self.host, port)
+                raise GridError(f"cannot listen on {place}: {failure.strerror or failure}") from failure
         raise AssertionError("there is always a port to try")
 
     def _bind(self, port: int) -> socket.socket:
-        found = socket.getaddrinfo(self.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(self.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,18 +140,17 @@ def host_port(host: str, port: int) -> str:
 
 def own_addresses() -> list[str]:
     """IPv4 addresses of this machine for others, in the order of its interfaces."""
-    found = []
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # an interface without an address
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith("127."):
-                found.append(address)
-    return found
+                addresses.append(address)
+    return addresses
 
 
 class RestServices(NamedTuple):
@@ -308,10 +307,10 @@ class RestListener:
     def _remembered_ports(self) -> dict[str, int]:
         """Ports of earlier control planes, by host."""
         try:
-            found = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
+            ports = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError):
             return {}
-        return {host: port for host, port in found.items() if 0 < port < 65536}
+        return {host: port for host, port in ports.items() if 0 < port < 65536}
 
     def _remember_port(self, remembered: int) -> None:
         """Store the port for the next control plane, and keep a notice where it differs from the stored one."""
@@ -376,14 +375,15 @@ class RestListener:
         )
 
     def _send_address(self, websocket: AgentWebSocket) -> None:
-        """Send an agent the address of this control plane."""
+        """Send an agent the address of this control plane, at once if there is a certificate."""
+
+        async def send_certified() -> None:
+            websocket.send(self._address_message(await self.certify(), self._addresses()))
+
         if self._certificate is not None:
             websocket.send(self._address_message(self._certificate, self._addresses()))
         else:
-            start_logged(self._send_address_certified(websocket), "the certificate for an agent")
-
-    async def _send_address_certified(self, websocket: AgentWebSocket) -> None:
-        websocket.send(self._address_message(await self.certify(), self._addresses()))
+            start_logged(send_certified(), "the certificate for an agent")
 
     def _address_message(self, certificate: Certificate, addresses: tuple[str, ...]) -> ControlPlaneAddress:
         return ControlPlaneAddress(

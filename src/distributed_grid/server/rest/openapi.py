@@ -16,7 +16,6 @@ from starlette.responses import Response
 from distributed_grid import __version__
 from distributed_grid.control import view_types
 from distributed_grid.control.views import View
-from distributed_grid.server.answers import EncodedAnswer
 from distributed_grid.server.endpoints import Route, ServiceEndpoint
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
@@ -32,26 +31,6 @@ REFERENCE = "#/components/schemas/{name}"
 Schema = dict[str, Any]
 Handler = Callable[[Request], Awaitable[Response]]
 UNTYPED_ANSWERS: dict[str, Any] = {
-    "list_nodes": view_types.NodeList,
-    "get_node": view_types.NodeDetail,
-    "list_offers": view_types.OfferList,
-    "list_recommendations": view_types.RecommendationList,
-    "list_leases": view_types.AllocationList,
-    "get_lease": view_types.AllocationDetail,
-    "request_lease": view_types.AllocationDetail,
-    "release_lease": view_types.AllocationDetail,
-    "extend_lease": view_types.AllocationDetail,
-    "explain": view_types.Explanation,
-    "get_lending_report": view_types.LendingReport,
-    "list_boosts": view_types.BoostStatus,
-    "get_boost": view_types.BoostDetail,
-    "request_boost": view_types.BoostDetail,
-    "release_boost": view_types.BoostDetail,
-    "extend_boost": view_types.BoostDetail,
-    "list_jobs": view_types.JobList,
-    "get_job": view_types.JobDetail,
-    "submit_job": view_types.JobDetail,
-    "cancel_job": view_types.JobDetail,
     "scan_offload": view_types.ProposalList,
     "list_moves": view_types.MoveList,
     "get_move": view_types.MoveDetail,
@@ -84,7 +63,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 def answer_of(endpoint: ServiceEndpoint) -> Any:
     """Type of the answer of an endpoint."""
     declared = endpoint.answer
-    return UNTYPED_ANSWERS.get(endpoint.op, declared) if declared in (View, EncodedAnswer) else declared
+    return UNTYPED_ANSWERS.get(endpoint.op, declared) if declared == View else declared
 
 
 def openapi_document(operations: Sequence[Operation]) -> Schema:
@@ -93,6 +72,12 @@ def openapi_document(operations: Sequence[Operation]) -> Schema:
     for operation in operations:
         answers |= dict.fromkeys(_alternatives(operation.answer))
     schemas, components = msgspec.json.schema_components(answers, ref_template=REFERENCE)
+    for component in components.values():  # an answer has its fields with a default, too
+        fields: Schema = component.get("properties", {})
+        constant = [name for name, schema in fields.items() if "default" in schema]
+        component["required"] = [*component.get("required", ()), *constant]
+        for name in constant:
+            del fields[name]["default"]
     schema_of = dict(zip(answers, schemas, strict=True))
     paths: dict[str, Schema] = {}
     for operation in operations:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.jobs import JobNotice
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.control import view_types
 from distributed_grid.errors import BadInput
@@ -33,7 +34,6 @@ from distributed_grid.server.rest.responses import (
     Write,
     json_line,
 )
-from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.records import check_event_types
 from distributed_grid.server.workers.agent_packages import CHUNK_BYTES
 
@@ -178,7 +178,12 @@ class RestApi:
         caller = self.caller_of(request)
         query = await self._read_output_query(request)
         await self._jobs.find_own(query.job_id, caller)  # an error comes before anything is streamed
-        op = requests.ReadLogs(query.job_id, query.follow, query.tail_bytes, **{f"{query.stream}_seen": query.seen})
+        op = requests.ReadLogs(
+            job_id=query.job_id,
+            follow=query.follow,
+            tail_bytes=query.tail_bytes,
+            **{f"{query.stream}_seen": query.seen},
+        )
 
         async def produce(write: Write) -> None:
             stream = STDOUT if query.stream == "stdout" else STDERR
@@ -199,7 +204,7 @@ class RestApi:
             async with contextlib.aclosing(self._table.by_request[requests.ListEvents].call(op, caller)) as events:
                 async for event in events:
                     line = json_line(event)
-                    head = f"id: {event['seq']}\nevent: {event['type']}\ndata: " if as_sse else ""
+                    head = f"id: {event.seq}\nevent: {event.type}\ndata: " if as_sse else ""
                     await write(head.encode() + line + (b"\n" if as_sse else b""))
 
         return StreamResponse(produce, SSE if as_sse else NDJSON)
@@ -207,7 +212,7 @@ class RestApi:
     async def _prometheus(self, request: Request) -> Response:
         call = self._table.by_request[requests.GetMetrics].call
         answer = await call(requests.GetMetrics("prometheus"), self.caller_of(request))
-        return Response(answer["text"], headers={"Content-Type": CONTENT_TYPE})
+        return Response(answer.text, headers={"Content-Type": CONTENT_TYPE})
 
 
 def request_reader(route: Route, kind: type[T]) -> Callable[[Request], Awaitable[T]]:

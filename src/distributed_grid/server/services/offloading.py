@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.offload_views import IsConnected, consent_view, move_view, proposal_view
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View
 from distributed_grid.domain.events import (
     ConsentGiven,
     ConsentWithdrawn,
