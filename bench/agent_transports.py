@@ -78,7 +78,9 @@ def _write_grants(state_dir: StateDir) -> None:
     state_dir.create()
     key_hash = hash_of(KEY)
     grants = {
-        f"{number:032x}": JoinGrant(f"{number:032x}", "0" * 64, used_by=f"n{number}", key_hash=key_hash, used_ms=1)
+        f"{number:032x}": JoinGrant(
+            id=f"{number:032x}", hash="0" * 64, used_by=f"n{number}", key_hash=key_hash, used_ms=1
+        )
         for number in range(AGENTS)
     }
     (state_dir.host_dir / "tokens.json").write_bytes(msgspec.json.encode({"grants": grants}))

@@ -25,7 +25,7 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     JobSubmitted,
     NodeDeclared,
-    OffloadEvaluated,
+    OffloadPressureRead,
     PressureRead,
     TimePassed,
 )
@@ -128,7 +128,7 @@ def _cpu(level: Callable[[int], int], nodes: int = NODES) -> float:
         gc.freeze()
         began = time.process_time()
         pressure_readings(world.ledger, world.now)
-        world.handle(OffloadEvaluated(readings, rules, OFFLOAD, ids))
+        world.handle(OffloadPressureRead(readings, rules, OFFLOAD, ids))
         slowest = max(slowest, time.process_time() - began)
         gc.unfreeze()
     return 100_000 * slowest / OFFLOAD.interval_ms
@@ -156,7 +156,7 @@ def _relief(mode: str, policy: str) -> float:
         if passed % ROUND_MS == ROUND_MS // 2:
             world.handle(PressureRead(readings, rules))
         if passed % OFFLOAD.interval_ms == TICK_MS:
-            world.handle(OffloadEvaluated(readings, rules, OFFLOAD, (f"move-{passed}",)))
+            world.handle(OffloadPressureRead(readings, rules, OFFLOAD, (f"move-{passed}",)))
         for move in list(world.ledger.moves.values()):
             due.setdefault(move.job, world.now + RESTART_MS)
             if world.now >= due[move.job]:

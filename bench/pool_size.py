@@ -5,7 +5,7 @@ from. The pool starts with its headroom, a sixteenth of what runs. A growth of t
 Utilisation is the mean of running / pool, where the pool is all workers that are not proven gone.
 
 The autoscaler is the daemon's: a ledger with a lease of a whole worker for each node in use, `read_load` and
-`size_pool` on it, and then `ScalingEvaluated` through the reactor, with the rules that a config has by default.
+`size_pool` on it, and then `ScalingRequested` through the reactor, with the rules that a config has by default.
 Machines that are asked for join at once, and those that are given back are gone at once. The sizer is also measured
 alone.
 
@@ -33,7 +33,7 @@ from distributed_grid.domain.events import (
     LeaseReleased,
     NodeDeclared,
     OutputsCollected,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerAsked,
     WorkerBooted,
@@ -41,6 +41,7 @@ from distributed_grid.domain.events import (
     WorkerRequested,
     WorkerTerminationAccepted,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
@@ -159,7 +160,7 @@ class ScaledCluster:
             self._now = number * STEP_MS + after_ms
             warm, _ = size_pool(self._pool, read_load(self._ledger), self._ledger.scaling, self._now)
             ids = tuple(self._name("worker") for _ in range(MAX_STARTS))
-            self._handle(ScalingEvaluated(ids, self._now, warm))
+            self._handle(ScalingRequested(ids, self._now, warm))
             self._deliver()
         return len(self._ledger.workers)
 
@@ -187,7 +188,7 @@ class ScaledCluster:
                 self._handle(WorkerGone(worker.id, "", self._now))
 
     def _handle(self, event: Event) -> None:
-        ahead = [event]
+        ahead: list[Cause] = [event]
         while ahead:
             ahead += step(self._ledger, ahead.pop(0), self._now).later
 

@@ -17,7 +17,7 @@ from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.task_history import DAY_MS, TaskHistory
 from distributed_grid.api import requests
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.prediction.task_runs import TaskRun, TierSettings
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.prediction.predictor_pool import TRAINING_RUNS

@@ -38,6 +38,7 @@ from distributed_grid.domain.events import (
     NodeStopped,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
@@ -169,7 +170,7 @@ class LendingNode:
         if isinstance(event, TimePassed):
             self.now += 60_000
         gc.collect()
-        ahead, longest = deque([event, TimePassed(), TimePassed()]), 0.0
+        ahead, longest = deque[Cause]([event, TimePassed(), TimePassed()]), 0.0
         while ahead:
             began = time.thread_time()
             stepped = step(self.ledger, ahead.popleft(), self.now)

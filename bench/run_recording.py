@@ -20,9 +20,9 @@ from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.client.client import Client
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Amounts

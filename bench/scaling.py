@@ -20,10 +20,11 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     NodeDeclared,
     PolicySet,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerRulesSet,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
@@ -135,7 +136,7 @@ class ScaledGrid:
         """The longest of all steps of an evaluation in milliseconds of CPU time, and how many workers it changed."""
         ids = tuple(f"new-{number}" for number in range(MAX_STARTS))
         before = dict(self.ledger.workers)
-        ahead: list[Event] = [ScalingEvaluated(ids, WALL_MS)]
+        ahead: list[Cause] = [ScalingRequested(ids, WALL_MS)]
         longest = 0.0
         gc.collect()
         gc.freeze()

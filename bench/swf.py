@@ -25,8 +25,8 @@ from distributed_grid.domain.events import (
     JobSubmitted,
     LeaseAsked,
     LeaseReleased,
-    QueueScanned,
 )
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -128,7 +128,7 @@ def replay(jobs: list[SwfJob], way: LeasesAlone | Jobs) -> Waits:
             now_s, event = job.at_s, way.ask(job)
             job = next(ahead, None)
         changes = step(ledger, event, 1000 * now_s).changes
-        changes += step(ledger, QueueScanned(), 1000 * now_s).changes  # a control plane looks every second
+        changes += step(ledger, ScanQueue(), 1000 * now_s).changes  # a control plane looks every second
         for row in changes:
             if isinstance(row, Lease) and row.holds and row.request.id in by_id:
                 one = by_id[row.request.id]

@@ -16,10 +16,11 @@ from distributed_grid.domain.events import (
     JobSubmitted,
     PullWorkerRegistered,
     TaskAsked,
+    WallTimePassed,
     WorkerRequested,
-    WorkersChecked,
     WorkersListed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
@@ -42,8 +43,8 @@ def measure() -> list[Line]:
     """The longest step of each story."""
     new = Worker("worker-new", "scripted", "cpu", WorkerResources(), 0, price_micro=1)
     stories: list[tuple[str, Ledger, Iterable[Event]]] = [
-        ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WorkersChecked(LATER_MS)]),
-        ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WorkersChecked(LATER_MS)]),
+        ("all launches are overdue", many_workers(WORKERS, WorkerState.ASKED), [WallTimePassed(LATER_MS)]),
+        ("all joins are overdue", many_workers(WORKERS, WorkerState.BOOTING), [WallTimePassed(LATER_MS)]),
         (
             "all are gone",
             many_workers(WORKERS, WorkerState.TERMINATING),
@@ -63,7 +64,8 @@ def _line(what: str, longest: float) -> Line:
 
 def longest_ms(ledger: Ledger, events: Iterable[Event]) -> float:
     """The longest step of these events, and of all that they leave for later."""
-    longest, ahead = 0.0, list(events)
+    ahead: list[Cause] = [*events]
+    longest = 0.0
     for event in ahead:  # it grows
         began = time.process_time()
         ahead += step(ledger, event, LATER_MS).later

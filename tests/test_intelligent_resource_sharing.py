@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.api.answers.jobs import JobRow
+from distributed_grid.api.answers.leases import AllocationRow
+from distributed_grid.api.answers.metrics import SchedulingFigures
+from distributed_grid.api.answers.nodes import NodeRow, OfferRow
 from distributed_grid.client.client import Client
 from distributed_grid.config import ClusterConfig, load_cluster_config
-from distributed_grid.control.view_types import AllocationRow, ClusterStatus, JobRow, NodeRow, OfferRow
+from distributed_grid.control.view_types import ClusterStatus
 from distributed_grid.core import GridOrchestrator, SSHManager
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, TimedOut
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
-from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.orchestration import resource_sharing
 from distributed_grid.orchestration.intelligent_scheduler import (
     IntelligentScheduler,
@@ -38,6 +41,7 @@ from distributed_grid.orchestration.resource_sharing_manager import (
 )
 from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
 from distributed_grid.state_dir import StateDir
+from tests.support.answer_fields import fields_of
 from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
@@ -141,7 +145,7 @@ class TestResourceSharingManager:
         assert (status["enabled"], status["mode"], status["waiting"]) == (True, "dynamic_balancing", 0)
         assert status["policy"] is SharingPolicy.BALANCED
         assert {offer["node_id"] for offer in status["offers"]} == NODES
-        assert all(set(offer) >= OfferRow.__required_keys__ for offer in status["offers"])
+        assert all(set(offer) >= fields_of(OfferRow) for offer in status["offers"])
 
     @pytest.mark.parametrize(
         ("said", "seconds"),
@@ -155,11 +159,11 @@ class TestResourceSharingManager:
     def test_a_loan_has_an_end_however_that_is_said(
         self, config: ClusterConfig, said: dict[str, Any], seconds: float
     ) -> None:
-        async def story() -> AllocationRow:
+        async def story() -> dict[str, Any]:
             manager = ResourceSharingManager(config)
             return await manager.release_resource(await manager.request_resource("gpu1", "memory", 0.5, **said))
 
-        row: AllocationRow = run(story())
+        row = run(story())
         assert row["expires_at"] is not None
         assert row["allocated_at"] is not None
         term = datetime.fromisoformat(row["expires_at"]) - datetime.fromisoformat(row["allocated_at"])
@@ -177,7 +181,7 @@ class TestResourceSharingManager:
 
     @pytest.mark.parametrize(("word", "means"), [("CRITICAL", "urgent"), ("normal", "medium"), ("low", "low")])
     def test_every_word_for_a_priority_is_understood(self, config: ClusterConfig, word: str, means: str) -> None:
-        async def story() -> AllocationRow:
+        async def story() -> dict[str, Any]:
             manager = ResourceSharingManager(config)
             return await manager.release_resource(await manager.request_resource("gpu1", "CPU", 0.5, word))
 
@@ -467,7 +471,7 @@ class TestIntelligentScheduler:
 
 class TestResourceSharingOrchestrator:
     def test_the_status_is_complete_and_has_its_shape(self, config: ClusterConfig, cluster: Shell) -> None:
-        async def story() -> ClusterStatus:
+        async def story() -> Any:
             async with ResourceSharingOrchestrator(config, SSHManager(config)) as orchestrator:
                 held = await orchestrator.request_resources("gpu1", "memory", 1, duration_minutes=1)
                 job = cluster.detach("-j", named("job"), "sleep", "30")
@@ -478,13 +482,13 @@ class TestResourceSharingOrchestrator:
                 await orchestrator.release_resources(held)
                 return status
 
-        status: ClusterStatus = run(story())
+        status = run(story())
         assert set(status) == ClusterStatus.__required_keys__
         assert (status["name"], status["policy"]) == ("my-cluster-enhanced", SharingPolicy.BALANCED)
         assert {node["node_id"] for node in status["nodes"]} == NODES
-        assert set(status["nodes"][0]) >= NodeRow.__required_keys__
-        assert set(status["allocations"][0]) >= AllocationRow.__required_keys__
-        assert set(status["jobs"][0]) >= JobRow.__required_keys__
+        assert set(status["nodes"][0]) >= fields_of(NodeRow)
+        assert set(status["allocations"][0]) >= fields_of(AllocationRow)
+        assert set(status["jobs"][0]) >= fields_of(JobRow)
         assert len(status["allocations"]) == 2
         assert status["summary"]["nodes"]["total"] == 3
         assert set(status["scheduling"]) == SchedulingFigures.__required_keys__
@@ -548,7 +552,7 @@ class TestDistribute:
     def test_workers_are_shown_as_the_scheduler_sees_them(self, config: ClusterConfig, cluster: Shell) -> None:
         rows = {row["node_id"]: row for row in cluster.json("distribute", "status")}
         assert set(rows) == NODES
-        assert all(set(row) >= NodeRow.__required_keys__ for row in rows.values())
+        assert all(set(row) >= fields_of(NodeRow) for row in rows.values())
         assert (rows["gpu2"]["cpu_free"], rows["gpu2"]["gpus_free"], rows["gpu2"]["priority"]) == (14, 2, 3)
         shown = cluster("distribute", "status", check=0).stdout.splitlines()
         assert shown[0].split()[:3] == ["NODE", "STATE", "OPEN"]

@@ -57,7 +57,7 @@ def start_logged(work: Work, name: str) -> asyncio.Task[None]:
 
 
 def end_process(name: str, failure: BaseException) -> NoReturn:
-    """End this process at once, and say why: what is open is closed as in any crash."""
+    """End this process at once with a report; files and connections are closed as in a crash."""
     log.critical("%s cannot go on: this process ends", name, exc_info=failure)
     if _Process.report is not None:
         lines = [time.strftime("%Y-%m-%dT%H:%M:%S%z "), f"pid {os.getpid()}: {name} cannot go on\n"]

@@ -14,8 +14,8 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     OutputsCollected,
     TimePassed,
+    WallTimePassed,
     WorkerDrainRequested,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.nodes import Node, Usage
@@ -170,7 +170,7 @@ class CloudWorld:
     def _run_control_plane(self, list_ms: int) -> None:
         plane = self.plane
         plane.handle(TimePassed())
-        plane.handle(WorkersChecked(plane.wall_ms))
+        plane.handle(WallTimePassed(plane.wall_ms))
         for worker in list(plane.ledger.workers.values()):
             if worker.state is WorkerState.DRAINING and not plane.ledger.leases_on.get(worker.node):
                 plane.handle(OutputsCollected(worker.id, plane.wall_ms))

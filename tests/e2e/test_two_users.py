@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
 
-from distributed_grid.server.rest import routes
+from distributed_grid.server.daemon import SERVICES
+from distributed_grid.server.endpoints import endpoints_of
+from distributed_grid.server.rest.routes import HAND_ROUTES
 from tests.e2e.test_rest import rest, submit
 from tests.support.shell import Shell, wait_until
 
@@ -152,12 +153,8 @@ def _route(path: str) -> str:
 
 
 def test_every_route_has_a_rule() -> None:
-    declared = {
-        f"{method} {route.path}"
-        for route in (*routes.router.routes, *routes.prometheus_router.routes)
-        if isinstance(route, APIRoute)
-        for method in route.methods
-    }
+    mounted = [route for declared in endpoints_of(*SERVICES) for route in declared.routes]
+    declared = {f"{route.method} {route.path}" for route in (*mounted, *HAND_ROUTES)}
     ruled = {f"GET {_route(path)}" for path in READS} | {_route(line) for line in WRITES}
     assert declared <= ruled, f"say in this file who may see the answers of {sorted(declared - ruled)}"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from random import Random
 from urllib.parse import quote, urlsplit
 
-from starlette.routing import Route
-
 from distributed_grid.api import requests
 from distributed_grid.errors import GridError
-from distributed_grid.server.rest import routes
+from distributed_grid.server.daemon import SERVICES
+from distributed_grid.server.endpoints import endpoints_of
+from distributed_grid.server.rest.routes import HAND_ROUTES
 from tests.fuzz.mutation import TEXTS, Mutator
 from tests.fuzz.rpc_socket import EFFECTIVE, KNOWN
 from tests.fuzz.samples import make_corpus
@@ -46,8 +46,8 @@ class Rest:
         self._address = (str(at.hostname), int(at.port or 0))
         self._trust = ssl.create_default_context(cafile=host_dir / "certificate.pem")
         self._token = (host_dir / "token").read_text().strip()
-        found = [*routes.router.routes, *routes.prometheus_router.routes]
-        self._routes = [(method, one.path) for one in found if isinstance(one, Route) for method in one.methods or ()]
+        mounted = [route for declared in endpoints_of(*SERVICES) for route in declared.routes]
+        self._routes = [(route.method, route.path) for route in (*mounted, *HAND_ROUTES)]
         rng = Random(seed)
         self._bodies = {path: make_corpus([kind], 20, rng, KNOWN) for path, kind in BODIES.items()}
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
 from distributed_grid.domain.blocks import Block
-from distributed_grid.domain.events import Event
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
@@ -213,7 +213,7 @@ class InvariantChecker:
 
     # ------------------------------------------------------------------ in the control plane
 
-    def about_to(self, ledger: Ledger, event: Event, now: int) -> None:
+    def about_to(self, ledger: Ledger, event: Cause, now: int) -> None:
         """An event is about to be decided."""
         self._watch.ledger, self._watch.now = ledger, now
         self._moment = self._watch.begin(event)

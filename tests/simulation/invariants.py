@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.events import (
-    Event,
     FilesDelivered,
     FilesUndeliverable,
     HeartbeatReceived,
@@ -22,13 +21,14 @@ from distributed_grid.domain.events import (
     LeaseReleased,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import MAX_RERUNS, Ending, Job
 from distributed_grid.domain.leases import Lease, epoch_of
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, encode_row
+from distributed_grid.domain.rows import Counter, Row, decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd
 from distributed_grid.errors import GridError, NotFound
@@ -43,7 +43,7 @@ from distributed_grid.scheduling.queue.queue import next_grant
 class ObservedStep(Struct):
     """One event with the ledger before it, its decision and its effects."""
 
-    event: Event
+    event: Cause
     rows_before: list[Row]
     fence_before: int
     leases_before: list[Lease]
@@ -98,7 +98,7 @@ class LedgerWatch:
         """How often each lease has ended; one of the grid's own may begin again under its old id."""
         return self._seen.ends
 
-    def begin(self, event: Event) -> ObservedStep:
+    def begin(self, event: Cause) -> ObservedStep:
         """An event is about to be decided; deciding it ahead of time must not change anything."""
         ledger = self.ledger
         fence, leases, jobs = ledger.counters.get("fence", 0), [*ledger.leases.values()], [*ledger.jobs.values()]
@@ -123,7 +123,7 @@ class LedgerWatch:
 
     def _take(self, row: Row) -> None:
         key = (row.kind, row.key)
-        if row.kind not in VOLATILE:
+        if not row.is_volatile:
             stored = None if row.is_over else encode_row(row)
             if stored != self._seen.stored.get(key):
                 self._rebuilt = None

@@ -27,6 +27,7 @@ from distributed_grid.domain.events import (
     PressureRead,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
@@ -68,7 +69,7 @@ Then = Callable[[Entry], None]
 class Observer(Protocol):
     """Who sees every step of the control plane."""
 
-    def about_to(self, ledger: Ledger, event: Event, now: int) -> None: ...
+    def about_to(self, ledger: Ledger, event: Cause, now: int) -> None: ...
     def stepped(self, stepped: StepResult) -> None: ...
     def refused(self, refusal: GridError) -> None: ...
     def committed(self, changes: list[Row]) -> None: ...
@@ -81,7 +82,7 @@ class WaitingEntry(Entry):
 
     __slots__ = ("number", "then")
 
-    def __init__(self, event: Event | None, question: Question | None, then: Then, number: int) -> None:
+    def __init__(self, event: Cause | None, question: Question | None, then: Then, number: int) -> None:
         super().__init__(event, question)
         self.then = then
         self.number = number
@@ -261,7 +262,7 @@ class SimulatedControlPlane:
 
     # ------------------------------------------------------------------ batches
 
-    def handle(self, event: Event, then: Then | None = None) -> None:
+    def handle(self, event: Cause, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
         self._enter(WaitingEntry(event, None, then or _discard_answer, self._next_number()))
 
@@ -315,7 +316,7 @@ class SimulatedControlPlane:
     def _is_long(self) -> bool:
         return self._spent_ms >= STEP_MS
 
-    def _observed_step(self, ledger: Ledger, event: Event, now: int) -> StepResult:
+    def _observed_step(self, ledger: Ledger, event: Cause, now: int) -> StepResult:
         self.observer.about_to(ledger, event, now)
         try:
             stepped = step(ledger, event, now)

@@ -12,7 +12,6 @@ from typing import Any
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
-    Event,
     HeartbeatReceived,
     JobCancelled,
     JobSubmitted,
@@ -21,6 +20,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -219,7 +219,7 @@ class Scenario:
         self.now = now
         self.ledger = a_ledger(*nodes, now=now) if ledger is None else ledger
 
-    def handle(self, event: Event) -> StepResult:
+    def handle(self, event: Cause) -> StepResult:
         """One event and all that follows from it."""
         return step_through(self.ledger, event, self.now)
 

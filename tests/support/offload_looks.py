@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptMarked, JobSubmitted, OffloadEvaluated
+from distributed_grid.domain.events import AttemptMarked, JobSubmitted, OffloadPressureRead
 from distributed_grid.domain.jobs import Job, JobEstimate
 from distributed_grid.domain.moves import OffloadRules, OffloadWatch
 from distributed_grid.domain.nodes import Node
@@ -58,7 +58,7 @@ class Looks(Scenario):
         """One look at this moment; of nodes that are not named everything is idle. A pair is memory and CPU."""
         readings = tuple(self._reading(name, levels.get(name, 0)) for name in self.ledger.nodes)
         ids = tuple(next(self._ids) for _ in range(16))
-        stepped = self.handle(OffloadEvaluated(readings, self.rules, self.offload, ids))
+        stepped = self.handle(OffloadPressureRead(readings, self.rules, self.offload, ids))
         self.ledger.check()
         return stepped.records
 

@@ -10,7 +10,7 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     OutputsCollected,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerAsked,
     WorkerBooted,
@@ -63,7 +63,7 @@ class ScalingScenario(Scenario):
             self.advance(seconds)
         ids = tuple(f"w-{self.started + number}" for number in range(20))
         self.started += len(ids)
-        found = self.handle(ScalingEvaluated(ids, self.wall_ms, warm)).answer
+        found = self.handle(ScalingRequested(ids, self.wall_ms, warm)).answer
         assert isinstance(found, ScalingAnswer)
         self.ledger.check()
         return found.plan

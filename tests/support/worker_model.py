@@ -17,9 +17,9 @@ from distributed_grid.domain.events import (
     HeartbeatReceived,
     NodeDeclared,
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRequested,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger
@@ -219,7 +219,7 @@ class ControlPlaneModel:
             self.stand_in.faults.waiting = faults
 
     def check(self) -> None:
-        self.handle(WorkersChecked(self.wall_ms))
+        self.handle(WallTimePassed(self.wall_ms))
 
     def restart(self) -> None:
         """A new process with what is stored; calls that are under way may still have their effect."""

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from distributed_grid.adapters.age_clock import AgeClock
-from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.clock import AgeClock, Anchor, GridClock
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
@@ -25,8 +24,8 @@ from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
 from distributed_grid.agent.files.attempt_files import remove_expired
 from distributed_grid.agent.files.job_dir import CONTROL, EXIT, NOTICE, make_root
 from distributed_grid.agent.files.job_signals import give_notice
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.grid import KEEP_HISTORY_MS, Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.clock_jumps import DAY_MS, HOUR_MS
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import WorkerState
@@ -203,9 +202,9 @@ def test_a_budget_neither_refuses_for_good_nor_pays_twice(machine: Machine, by_m
 
 def test_a_token_that_is_valid_works_when_the_clock_is_right(machine: Machine, by_ms: int, tmp_path: Path) -> None:
     tokens = TokenStore(tmp_path, lambda: machine.wall)
-    tokens.add(UserToken("0123456789ab", hash_of("secret"), "ana", expires_ms=machine.wall + 5 * DAY_MS))
+    tokens.add(UserToken(id="0123456789ab", hash=hash_of("secret"), user="ana", expires_ms=machine.wall + 5 * DAY_MS))
     for number, situation in enumerate(machine.wrong_clocks(by_ms)):
-        tokens.add(UserToken(f"00000000000{number}", hash_of("other"), "bo"))  # each write sweeps
+        tokens.add(UserToken(id=f"00000000000{number}", hash=hash_of("other"), user="bo"))  # each write sweeps
         if "wrong" not in situation:
             assert tokens.user_of(bearer_text("0123456789ab", "secret")) is not None, situation
 

@@ -1,4 +1,4 @@
-"""Limits of a command: what `execve` cannot start, and what a message to an agent cannot carry, is refused at once.
+"""Limits of a command: sizes beyond those of `execve` or of a message to an agent are refused at once.
 
 Only the standard library is imported here: every command that submits a job imports this file.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 MAX_STRING_BYTES = 128 * 1024 - 1
-"""Of one argument or variable: Linux's MAX_ARG_STRLEN, without the NUL at its end."""
+"""Of one argument or variable: MAX_ARG_STRLEN of Linux, without the NUL at its end."""
 MAX_COMMAND_BYTES = 2 * 1024 * 1024 - 128 * 1024
-"""Of all arguments and variables: a quarter of the usual stack, less room for what a node adds."""
+"""Of all arguments and variables: a quarter of the usual stack, less the additions of a node."""
 _POINTER_BYTES = 8
 
 
 def command_problem(argv: Collection[str], env: Mapping[str, str], given: Collection[str] = ()) -> str | None:
-    """Why no node can start this command, in one line; None where it can."""
+    """Reason why no node can start this command, in one line, or None."""
     total = sum(len(name) for name in given)
     for number, word in enumerate(argv):
         size = _size(word)

@@ -22,12 +22,12 @@ class BrokenFrame(Exception):
 
 
 def frame(kind: bytes, body: bytes) -> bytes:
-    """One frame, ready to send."""
+    """A whole frame."""
     return frame_head(kind, len(body)) + body
 
 
 def frame_head(kind: bytes, size: int) -> bytes:
-    """The beginning of a frame with a body of so many bytes."""
+    """Head of a frame with a body of this size."""
     return _HEAD.pack(size, kind)
 
 

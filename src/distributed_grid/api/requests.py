@@ -1,6 +1,6 @@
-"""Request types of the control plane's socket and REST: what a request may say, and how it is parsed.
+"""Request types of the control plane's socket and REST, with the bounds of their fields, and their parser.
 
-A request that does not fit its type is refused before anything happens. Every concrete subclass of `Message` is a
+An invalid request is refused before anything happens. Every concrete subclass of `Message` is a
 request; its `op` on the wire is its name in snake case. The service method that answers it declares itself with
 `@endpoint` (`server/endpoints.py`).
 """
@@ -26,6 +26,11 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Name = Annotated[str, Meta(max_length=128)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=20_000)]
+NodeName = Annotated[Name, Meta(description="Name of a node.")]
+LeaseName = Annotated[Name, Meta(description="Id of a lease, or any unique prefix.")]
+BoostName = Annotated[Name, Meta(description="Id of a boost, or any unique prefix.")]
+JobName = Annotated[Name, Meta(description="Id or uid of a job, or any unique prefix.")]
+MoveName = Annotated[Name, Meta(description="Id of a move, or any unique prefix.")]
 _HEX_ID = r"^[0-9a-f]{8,32}$"
 TokenId = Annotated[str, Meta(pattern=_HEX_ID)]
 _HASH, _NO_HASH = r"^[0-9a-f]{64}$", r"^([0-9a-f]{64})?$"
@@ -33,6 +38,7 @@ Hash = Annotated[str, Meta(pattern=_HASH)]
 OptionalHash = Annotated[str, Meta(pattern=_NO_HASH)]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Follow = Annotated[bool, Meta(description="Continue with new entries or output, until the end.")]
 Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 Patterns = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=500)]
 Umask = Annotated[int, Meta(ge=0, le=0o777)]
@@ -53,7 +59,7 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 
     `resources` is requested besides the type and the amount. A label is `key=value`, or a key or tag alone; an
     affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970. `origin` is the node on
-    which it was typed, where the client knows: a preference, ignored where there is no such node.
+    which it was typed, if the client knows it: a preference, ignored for an unknown node.
     """
 
     resources: Annotated[dict[Name, float], Meta(max_length=256)] = {}
@@ -73,18 +79,15 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 # ------------------------------------------------------------------ the control plane itself
 
 
-class ClientHello(Message, frozen=True, tag="hello"):
-    """The version of a client, and the config it requires; for one that only asks nothing is changed."""
+class ClientHello(Message, frozen=True, kw_only=True, tag="hello"):
+    """Version of a client and the config that it requires; a query changes nothing."""
 
     protocol: int
     version: Name
-    config: Name | None = None
-    """Digest of the config file's bytes; None: any config will do."""
-    config_path: Text | None = None
-    """The config that the user has named."""
+    config: Name | None = None  # digest of the config file's bytes; None: any config will do
+    config_path: Text | None = None  # the config that the user has named
     query_only: bool = False
-    config_variables: Variables = {}
-    """The variables that this config names, as the client has them."""
+    config_variables: Variables = {}  # values of the client for the variables in this config
 
 
 class GetDaemonInfo(Message, frozen=True):
@@ -96,7 +99,7 @@ class GetConfig(Message, frozen=True):
 
 
 class ReloadConfig(Message, frozen=True):
-    """Read a config again, and apply what can be applied to a running control plane."""
+    """Read a config again, and apply the keys that a running control plane can take over."""
 
     config_path: Text
     config_variables: Variables = {}
@@ -109,8 +112,8 @@ class KeepRunning(Message, frozen=True):
 
 
 class StopDaemon(Message, frozen=True):
-    """Stop the control plane; jobs go on and are found again by the next one. With `force` also while workers of
-    providers go on, which cost money."""
+    """Stop the control plane; the next one finds its jobs, which continue. With `force` also while workers of providers
+    run, which cost money."""
 
     force: bool = False
 
@@ -137,7 +140,7 @@ class ListNodes(Message, frozen=True):
 class GetNode(Message, frozen=True):
     """One node."""
 
-    node: Name
+    node: NodeName
 
 
 class ListOffers(Message, frozen=True):
@@ -151,43 +154,43 @@ class ListRecommendations(Message, frozen=True):
 class Explain(Message, frozen=True):
     """Why a job, a lease or a refused request waits, was placed there, was stopped, and when it starts."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    id: Annotated[str, Meta(min_length=1, max_length=256, description="Id of a job or a lease, or any unique prefix.")]
     kind: Literal["", "job", "lease"] = ""
 
 
 class GetLendingReport(Message, frozen=True):
     """Who lent whom how much; without `by` lender by borrower."""
 
-    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 30 * 86_400.0
-    by: Literal["", "user", "node", "day"] = ""
+    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9, description="The period until now.")] = 30 * 86_400.0
+    by: Annotated[Literal["", "user", "node", "day"], Meta(description="Sums by this alone.")] = ""
 
 
 class ListEvents(Message, frozen=True):
-    """The audit trail, and with `follow` what still comes."""
+    """The audit trail, and with `follow` also new events."""
 
-    after: Count | None = None
-    follow: bool = False
-    subject: Name | None = None
-    types: Names = ()
+    after: Annotated[Count, Meta(description="Only events after this `seq`.")] | None = None
+    follow: Follow = False
+    subject: Annotated[Name, Meta(description="Only events about this job, lease or node.")] | None = None
+    types: Annotated[Names, Meta(description="Only events of these types.")] = ()
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
 class GetMetrics(Message, frozen=True):
-    """What the nodes do and did; `window` is in minutes."""
+    """Measurements of the nodes, or of one."""
 
     kind: Literal["snapshots", "levels", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
-    node: Name = ""
-    resource_type: Name = ""
-    window: Annotated[int, Meta(ge=1, le=1_440)] | None = None
+    node: NodeName = ""
+    resource_type: Annotated[Name, Meta(extra_json_schema={"enum": ["cpu", "memory", "gpu"]})] = ""
+    window: Annotated[int, Meta(ge=1, le=1_440, description="How far back, in minutes.")] | None = None
 
 
 # ------------------------------------------------------------------ leases
 
 
-class RequestLease(PlacementOptions, frozen=True):
-    """Resources to hold, without a command; a gang is so many leases on as many nodes, all or nothing.
+class RequestLease(PlacementOptions, frozen=True, kw_only=True):
+    """Resources to hold, without a command; a gang has a lease on each of several nodes, all or nothing.
 
-    With `again` the id is a name: where its lease has ended, a new one is made instead of returning the ended one.
+    With `again` the id is a name: an ended lease with it is replaced by a new one instead of being returned.
     """
 
     request_id: Id
@@ -210,13 +213,13 @@ class ListLeases(Message, frozen=True):
 class GetLease(Message, frozen=True):
     """One lease, alive or ended, by its id or any unique prefix."""
 
-    allocation_id: Name
+    allocation_id: LeaseName
 
 
 class ReleaseLease(Message, frozen=True):
     """Release a lease; an `exact` id is not a prefix."""
 
-    allocation_id: Name
+    allocation_id: LeaseName
     exact: bool = False
 
 
@@ -224,14 +227,14 @@ class ExtendLease(Message, frozen=True):
     """More time for a lease; the same request id counts once."""
 
     request_id: Id
-    allocation_id: Name
+    allocation_id: LeaseName
     seconds: Seconds
 
 
 # ------------------------------------------------------------------ boosts
 
 
-class RequestBoost(Message, frozen=True):
+class RequestBoost(Message, frozen=True, kw_only=True):
     """Resources of another node for a target node, for a while; `source` is preferred, or with `only` required."""
 
     request_id: Id
@@ -249,26 +252,26 @@ class RequestBoost(Message, frozen=True):
 class ListBoosts(Message, frozen=True):
     """The boosts that hold something, for one node or for all."""
 
-    node: Name = ""
+    node: Annotated[NodeName, Meta(description="Only boosts of this target node.")] = ""
 
 
 class GetBoost(Message, frozen=True):
     """One boost, by its id or any unique prefix."""
 
-    boost_id: Name
+    boost_id: BoostName
 
 
 class ReleaseBoost(Message, frozen=True):
     """Release a boost before its end."""
 
-    boost_id: Name
+    boost_id: BoostName
 
 
 class ExtendBoost(Message, frozen=True):
     """More time for a boost, counted from its end; the same request id counts once."""
 
     request_id: Id
-    boost_id: Name
+    boost_id: BoostName
     seconds: Seconds
 
 
@@ -278,9 +281,9 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _JOB_ID_WORDS = "letters, digits, '.', '_' and '-' (at most 128, the first a letter or digit), such as train-7"
 
 
-class SubmitJob(PlacementOptions, frozen=True):
-    """A command to run under a lease; `target` is the node that it is for, wherever it runs. Without any stated need it
-    gets one core, and a memory limit where earlier runs of the command say how much it needs."""
+class SubmitJob(PlacementOptions, frozen=True, kw_only=True):
+    """A command to run under a lease; `target` is the node that it works for, wherever it runs. Without stated needs it
+    gets one core, and a memory limit if earlier runs of the command have measured it."""
 
     request_id: Id
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
@@ -301,7 +304,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     target: Name = ""
     restartable: bool = False
     fetch: Patterns = ()
-    """Files to bring back when the job has ended, into `fetch_to` on the control plane's machine."""
+    """Patterns of files that are brought to `fetch_to` on the control plane's machine at the end of the job."""
     fetch_to: Text = ""
     overwrite: bool = False
     """Replace local files that were edited since they were shipped."""
@@ -309,12 +312,12 @@ class SubmitJob(PlacementOptions, frozen=True):
 
     @property
     def states_needs(self) -> bool:
-        """Whether it says how much of anything it needs."""
+        """True if it states an amount of any resource."""
         given = self.resource_type is not None or self.amount is not None
         return given or bool(self.resources or self.gpu_models or self.gpu_memory_gb)
 
     def problem(self) -> str | None:
-        """What the types do not check."""
+        """Violation of a rule that the types do not express, or None."""
         return _problem_of(self)
 
 
@@ -335,7 +338,7 @@ class RunInBoost(Message, frozen=True, kw_only=True):
     umask: Umask = 0o077
 
     def problem(self) -> str | None:
-        """What the types do not check."""
+        """Violation of a rule that the types do not express, or None."""
         return _problem_of(self)
 
 
@@ -361,52 +364,50 @@ class ListJobs(Message, frozen=True):
     """The living jobs, and those that ended last."""
 
     all: bool = False
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
-    """Of those that ended, the newest ones."""
-    user: Name | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="Number of ended jobs, the newest ones.")] = 20
+    user: Annotated[Name, Meta(description="Only jobs of this user.")] | None = None
     state: Literal["queued", "assigned", "running", "paused", "stopping", "ended"] | None = None
 
 
 class ListLiveJobs(Message, frozen=True):
-    """The uids of the caller's jobs that have not ended, the oldest first: all of them, however many."""
+    """The uids of all jobs of the caller that have not ended, the oldest first."""
 
 
 class GetJob(Message, frozen=True):
     """One job."""
 
-    job_id: Name
+    job_id: JobName
 
 
 class CancelJob(Message, frozen=True):
     """Stop a job for good."""
 
-    job_id: Name
+    job_id: JobName
 
 
 class DetachJob(Message, frozen=True):
-    """Note at a job that the command that followed it has left it running, and why."""
+    """Record why the command that followed a job left it running."""
 
     job_id: Name
     reason: Annotated[str, Meta(max_length=200)]
 
 
 class WaitForJob(Message, frozen=True):
-    """Wait for the end of a job, or for the timeout."""
+    """Wait for the end of a job, up to the timeout."""
 
     job_id: Name
     timeout_seconds: Seconds | None = None
 
 
-class ReadLogs(Message, frozen=True):
+class ReadLogs(Message, frozen=True, kw_only=True):
     """The output of a job; with `follow` until it ends."""
 
-    job_id: Name
-    follow: bool = False
+    job_id: JobName
+    follow: Follow = False
     tail_bytes: Count | None = None
     stdout_seen: Count = 0
     stderr_seen: Count = 0
-    notices_seen: Count | None = None
-    """The number of the last notice that the reader has; None: it wants none."""
+    notices_seen: Count | None = None  # number of the reader's last notice; None: it takes none
 
 
 class FetchFiles(Message, frozen=True):
@@ -417,7 +418,7 @@ class FetchFiles(Message, frozen=True):
 
 
 class RecordFetch(Message, frozen=True, kw_only=True):
-    """The files of a job are in a directory of the caller's, on the disk."""
+    """The files of a job are stored in a directory of the caller."""
 
     job_id: Name
     patterns: Annotated[Patterns, Meta(min_length=1)]
@@ -427,7 +428,7 @@ class RecordFetch(Message, frozen=True, kw_only=True):
 
 
 class WaitForDelivery(Message, frozen=True):
-    """Wait until the files of an ended job are in their user's directory, at most this long."""
+    """Wait until the files of an ended job are in their user's directory, up to the timeout."""
 
     job_id: Name
     timeout_seconds: Seconds | None = None
@@ -440,12 +441,12 @@ WorkerId = Annotated[str, Meta(pattern=_WORKER_ID)]
 Fence = Annotated[int, Meta(ge=1, le=2**62)]
 Nested = Annotated[dict[Name, Any], Meta(max_length=64)]
 MAX_PAYLOAD_BYTES = 64 * 1024
-"""Of a task and of its result, as JSON."""
+"""Limit of a task and of its result, as JSON."""
 
 
-class RegisterPullWorker(Message, frozen=True):
-    """A worker without an agent: what it has, and which process it is. A number of seconds is how long its work counts
-    without a word from it; 0 is as the config says."""
+class RegisterPullWorker(Message, frozen=True, kw_only=True):
+    """A worker without an agent: its resources and its process (`incarnation`). Without reports its work counts for
+    `hold_seconds`; 0 is the value of the config."""
 
     worker_id: WorkerId
     incarnation: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -457,7 +458,7 @@ class RegisterPullWorker(Message, frozen=True):
 
 
 class ReportPullWorker(Message, frozen=True):
-    """A heartbeat of a pull worker, with what it has free where that is said anew; no incarnation is any."""
+    """Heartbeat of a pull worker, with its free resources if they changed; an empty incarnation is any."""
 
     worker_id: WorkerId
     incarnation: Name = ""
@@ -465,20 +466,20 @@ class ReportPullWorker(Message, frozen=True):
 
 
 class RemovePullWorker(Message, frozen=True):
-    """A pull worker leaves, and runs nothing any more."""
+    """A pull worker leaves; it runs nothing any more."""
 
     worker_id: WorkerId
     incarnation: Name = ""
 
 
 class ReassessWorkers(Message, frozen=True):
-    """Have every worker say anew what it has."""
+    """Ask every worker for its resources."""
 
 
 class SubmitTask(Message, frozen=True, kw_only=True):
-    """A task: what a pull worker gets (`payload`), or a command that any node can run, or both.
+    """A task: a payload for a pull worker, or a command that any node can run, or both.
 
-    It waits until somebody runs it, unless a number of seconds is said. An admin may submit it for another `user`.
+    Without `wait_seconds` it waits until a node runs it. An admin may submit it for another `user`.
     """
 
     request_id: Id
@@ -495,7 +496,7 @@ class SubmitTask(Message, frozen=True, kw_only=True):
     wait_seconds: Seconds | None = None
 
     def problem(self) -> str | None:
-        """What the types do not check."""
+        """Violation of a rule that the types do not express, or None."""
         if self.task_id and not _JOB_ID.fullmatch(self.task_id):
             return f"the task id {self.task_id!r} may only have {_JOB_ID_WORDS}"
         if not self.argv and self.payload is None:
@@ -504,13 +505,13 @@ class SubmitTask(Message, frozen=True, kw_only=True):
 
 
 class ListTasks(Message, frozen=True):
-    """The tasks that wait to be run, the oldest first."""
+    """The waiting tasks, the oldest first."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
 
 
 class TakeTask(Message, frozen=True):
-    """The next task of a pull worker, which has those that are `running`; waited for up to so many seconds."""
+    """The next task of a pull worker besides its `running` ones, awaited for up to `wait_seconds`."""
 
     worker_id: WorkerId
     incarnation: Name = ""
@@ -520,7 +521,7 @@ class TakeTask(Message, frozen=True):
 
 
 class WithdrawAsk(Message, frozen=True):
-    """A pull worker is gone that asked: it did not get the answer to the request with this `ask_id`."""
+    """A pull worker left before it got the answer to the request with this `ask_id`."""
 
     worker_id: WorkerId
     incarnation: Name = ""
@@ -528,8 +529,8 @@ class WithdrawAsk(Message, frozen=True):
 
 
 class ReportTask(Message, frozen=True, kw_only=True):
-    """How the attempt of a task with this fence ended, as its worker says; `over_limit`: it had too little memory.
-    `user` is whose worker it is, where that is known."""
+    """End of the attempt of a task with this fence, by its worker; `over_limit`: it had too little memory. `user` is
+    the owner of the worker, if known."""
 
     worker_id: WorkerId
     task_id: Name
@@ -544,7 +545,7 @@ class ReportTask(Message, frozen=True, kw_only=True):
 
 
 class ReserveOnWorker(Message, frozen=True):
-    """Hold some of one worker for a task, for an hour, and on while the worker is heard."""
+    """Hold resources of one worker for a task, for an hour and longer while the worker reports."""
 
     request_id: Id
     worker_id: Name
@@ -553,23 +554,23 @@ class ReserveOnWorker(Message, frozen=True):
 
 
 class CheckWorkerFit(Message, frozen=True):
-    """Whether a worker has room for what a task needs now, why not, and how fit it is."""
+    """Whether a worker has room for a task now, the reasons against it, and a score."""
 
     worker_id: Name
     requirements: Nested
 
 
 class ListWorkerResources(Message, frozen=True):
-    """What every worker has and has free, and what is reserved or in use for which task."""
+    """Total, free, reserved and used resources of every worker, by task."""
 
 
 # ------------------------------------------------------------------ blocks of the memory pool
 
 
-class AllocateBlock(Message, frozen=True):
+class AllocateBlock(Message, frozen=True, kw_only=True):
     """Bytes in the memory of other nodes; `request_id` becomes the block's id.
 
-    Without a ttl it lasts an hour, and with a session another one whenever that is renewed.
+    Without a ttl it lasts an hour; each renewal of its session adds one.
     """
 
     request_id: Id
@@ -583,7 +584,7 @@ class AllocateBlock(Message, frozen=True):
 
 
 class FindBlock(Message, frozen=True):
-    """Where a block is, and what lets its user read and write it: by its id, any unique prefix, or its name."""
+    """Places of a block and the keys for its user to read and write it: by its id, any unique prefix, or its name."""
 
     block_id: Name = ""
     name: Text = ""
@@ -597,7 +598,7 @@ class FreeBlock(Message, frozen=True):
 
 
 class NameBlock(Message, frozen=True):
-    """Name a block, and free the block that had the name; with a ttl its lifetime is fixed."""
+    """Name a block, and free the former block of that name; a ttl fixes its lifetime."""
 
     block_id: Name
     name: Text
@@ -606,7 +607,7 @@ class NameBlock(Message, frozen=True):
 
 
 class RenewBlocks(Message, frozen=True):
-    """Renew the blocks of a session whose program is alive."""
+    """Renew the blocks of a live session."""
 
     session: Name
 
@@ -618,33 +619,32 @@ class ListBlocks(Message, frozen=True):
 
 
 class GetMemoryStats(Message, frozen=True):
-    """How much of the pool is used, node by node."""
+    """Use of the pool, node by node."""
 
 
 # ------------------------------------------------------------------ nodes
 
 
-class ManageCluster(Message, frozen=True):
-    """Install, start, stop or show the agents of nodes that are reached by SSH; no names are all of them.
+class ManageCluster(Message, frozen=True, kw_only=True):
+    """Install, start, stop or show the agents of nodes with SSH; without names all of them.
 
-    `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
+    `auth_sock` and `environ` are the caller's: the agent with the keys, and settings for package downloads.
     """
 
     verb: Literal["install", "start", "stop", "status", "env"]
     nodes: Names = ()
     force: bool = False
     purge: bool = False
-    discard_results: bool = False
-    """With `purge`: also remove results of jobs that were never fetched."""
+    discard_results: bool = False  # with `purge`: also remove results of jobs that were never fetched
     ray: bool = False
     auth_sock: Text = ""
     environ: dict[Name, Text] = field(default_factory=dict)
 
 
 class AttachRay(Message, frozen=True):
-    """Use a Ray cluster that already runs: an agent on each of its nodes, and leases as its placement groups.
+    """Use a running Ray cluster: an agent on each of its nodes, and leases as its placement groups.
 
-    `token` is the cluster's, `environ` says how packages are fetched; both are the caller's.
+    `token` is the cluster's, `environ` has settings for package downloads; both are the caller's.
     """
 
     address: Annotated[str, Meta(min_length=1, max_length=300)]
@@ -653,15 +653,14 @@ class AttachRay(Message, frozen=True):
 
 
 class DetachRay(Message, frozen=True):
-    """Detach from the Ray cluster, leaving nothing there; with `force` also from one that is gone."""
+    """Detach from the Ray cluster and remove everything there; with `force` also from an unreachable one."""
 
     force: bool = False
-    discard_results: bool = False
-    """Also remove results of jobs that were never fetched."""
+    discard_results: bool = False  # also remove results of jobs that were never fetched
 
 
 class DrainNode(Message, frozen=True):
-    """Return everything a node lends to its owner, and lend nothing until `off`."""
+    """Return all loans of a node to its owner, and lend nothing until `off`."""
 
     node: Name
     off: bool = False
@@ -671,9 +670,9 @@ class DrainNode(Message, frozen=True):
 # ------------------------------------------------------------------ workers of providers
 
 
-class CreateWorkers(Message, frozen=True):
+class CreateWorkers(Message, frozen=True, kw_only=True):
     """Start workers of a provider. The caller makes their ids, so a repeated request starts each once; 0 of a resource
-    is as much as the chosen offer has."""
+    is the amount of the chosen offer."""
 
     worker_ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=1000)]
     provider: Name = ""
@@ -685,14 +684,14 @@ class CreateWorkers(Message, frozen=True):
 
 
 class ListWorkers(Message, frozen=True):
-    """The workers that are not proven gone, and with `all` those that were."""
+    """The workers that are not proven gone, and with `all` also the others."""
 
     all: bool = False
     provider: Name = ""
 
 
 class GetWorker(Message, frozen=True):
-    """One worker, by its id or a unique prefix; gone ones, too."""
+    """One worker, also a gone one, by its id or a unique prefix."""
 
     worker_id: Name
     provider: Name = ""
@@ -704,44 +703,44 @@ class TerminateWorkers(Message, frozen=True):
     worker_ids: Annotated[Names, Meta(min_length=1)]
     force: bool = False
     provider: Name = ""
-    discard_results: bool = False
-    """With `force`: also where results of jobs were neither fetched nor brought here."""
+    discard_results: bool = False  # with `force`: also with results of jobs that were not collected
 
 
 class ListWorkerOffers(Message, frozen=True):
-    """What a provider can start."""
+    """Offers of workers, of one provider or all."""
 
     provider: Name = ""
 
 
 class GetScaling(Message, frozen=True):
-    """How scaling stands: workers, utilization, demand, cooldowns and money."""
+    """State of scaling: workers, utilization, demand, cooldowns and costs."""
 
 
 class PlanScaling(Message, frozen=True):
-    """What scaling would do now, why, and what it would cost; nothing is done."""
+    """The present plan of scaling with its reasons and costs, without acting."""
 
 
 class RunScaling(Message, frozen=True):
-    """Evaluate scaling now, and act."""
+    """Evaluate scaling now, and act on it."""
 
 
 # ------------------------------------------------------------------ offloading
 
 
 class ScanOffload(Message, frozen=True):
-    """Work that could run elsewhere: on one node, or on all that are above a mark."""
+    """Work that could run elsewhere: of one node, or of all above a mark."""
 
-    node: Name = ""
+    node: Annotated[NodeName, Meta(description="This node; empty: all nodes above a mark.")] = ""
 
 
-class ExecuteOffload(Message, frozen=True):
+class ExecuteOffload(Message, frozen=True, kw_only=True):
     """Move a process (its pid) or a job (its id) off its node. The caller makes the move's id, so a repeated request
-    moves it once. With `consent` processes of this command shape in this directory may be moved from now on, with these
-    variables of their environment; without it, `variables` are none or those that the consent names. `node` is where
-    the pid is, where that is not the node on which it was typed (`origin`). With `pid_start` only the process that
-    began then is meant, not another one that has its pid by now; with `shape` and `directory` only while its command
-    has this shape there, as a scan has shown it."""
+    moves it once.
+
+    With `consent` processes of this command shape in this directory may be moved from now on, with these variables of
+    their environment; without it `variables` is empty or equals those of the consent. `node` is the node of the pid, by
+    default the one on which the request was typed (`origin`). `pid_start` guards against another process with the
+    same pid; `shape` and `directory` against another command than a scan has shown."""
 
     move_id: Id
     subject: Name
@@ -757,29 +756,29 @@ class ExecuteOffload(Message, frozen=True):
 
 
 class ListMoves(Message, frozen=True):
-    """The moves that go on, and with `all` those that have ended last."""
+    """The active moves, and with `all` also the newest ended ones."""
 
-    all: bool = False
+    all: Annotated[bool, Meta(description="Also the newest moves that have ended.")] = False
 
 
 class GetMove(Message, frozen=True):
-    """One move, by its id or a unique prefix; ended ones, too."""
+    """One move, also an ended one, by its id or a unique prefix."""
 
-    move_id: Name
+    move_id: MoveName
 
 
 class CancelMove(Message, frozen=True):
-    """Leave the original as it was; refused once that is too late."""
+    """Cancel a move and leave the original as it was; refused once that is too late."""
 
-    move_id: Name
+    move_id: MoveName
 
 
 class ListConsents(Message, frozen=True):
-    """The command shapes whose processes may be moved."""
+    """Consents to move processes, by command shape."""
 
 
 class WithdrawConsent(Message, frozen=True):
-    """Processes of this command shape may not be moved any more, whatever their directory."""
+    """Withdraw the consents for a command shape, in all directories."""
 
     shape: Text
 
@@ -791,11 +790,11 @@ class SetAutoOffload(Message, frozen=True):
 
 
 class GetAutoOffload(Message, frozen=True):
-    """Whether work moves by itself, why, and what it has done."""
+    """State of automatic offloading, with its reasons and its last decisions."""
 
 
 class AdviseCommand(Message, frozen=True):
-    """Whether a command that is about to start on the node on which it was typed had better start elsewhere."""
+    """Advice on where to start a command that was typed on a node."""
 
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
     origin: Name = ""
@@ -817,11 +816,11 @@ class TaskDescription(Message, frozen=True, kw_only=True):
 
 
 class PredictTask(TaskDescription, frozen=True, kw_only=True):
-    """What the next run of a task needs, and how that is known."""
+    """Predicted needs of the next run of a task, and their source."""
 
 
 class RecordExecution(TaskDescription, frozen=True, kw_only=True):
-    """What a run has used; 0 was not measured. A task and an attempt that is known already changes nothing.
+    """Measured use of a run; 0 is unknown. A known attempt of a task changes nothing.
 
     A run that was `cut_short` has used at least this much.
     """
@@ -836,27 +835,27 @@ class RecordExecution(TaskDescription, frozen=True, kw_only=True):
 
 
 class GetBatchScaling(TaskDescription, frozen=True, kw_only=True):
-    """How much more a type of task takes with another batch size."""
+    """Factor between two batch sizes of a type of task."""
 
     base_batch_size: Annotated[float, Meta(gt=0, le=1e12)]
     batch_size: Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class ListTaskTypes(Message, frozen=True):
-    """The types of task that have a history, those that ran last first."""
+    """Types of task with a history, the last to run first."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
 
 class TrainPredictor(Message, frozen=True):
-    """Learn every type anew from its history; each is reported as it is done."""
+    """Train every type from its history, with a report for each."""
 
 
 # ------------------------------------------------------------------ access tokens
 
 
 class CreateToken(Message, frozen=True):
-    """A token for a user. The caller makes id and secret, so a repeated request makes one; 0 seconds is for ever."""
+    """A token for a user, without end for 0 s. The caller makes id and secret, so a repeated request makes one."""
 
     token_id: TokenId
     secret_hash: Hash
@@ -866,7 +865,7 @@ class CreateToken(Message, frozen=True):
 
 
 class IdentifyToken(Message, frozen=True):
-    """Whose token this is, for a server of the same user that checks it; only the hash of its secret is sent."""
+    """User of a token, for another server of the same user; only the hash of its secret is sent."""
 
     token_id: TokenId
     secret_hash: Hash
@@ -883,7 +882,7 @@ class RevokeToken(Message, frozen=True):
 
 
 class CreateJoinToken(Message, frozen=True):
-    """A token that lets one node join, once. The caller makes id and secret, so a repeated request makes one."""
+    """A token with which one node joins, once. The caller makes id and secret, so a repeated request makes one."""
 
     token_id: TokenId
     secret_hash: Hash
@@ -892,7 +891,7 @@ class CreateJoinToken(Message, frozen=True):
 
 
 class ListJoinTokens(Message, frozen=True):
-    """The join tokens, and who used them."""
+    """The join tokens and the nodes that used them."""
 
 
 class RevokeJoinToken(Message, frozen=True):
@@ -916,7 +915,7 @@ _LIBC_VERSION = r"^([0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?)?$"
 
 
 class FetchAgentPackage(Struct, frozen=True, forbid_unknown_fields=True):
-    """The agent's package for a machine like this, for whoever may join; REST only. The token stays unused."""
+    """The agent's package for a kind of machine, for a holder of a join token, which stays unused; REST only."""
 
     token: Text
     python: Annotated[str, Meta(pattern=_PYTHON_VERSION)]
@@ -938,7 +937,7 @@ PATTERN_WORDS = {
     _MACHINE: "1 to 32 letters, digits and '_', such as x86_64",
     _LIBC_VERSION: "nothing, or a version such as 2.35",
 }
-"""The patterns of this module in words, for the message about a value that does not fit."""
+"""The patterns of this module in words, for messages about invalid values."""
 
 
 def _concrete(kind: type[Message]) -> Iterator[type[Message]]:
@@ -964,12 +963,12 @@ _tag_decoder = msgspec.json.Decoder(_Tag)
 
 @functools.cache
 def _decoder_of(kind: type[Message]) -> msgspec.json.Decoder[Message]:
-    """The decoder of one type, made when it is first needed: one for all of them would take long at every start."""
+    """The decoder of one type, made at first use: all of them at the start would take long."""
     return msgspec.json.Decoder(kind)
 
 
 def parse(body: bytes) -> Message:
-    """The request in these bytes; BadInput says what does not fit."""
+    """The request in these bytes; BadInput for an invalid one."""
     try:
         tag = _tag_decoder.decode(body).op
         if (kind := _TYPES_BY_TAG.get(tag)) is None:
@@ -982,19 +981,19 @@ def parse(body: bytes) -> Message:
 
 
 def non_finite_in(body: bytes) -> str:
-    """The problem of a body that msgspec refused, if that is a number such as NaN, Infinity or 1e999; else ""."""
+    """The message about NaN, Infinity or 1e999 in a refused body, or ""."""
     try:
         return non_finite_number(json.loads(body))
     except (ValueError, RecursionError):
         return ""
 
 
-def convert(fields: dict[str, Any], kind: type[T]) -> T:
-    """The request of this type with these fields; BadInput says what does not fit."""
+def convert(fields: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
+    """The request of this type with these fields, texts unless `strict`; BadInput for an invalid one."""
     if "op" in fields:
         raise BadInput("invalid request: Object contains unknown field `op`")
     try:
-        op = msgspec.convert(fields, kind)
+        op = msgspec.convert(fields, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadInput(f"invalid request: {describe_patterns(str(error), PATTERN_WORDS)}") from None
     return _checked(op)

@@ -1,8 +1,8 @@
 """Resources of workers and requirements of tasks: from the dictionaries of the guides to integers, and back.
 
-What a worker has comes nested: `{"cpu": {"cores", "available_cores"}, "memory": {"total_mb", "available_mb"}, "gpu":
-{"devices", …}}`. What a task needs comes nested or flat (`cpu_cores`, `memory_mb`, `gpu_memory_mb`, `gpu_devices`). A
-number that cannot be one (negative, not finite, larger than any machine) is refused with one line.
+Resources of a worker are nested: `{"cpu": {"cores", "available_cores"}, "memory": {"total_mb", "available_mb"}, "gpu":
+{"devices", …}}`. Requirements of a task are nested or flat (`cpu_cores`, `memory_mb`, `gpu_memory_mb`, `gpu_devices`).
+An impossible number (negative, not finite, larger than any machine) is refused with one line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReportedResources(Struct, frozen=True):
 def reported_resources(resources: Mapping[str, Any], registered: Capacity | None = None) -> ReportedResources:
     """The resources that a worker reports; BadInput names the first error in them.
 
-    Totals that the report leaves out are those of `registered`; what is not said to be taken is free.
+    Missing totals are those of `registered`; resources without a report of their use are free.
     """
     _known(resources, GROUPS, "resources")
     cpu, memory, gpu = (_group(resources, name) for name in GROUPS)
@@ -57,7 +57,7 @@ def reported_resources(resources: Mapping[str, Any], registered: Capacity | None
 
 
 def _reported_gpus(gpu: Group, known: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:
-    """The devices of a report; those it says nothing about have the memory of the registered ones."""
+    """The devices of a report, without memory sizes those of the registered ones."""
     devices = _count(gpu, "gpu.devices", default=len(known))
     gpu_mb = _number(gpu, "gpu.total_memory_mb", default=0.0)
     if "total_memory_mb" in gpu:
@@ -68,7 +68,7 @@ def _reported_gpus(gpu: Group, known: tuple[GpuDevice, ...]) -> tuple[GpuDevice,
 
 
 def check_report(resources: Mapping[str, Any]) -> None:
-    """BadInput where no worker could report this, whatever it has registered."""
+    """BadInput for a report that is invalid for every worker."""
     reported_resources(resources, _ANY_MACHINE)
 
 
@@ -76,8 +76,8 @@ _FLAT = ("cpu_cores", "memory_mb", "gpu_memory_mb", "gpu_devices")
 
 
 def required_amounts(requirements: Mapping[str, Any]) -> Amounts:
-    """What a task needs: nested, flat or both; one core where nothing is said. GPU memory without a number of devices
-    means one device."""
+    """Requirements of a task: nested, flat or both; one core by default. GPU memory without a number of devices means
+    one device."""
     _known(requirements, (*GROUPS, *_FLAT), "requirements")
     cpu, memory, gpu = (_group(requirements, name) for name in GROUPS)
     cores = _either(requirements, "cpu_cores", cpu, ("cpu.cores",))
@@ -99,7 +99,7 @@ def required_amounts(requirements: Mapping[str, Any]) -> Amounts:
 
 
 def resources_view(has: Capacity, free: Capacity, free_gpu_bytes: int, physical_cores: int = 0) -> dict[str, Any]:
-    """What a worker has and has free, in the nested form."""
+    """Total and free resources of a worker, in the nested form."""
     return {
         "cpu": {
             "cores": has.cpu_milli / 1000,
@@ -117,7 +117,7 @@ def resources_view(has: Capacity, free: Capacity, free_gpu_bytes: int, physical_
 
 
 def requirements_view(ask: Amounts) -> dict[str, float]:
-    """What a task needs, in the flat form; what it does not need is left out."""
+    """Requirements of a task in the flat form, without zeros."""
     flat = {
         "cpu_cores": ask.cpu_milli / 1000,
         "memory_mb": ask.memory_bytes / MIB,

@@ -1,14 +1,15 @@
-"""`ResourceBoostPersistence`: the file that tells of boosts, `~/.distributed_grid/resource_boosts.json`.
+"""`ResourceBoostPersistence`: the file of boosts, `~/.distributed_grid/resource_boosts.json`.
 
 The truth is the ledger. The control plane writes this file after each change, so that boosts are not lost with the
 database; deleting or breaking it loses nothing. It is replaced as a whole or not at all, and only its owner can read
-it. A home may be shared by several machines. Each has its own boosts in the file and leaves the others' alone.
+it. A home may be shared by several machines: each has its own boosts in the file and leaves the others' alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ class StoredShare(Struct, frozen=True):
 
 
 class StoredClaim(Struct, frozen=True):
-    """What a boost holds on its node."""
+    """The resources that a boost holds on its node."""
 
     cpu_milli: Amount = 0
     memory_bytes: Amount = 0
@@ -70,7 +71,7 @@ class StoredClaim(Struct, frozen=True):
 
 
 class StoredBoost(Struct, frozen=True, kw_only=True):
-    """A boost as it is written down; times are ISO 8601 in UTC, the claim is in the ledger's own units."""
+    """A boost in the file; times are ISO 8601 in UTC, the claim is in the ledger's own units."""
 
     boost_id: Annotated[str, Meta(pattern=ID_PATTERN)]
     source_node: Name
@@ -110,10 +111,10 @@ class _Document(Struct, frozen=True):
 
 
 class BoostFileContents(Struct, frozen=True):
-    """What could be read, and what is wrong with the rest; nothing is, where that is empty."""
+    """The readable boosts of the file."""
 
     boosts: tuple[StoredBoost, ...] = ()
-    problem: str = ""
+    problem: str = ""  # of the rest
 
 
 class ResourceBoostPersistence:
@@ -125,14 +126,14 @@ class ResourceBoostPersistence:
         self.path = Path(path) if path is not None else StateDir(state_dir).root / FILE
 
     def load(self) -> list[StoredBoost]:
-        """The boosts in the file, of all machines; none where there is no file, Corrupted where it is invalid."""
+        """The boosts in the file, of all machines; none without a file, Corrupted if it is invalid."""
         contents = self.read()
         if contents.problem:
             raise Corrupted(f"Persistence file corrupted: {self.path}: {contents.problem}")
         return list(contents.boosts)
 
     def read(self) -> BoostFileContents:
-        """What can be made of the file, however broken; OSError where it cannot be read at all."""
+        """The readable part of the file, however broken; OSError if it cannot be read at all."""
         try:
             with self.path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
@@ -145,7 +146,7 @@ class ResourceBoostPersistence:
             return BoostFileContents(problem=describe_patterns(str(error), _PATTERN_WORDS))
         if document.version != VERSION:
             return BoostFileContents(problem=f"version {document.version}, this program knows {VERSION}")
-        found: list[StoredBoost] = []
+        boosts: list[StoredBoost] = []
         problem = ""
         for raw in document.boosts:
             try:
@@ -153,36 +154,33 @@ class ResourceBoostPersistence:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 problem = problem or describe_patterns(str(error), _PATTERN_WORDS)
                 continue
-            wrong = boost.problem()
-            if wrong is None:
-                found.append(boost)
+            boost_problem = boost.problem()
+            if boost_problem is None:
+                boosts.append(boost)
             else:
-                problem = problem or f"{boost.boost_id}: {wrong}"
-        return BoostFileContents(tuple(found), problem)
+                problem = problem or f"{boost.boost_id}: {boost_problem}"
+        return BoostFileContents(tuple(boosts), problem)
 
     def save(self, boosts: Iterable[StoredBoost], machine_id: str) -> Path | None:
-        """Have exactly these boosts of this machine in the file, durably; where a file that made no sense was put.
+        """Replace the boosts of this machine in the file, durably; the path under which an invalid file was set aside.
 
-        Writing the same twice is harmless. OSError where it cannot be written; the old file is then as it was.
+        Writing the same twice is harmless. OSError if it cannot be written; the old file is then as it was.
         """
-        with self._alone():
+        with self._locked():
             contents = self.read()
-            aside = self._set_aside() if contents.problem else None
+            aside: Path | None = None
+            if contents.problem:
+                names = (f"{self.path.name}.corrupt-{number}" for number in itertools.count(1))
+                aside = next(path for path in map(self.path.with_name, names) if not path.exists())
+                os.rename(self.path, aside)
             others = [boost for boost in contents.boosts if boost.machine_id != machine_id]
             document = {"version": VERSION, "boosts": [*others, *boosts]}
             write_private(self.path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
         return aside
 
-    def _set_aside(self) -> Path:
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.corrupt-{number}")).exists():
-            number += 1
-        os.rename(self.path, aside)
-        return aside
-
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """While nobody else on any machine writes the file."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock file, which other machines take, too."""
         lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + LOCK_SECONDS

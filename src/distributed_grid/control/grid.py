@@ -1,9 +1,9 @@
 """Owner of the ledger: one batch of events at a time is decided, committed, acted upon and answered.
 
-What arrives while a commit runs goes into the next batch. Nobody hears of, and nothing acts on, what is not durable. A
-commit that fails discards the ledger in memory and loads the stored one; the callers of that batch hear that nothing
-happened, or only the one whose event cannot be stored. Reading waits its turn like an event, so nobody sees what may
-still be undone.
+Events that arrive during a commit go into the next batch. No change is answered or acted upon before it is durable. A
+commit that fails discards the ledger in memory and loads the stored one; the callers of that batch get a refusal, or
+only the one whose event cannot be stored. Reads wait their turn like events, so no reader sees a change that may still
+be undone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any, Protocol, TypeVar, get_args
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.control.slices import LoopSlices, stopwatch
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_boost
-from distributed_grid.domain.rows import VOLATILE, Row
+from distributed_grid.domain.rows import Row
 from distributed_grid.errors import GridError, StoreFailed, StoreRefused
 from distributed_grid.ports import Store
 from distributed_grid.reactor import decide, pending
@@ -36,7 +37,7 @@ TICK_SECONDS = 1.0
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
 KEEP_HISTORY_MS = 30 * 86_400_000
 STEP_SECONDS = 0.02
-"""CPU time for deciding one batch before others get the event loop; the last entry may take it a little further."""
+"""CPU time for deciding one batch before other tasks get the event loop; the last entry may exceed it a little."""
 Performer = Callable[[Any], None]
 """Performs an effect of one type. It returns at once; an effect that fails is derived again from the ledger."""
 HISTORY_READERS = 4
@@ -46,17 +47,17 @@ log = logging.getLogger(__name__)
 
 
 def event_key(*, type_: str = "", subject: str = "") -> str:
-    """What to watch for audit records: all, those of a type, or those about a subject."""
+    """Key to watch audit records: all, those of a type, or those about a subject."""
     return f"events/{type_}/{subject}"
 
 
 def tasks_key(worker: str) -> str:
-    """What to watch for a task that a pull worker gets or loses."""
+    """Key to watch the tasks that a pull worker gets or loses."""
     return f"tasks/{worker}"
 
 
 def _stopwatch(seconds: float) -> Callable[[], bool]:
-    """Whether this thread has worked for so long since now. Its CPU time is read late, as that is a system call."""
+    """True once this thread has worked for so long. Its CPU time is read late, as that is a system call."""
     until, worked = time.monotonic() + seconds, time.thread_time() + seconds
     return lambda: time.monotonic() > until and time.thread_time() > worked
 
@@ -69,16 +70,15 @@ class Clock(Protocol):
 
 
 class _PendingEntry(Entry):
-    """An entry that somebody waits for, unless it is the owner's own."""
+    """An entry with the future of its caller, unless it is the owner's own."""
 
     __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[Any] | None, event: Event | None, question: Question | None) -> None:
+    def __init__(self, future: asyncio.Future[Any] | None, event: Cause | None, question: Question | None) -> None:
         super().__init__(event, question)
         self.future = future
 
     def resolve(self) -> None:
-        """Give whoever waits the answer, or the failure."""
         if self.future is None or self.future.done():
             return
         if self.failure is not None:
@@ -90,7 +90,7 @@ class _PendingEntry(Entry):
 class Grid:
     """The owner: `handle` events, `read` state, `watch` rows. Effects without a performer are left out.
 
-    `cutoff_ms` says before which time of the grid history is old enough to be folded, if it is kept for so long.
+    `cutoff_ms` turns a time to keep history for into the time of the grid before which it is folded.
     """
 
     def __init__(
@@ -116,8 +116,7 @@ class Grid:
         self._failure: GridError | None = None
         self._is_store_doubtful = False
         self.slices = LoopSlices()
-        self.has_room = True
-        """Whether the store had room for new work when that was last checked."""
+        self.has_room = True  # the store had room for new work at the last check
 
     def perform_with(self, performers: Mapping[type | UnionType, Performer]) -> None:
         """Add to the table of effects, by type or union of types, and their performers."""
@@ -125,7 +124,7 @@ class Grid:
             self._performers.update(dict.fromkeys(get_args(kinds) or (kinds,), performer))
 
     async def start(self) -> None:
-        """Load the ledger and begin a new epoch; what is pending is performed again."""
+        """Load the ledger, begin a new epoch, and perform all pending effects."""
         await self._reload()
         self._tasks = [
             start_essential(self._settle_batches(), "the owner of the ledger"),
@@ -135,7 +134,7 @@ class Grid:
         self._perform(self.now_ms())
 
     async def stop(self) -> None:
-        """Finish what has arrived, then stop; safe to call twice."""
+        """Finish the entries that have arrived, then stop; safe to call twice."""
         if self._tasks and self._failure is None:
             await self.read(lambda ledger, now: None)
         for task in self._tasks:
@@ -146,7 +145,7 @@ class Grid:
         self._readers.shutdown(cancel_futures=True)
 
     async def handle(self, event: Event) -> Answer:
-        """What became of an event, once that is durable. Raises the refusal."""
+        """The answer to an event, once it is durable. Raises the refusal."""
         answer: Answer = await self._enter(event, None)
         return answer
 
@@ -164,15 +163,15 @@ class Grid:
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def observe(self, event: HeartbeatReceived) -> None:
-        """Take a heartbeat in at once, whatever the store does: it renews a hold, and nothing of it is stored."""
+        """Apply a heartbeat at once, also while the store hangs: it renews a hold, and is not stored."""
         self._settler.observe(event, self._clock.now_ms())
 
     async def handle_all(self, events: Iterable[Event]) -> None:
-        """Handle several events, in one batch if there is no other on its way; raises the first refusal."""
+        """Handle several events, in one batch if none is running; raises the first refusal."""
         await asyncio.gather(*(self.handle(event) for event in events))
 
     async def dry_run(self, event: Event) -> Answer:
-        """What would become of an event, without it happening: what `handle` would answer, or raise."""
+        """The answer or refusal that `handle` would give to an event, without handling it."""
 
         def question(ledger: Ledger, now: int) -> Answer:
             recalled = self._settler.recall(event)
@@ -186,7 +185,7 @@ class Grid:
         return answer
 
     async def scan(self, rows: Callable[[Ledger], Iterable[T]], fits: Callable[[T], bool]) -> list[T]:
-        """The rows that fit, as they were at one moment; they are looked at in slices, outside of any batch."""
+        """The rows that fit, as they were at one moment; they are compared in slices, outside of any batch."""
         snapshot = await self.read(lambda ledger, now: tuple(rows(ledger)))
         return await self.slices.select(snapshot, fits)
 
@@ -197,8 +196,8 @@ class Grid:
         *,
         limit: int | None = None,
     ) -> list[T]:
-        """The answers of a function about each of many things, at most so many; each step takes as many things as there
-        is time for. Things that are gone meanwhile are for the function to leave out."""
+        """The answers of a function about each key, at most `limit`; each step takes as many keys as there is time for.
+        The function leaves out keys that are gone meanwhile."""
         left = await self.read(lambda ledger, now: list(keys(ledger)))
         left.reverse()
         answers: list[T] = []
@@ -213,7 +212,7 @@ class Grid:
         return answers
 
     async def query(self, question: Callable[[Store], T]) -> T:
-        """The answer of a function that reads the history, in another thread: it may take long."""
+        """The answer of a function that reads the history, in another thread."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, question, self._store)
         except StoreRefused:
@@ -230,15 +229,15 @@ class Grid:
         return self._settler.last_seq
 
     def watch(self, key: str, watcher: asyncio.Event | None = None) -> asyncio.Event:
-        """An event that is set whenever the row of this key has changed (`event_key`: when an audit record was
-        written; `BOOSTS`: when anything that is lent to a node has changed); end it with `unwatch`."""
+        """An event that is set whenever the row of this key has changed (`event_key`: when an audit record was written;
+        `BOOSTS`: when a boost has changed); end it with `unwatch`."""
         watcher = watcher or asyncio.Event()
         self._watchers.setdefault(key, set()).add(watcher)
         return watcher
 
     def follow(self, follower: Callable[[Sequence[Row]], None]) -> None:
-        """Have somebody called with the changed rows of every batch once it is durable, in their order. It must return
-        at once; what has changed while no process ran, it has to find out by itself."""
+        """Call a function with the changed rows of every durable batch, in their order. It must return at once, and has
+        to find changes from before this process by itself."""
         self._followers.append(follower)
 
     def unwatch(self, key: str, watcher: asyncio.Event) -> None:
@@ -249,7 +248,7 @@ class Grid:
 
     @property
     def ledger(self) -> Ledger:
-        """The state as of the last decision, for orders and labels: an answer to anybody goes through `read`."""
+        """The state as of the last decision, for orders and labels: answers to callers go through `read`."""
         return self._settler.ledger
 
     @property
@@ -269,7 +268,7 @@ class Grid:
         return future
 
     async def _settle_batches(self) -> None:
-        """Settle one batch after another. If that cannot go on, whoever waits hears it, and so does everybody later."""
+        """Settle one batch after another. A failure of this loop fails all waiting entries, and all later ones."""
         entries: list[_PendingEntry] = []
         try:
             while True:
@@ -289,7 +288,7 @@ class Grid:
             raise
 
     async def _settle(self, entries: list[_PendingEntry]) -> None:
-        """One batch: decide as many as there is time for, commit once, then act and answer. The others come next."""
+        """Decide as many entries as there is time for, commit once, then act and answer. The others come next."""
         if not self.has_room:
             await self._check_room()
         is_long = _stopwatch(STEP_SECONDS)
@@ -305,7 +304,7 @@ class Grid:
             self._doubt_store()
         try:
             await self._commit(batch)
-        except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
+        except Exception as failure:  # whatever the cause, none of its changes are durable
             await self._discard(entries, failure)
             return
         self._perform(batch.now, batch.changes)
@@ -317,18 +316,17 @@ class Grid:
         self._enter_first([_PendingEntry(None, event, None) for event in batch.later])
 
     def _doubt_store(self) -> None:
-        """The store says that it is damaged. Where that is true of the ledger, too, its owner cannot go on."""
+        """Load the ledger again before the next batch: the store reported damage. If that fails, the owner ends."""
         self._is_store_doubtful = True
         self._arrived.set()
 
     def _enter_first(self, entries: list[_PendingEntry]) -> None:
-        """Put entries before all that wait."""
         if entries:
             self._inbox[:0] = entries
             self._arrived.set()
 
     def _perform(self, now: int, touched: Sequence[Row] | None = None) -> None:
-        """Perform what the rows call for. An effect that fails is derived again from the ledger."""
+        """Perform the effects of the rows. An effect that fails is derived again from the ledger."""
         if not self._performers:
             return
         try:
@@ -354,7 +352,7 @@ class Grid:
             self._settler.committed(stored)
 
     async def _check_room(self) -> None:
-        """Fill the reserve of the store, and see whether there is room for new work besides."""
+        """Fill the reserve of the store, and check whether there is room for new work besides."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.fill_reserve)
         except StoreFailed as failure:
@@ -367,11 +365,10 @@ class Grid:
         self.has_room = has_room
 
     async def _discard(self, entries: list[_PendingEntry], failure: Exception) -> None:
-        """Throw the batch away that is not durable.
+        """Discard a batch that is not durable.
 
-        Where the store itself failed, all that its callers hear is that nothing happened, and who only asked a question
-        gets the answer of the stored ledger. Any other cause is one event's own: each is settled by itself, so that it
-        fails alone.
+        After a failure of the store its events are refused, and its questions are answered from the stored ledger. Any
+        other cause is one event's own: each is settled by itself, so that it fails alone.
         """
         log.error("a commit failed, nothing of it happened", exc_info=failure)
         await self._reload()
@@ -403,7 +400,7 @@ class Grid:
         self._enter_first(others)
 
     async def _reload(self) -> None:
-        """Load the stored ledger, however long the store takes to be readable again."""
+        """Load the stored ledger, and try again until the store is readable."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -415,7 +412,7 @@ class Grid:
         self._settler.load(loaded)
 
     def _keep_ended(self, batch: DecidedBatch) -> None:
-        """Remember the jobs that ended last: whoever waits for one asks for it now."""
+        """Remember the jobs that ended last: those who wait for one ask for it now."""
         for row in batch.changes:
             if isinstance(row, Job) and row.is_over:
                 for name in (row.uid, row.id):
@@ -425,7 +422,7 @@ class Grid:
             del self._recently_ended[next(iter(self._recently_ended))]
 
     def _wake_watchers(self, batch: DecidedBatch) -> None:
-        keys = {row.key for row in batch.changes if row.kind not in VOLATILE}
+        keys = {row.key for row in batch.changes if not row.is_volatile}
         if batch.records:
             keys.add(event_key())
             keys.update(event_key(type_=record.type) for record in batch.records)
@@ -447,7 +444,7 @@ class Grid:
                 log.exception("a follower of changes failed")
 
     async def _advance_time(self) -> None:
-        """Make time pass for the ledger: when something is due, and once a second; fold old history."""
+        """Tick the ledger when a row is due and once a second, and fold old history."""
         ticks = 0
         wait = TICK_SECONDS
         while True:
@@ -479,7 +476,7 @@ class Grid:
 
 
 def _not_done(failure: Exception) -> Exception:
-    """What a caller hears of a commit that failed; whether to try again is the store's to say."""
+    """Failure of a caller whose commit failed; the class of the store's failure says whether to try again."""
     if isinstance(failure, StoreFailed | StoreRefused):
         return type(failure)(f"not done, nothing was changed: {failure}")
     return failure

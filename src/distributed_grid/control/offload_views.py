@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from distributed_grid.control.views import HIDDEN, Viewer
+from distributed_grid.api.answers.common import HIDDEN, Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MoveConsent, OffloadRules, OffloadWatch
 from distributed_grid.domain.states import MoveState

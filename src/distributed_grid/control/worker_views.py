@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.workers import ScalingPlan, Worker

@@ -4,9 +4,9 @@ Glossary (one word for one thing; deciding belongs in `reactor` and `scheduling`
 
 =================  ====================================================================================================
 node               machine with an agent: capacity, share caps, lending rank, labels, state
-usage              what was measured on a node; *outside usage* is without what the grid's own work uses
-observation        last heartbeat of a node with what follows from it: idleness, volatility, hold deadline
-offer              what a node lends now, until when, with a generation; made from fresh measurements, never stored
+usage              measurements of a node; *outside usage* is without that of the grid's own work
+observation        last heartbeat of a node with its consequences: idleness, volatility, hold deadline
+offer              resources that a node lends now, with an end and a generation; from fresh measurements, not stored
 request            who asks for how much, for how long, how urgently, with which constraints
 lease              a request and its grant: node, claim, holder, fence, end
 claim              exact resources that a lease holds, GPU devices by index
@@ -31,7 +31,8 @@ block, copy        bytes in the memory of other nodes, and one replica of them; 
 worker             machine that a provider starts for the grid, from the intent until it is proven gone
 clock jump         difference by which a wall clock moved other than the boot clock; pending until it is confirmed
 age                time that deletions compare with; passes with the boot clock, whatever the wall clock does
-event, effect      what happened (`LeaseLost`), the only input; what has to be done (`StopAttempt`), derived from rows
+event, follow-up   fact (`LeaseLost`); command of a decider for the same step or a later one (`ScanQueue`)
+effect             work outside the ledger (`StopAttempt`), derived from rows
 ledger             all living rows with their indexes; `apply` is the only writer
 =================  ====================================================================================================
 """

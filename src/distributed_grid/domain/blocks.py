@@ -1,8 +1,8 @@
 """Blocks: bytes of the memory pool, with a copy in the memory of one or more nodes, or on a disk.
 
 The ledger is the directory of blocks. A copy in memory is a lease of its node; one on disk needs none. Whenever the
-copies of a block change its generation grows, so that who knows the old ones finds out. A copy that is no longer needed
-is `leaving` until its node has reported that it is freed.
+copies of a block change its generation grows, so that an outdated list of copies is noticed. A copy that is no longer
+needed is `leaving` until its node has reported that it is freed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from distributed_grid.domain.rows import Row
+
 MAX_BLOCK_BYTES = 1 << 46
 MAX_COPIES = 3
 MAX_NAME_CHARS = 512
@@ -18,38 +20,30 @@ MAX_META_CHARS = 4096
 
 
 def copy_id(block_id: str, number: int) -> str:
-    """The request, and the lease, of a block's first, second, … copy."""
+    """Id of the request and the lease of a block's first, second, … copy."""
     return f"{block_id}:{number}"
 
 
 class BlockCopy(Struct, frozen=True):
-    """Where a copy is: its name (also its lease's id), the node ("" is the control plane's own machine), the
-    incarnation of that node's memory (not known yet: ""), and whether it is on disk instead."""
+    """A copy and its place."""
 
-    copy: str
-    node: str
-    incarnation: str = ""
+    copy: str  # also the id of its lease
+    node: str  # empty: the control plane's own machine
+    incarnation: str = ""  # of the node's memory; empty: not known yet
     on_disk: bool = False
 
 
 class CopyMove(Struct, frozen=True):
-    """A copy that is being made of another, under the next generation; with `keep` the source stays."""
+    """A copy that is being made of another."""
 
     source: str
     place: BlockCopy
-    generation: int
-    keep: bool
+    generation: int  # the next one
+    keep: bool  # the source stays
     why: str
 
 
-class Block(Struct, frozen=True):
-    """A block: its size, user, end, and copies.
-
-    `places` has the copy that is read first. `session` is the program that renews it while it runs, for `term_ms`
-    each time; without one its end is fixed. `home` is the node of the borrower: there it goes to disk when no node
-    has room. `lost` says that its bytes are gone; `freeing` that it was released.
-    """
-
+class Block(Row, frozen=True):
     kind: ClassVar[str] = "block"
 
     id: str
@@ -60,18 +54,18 @@ class Block(Struct, frozen=True):
     copies: int = 1
     name: str = ""
     meta: str = ""
-    session: str = ""
+    session: str = ""  # program that renews it for `term_ms` each time while it runs; empty: the end is fixed
     term_ms: int = 0
-    home: str = ""
+    home: str = ""  # node of the borrower, to whose disk it goes when no node has room
     prefer: str = ""
     generation: int = 1
     next_copy: int = 1
-    places: tuple[BlockCopy, ...] = ()
+    places: tuple[BlockCopy, ...] = ()  # the first one is read
     leaving: tuple[BlockCopy, ...] = ()
     moving: CopyMove | None = None
     tried_at_ms: int = 0
-    freeing: bool = False
-    lost: bool = False
+    freeing: bool = False  # it was released
+    lost: bool = False  # its bytes are gone
     detail: str = ""
 
     @property
@@ -84,7 +78,7 @@ class Block(Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing has to be done about it now."""
+        """Whether it has all its copies in memory, and none to free."""
         short = len(self.places) < self.copies or any(place.on_disk for place in self.places)
         return not (short or self.leaving or self.moving or self.lost)
 
@@ -94,10 +88,11 @@ class Block(Struct, frozen=True):
         return (*self.places, *self.leaving, *((self.moving.place,) if self.moving is not None else ()))
 
 
-class MemoryServerRow(Struct, frozen=True):
-    """How the memory of a node can be used now. Never stored: the key is a secret."""
+class MemoryServerRow(Row, frozen=True):
+    """Memory server of a node that can be used now. Never stored: the key is a secret."""
 
     kind: ClassVar[str] = "memory_server"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     host: str = ""
@@ -121,5 +116,4 @@ class MemoryServerRow(Struct, frozen=True):
 
 
 def block_of(copy: str) -> str:
-    """The block that a copy belongs to, by its name."""
     return copy.rpartition(":")[0]

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from distributed_grid.domain.rows import HistoryEntry, Row
+
 MAX_NAMED_FILES = 100
 """Paths that a delivery names at most; the rest is only counted."""
 
@@ -43,7 +45,7 @@ class DeliveredFiles(Struct, frozen=True, omit_defaults=True):
     skipped: tuple[str, ...] = ()
 
 
-class Delivery(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Delivery(Row, frozen=True, omit_defaults=True, kw_only=True):
     """Files of one ended job on their way to its user; over when they are there."""
 
     kind: ClassVar[str] = "delivery"
@@ -70,3 +72,13 @@ class Delivery(Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return self.end is not None
+
+    def ended(self) -> HistoryEntry:
+        return HistoryEntry(
+            key=self.job,
+            request_id=self.job,
+            user=self.user,
+            node=self.node,
+            ended_at_ms=self.ended_at_ms,
+            reason=str(self.end),
+        )

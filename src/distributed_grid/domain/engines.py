@@ -12,22 +12,25 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from distributed_grid.domain.rows import Row
+
 SSH, ATTACHED = "ssh", "attached"
-"""How the grid came to an engine: it started it by SSH, or took one that somebody else runs."""
+"""Modes of an engine: started by the grid over SSH, or run by somebody else."""
 
 
 class EngineResources(Struct, frozen=True):
-    """So much of a node, by an engine's own count; a GPU of an engine has no number."""
+    """Resources of a node by an engine's own count; a GPU of an engine has no number."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     gpu_milli: int = 0
 
 
-class EngineCapacity(Struct, frozen=True):
-    """What an engine leaves us of a node: what is free there and what we have of it. Never stored."""
+class EngineCapacity(Row, frozen=True):
+    """Resources of a node that an engine leaves to the grid: free ones and those of its bindings. Never stored."""
 
     kind: ClassVar[str] = "engine_capacity"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     room: EngineResources
@@ -42,21 +45,17 @@ class EngineCapacity(Struct, frozen=True):
         return self.gone
 
 
-class EngineRow(Struct, frozen=True):
-    """An engine that carries leases; it stays registered over restarts of the control plane, until it is removed.
-
-    `address` is where its head is. `nodes` are those on which the grid itself has to keep it running (mode `ssh`).
-    `session` is the engine's own name of its present life, where it is known: another one has forgotten everything.
-    """
+class EngineRow(Row, frozen=True):
+    """An engine that carries leases; it stays registered over restarts of the control plane, until it is removed."""
 
     kind: ClassVar[str] = "engine"
 
     name: str
     mode: str
-    address: str
+    address: str  # of its head
     namespace: str = "grid"
-    session: str = ""
-    nodes: tuple[str, ...] = ()
+    session: str = ""  # the engine's own name of its present life; another one has forgotten all groups
+    nodes: tuple[str, ...] = ()  # on which the grid itself keeps it running (mode `ssh`)
     gone: bool = False
 
     @property
@@ -72,28 +71,22 @@ GROUP_PREFIX = "grid-boost-"
 _GROUP_NAME = re.compile(f"{GROUP_PREFIX}(.{{1,200}})-([0-9]{{1,19}})")
 
 
-class Binding(Struct, frozen=True):
-    """A lease's reservation on a node of an engine; `place` is the engine's own name of that node.
-
-    `bound_at_ms` is when the engine said that it is made (0: not yet). `again`: the lease was bound before, so this
-    one waits however long the engine is away. `dropped`: its place is gone, and so it is not wanted any more.
-    `term_ms` is the end of the lease that the engine has acknowledged (0: none); by that it removes the group itself.
-    `in_use`: something runs in the group, `was_used`: something did; both are kept for automatic leases only.
-    """
+class Binding(Row, frozen=True):
+    """A lease's reservation on a node of an engine."""
 
     kind: ClassVar[str] = "binding"
 
     lease_id: str
     fence: int
     node: str
-    place: str
+    place: str  # the engine's own name of that node
     made_at_ms: int = 0
-    bound_at_ms: int = 0
-    again: bool = False
-    dropped: bool = False
+    bound_at_ms: int = 0  # time at which the engine reported it made; 0: not yet
+    again: bool = False  # the lease was bound before, so this one waits however long the engine is away
+    dropped: bool = False  # its place is gone: it is not wanted any more
     gone: bool = False
-    term_ms: int = 0
-    in_use: bool = False
+    term_ms: int = 0  # end of the lease that the engine has acknowledged, and removes the group at; 0: none
+    in_use: bool = False  # a process is in the group, `was_used`: was; for automatic leases only
     was_used: bool = False
 
     @property
@@ -102,7 +95,6 @@ class Binding(Struct, frozen=True):
 
     @property
     def group(self) -> str:
-        """The name of its group in the engine."""
         return GROUP_PREFIX + self.key
 
     @property
@@ -111,6 +103,6 @@ class Binding(Struct, frozen=True):
 
 
 def parse_group_name(group: str) -> tuple[str, int] | None:
-    """The lease and the fence that a group's name tells; None where it is not one of ours."""
-    found = _GROUP_NAME.fullmatch(group)
-    return (found[1], int(found[2])) if found is not None else None
+    """The lease and the fence of a group by its name; None for a group of others."""
+    parts = _GROUP_NAME.fullmatch(group)
+    return (parts[1], int(parts[2])) if parts is not None else None

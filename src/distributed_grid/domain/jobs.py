@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr, replace
 from distributed_grid.domain.deliveries import FetchOrder
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import MAX_AMOUNT
+from distributed_grid.domain.rows import HistoryEntry, Row
 from distributed_grid.domain.states import JobState
 from distributed_grid.masking.command_line import mask_secrets
 
@@ -172,7 +173,7 @@ class StopOrder(Struct, frozen=True):
     requeue: bool = False
 
 
-class Job(Struct, frozen=True, omit_defaults=True, gc=False):
+class Job(Row, frozen=True, omit_defaults=True, gc=False):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
     for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
     reported, as JSON. `restartable`: its user has declared that it may be started again from the beginning on another
@@ -241,6 +242,22 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def is_over(self) -> bool:
         return self.state is JobState.ENDED
+
+    def ended(self) -> HistoryEntry:
+        last, ask = self.attempts[-1] if self.attempts else None, self.request.ask
+        return HistoryEntry(
+            key=self.id,
+            request_id=self.request.id,
+            user=self.request.user,
+            node=last.node if last is not None else "",
+            ended_at_ms=self.ended_at_ms,
+            reason=str(self.outcome.ending) if self.outcome is not None else "",
+            started_at_ms=last.started_at_ms if last is not None else 0,
+            cpu_milli=ask.cpu_milli,
+            memory_bytes=ask.memory_bytes,
+            gpu_milli=ask.gpu_milli,
+            target=self.request.target,
+        )
 
     @property
     def attempt(self) -> Attempt | None:

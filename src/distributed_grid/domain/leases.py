@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Claim, Priority
+from distributed_grid.domain.rows import HistoryEntry, Row
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 
@@ -29,7 +30,7 @@ FENCE_NUMBER_BITS = 32
 MAX_EPOCH = 2**29 - 1
 MAX_FENCE = (MAX_EPOCH + 1 << FENCE_NUMBER_BITS) - 1
 MAX_EPOCH_LEAD = 1_000_000
-"""So many starts of a control plane can have been forgotten at most: by a restored backup, or a deleted database."""
+"""Starts of a control plane that a restored backup or a deleted database can have forgotten."""
 
 
 class WorkerKind(enum.StrEnum):
@@ -41,17 +42,10 @@ class WorkerKind(enum.StrEnum):
 
 
 class Request(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who asks for how much, for how long, how urgent, where.
+    """Request for resources: user, amounts, urgency, time, place.
 
-    `prefer` is optional, `require`, `labels`, `affinity` and `anti_affinity` are constraints; the last two name nodes,
-    jobs or groups of requests. A `gang` is so many leases on as many nodes, all or none. `expects_ms` is its stated
-    length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
-    held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
-    `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
-    `limits_memory`: its memory is the limit of a job, which really uses it. `runs_on` says which nodes can serve it.
-    `task` is the task that a reservation without a job is for: it is renewed while its node is heard. `worker` names
-    the worker that runs on what is asked for, on the node's machine. `closed` are the nodes that have evicted the job,
-    each with the moment until which it is not placed there again.
+    `require`, `labels`, `affinity` and `anti_affinity` are constraints, `prefer` is a wish; affinities name nodes,
+    jobs or groups of requests.
     """
 
     id: str
@@ -62,33 +56,33 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
     require: tuple[str, ...] = ()
     wait_ms: int = 300_000
     duration_ms: int = 0
-    target: str = ""
+    target: str = ""  # node that it is for
     team: str = ""
     strategy: Strategy | None = None
     labels: tuple[tuple[str, str], ...] = ()
     affinity: tuple[str, ...] = ()
     anti_affinity: tuple[str, ...] = ()
     group: str = ""
-    gang: int = 1
-    expects_ms: int = 0
-    deadline_ms: int = 0
-    within: str = ""
-    block: str = ""
-    origin: str = ""
-    limits_memory: bool = False
+    gang: int = 1  # number of leases on as many nodes, all or none
+    expects_ms: int = 0  # stated length; 0: unknown
+    deadline_ms: int = 0  # moment by which it must be over; 0: none
+    within: str = ""  # held lease that is used instead of new resources
+    block: str = ""  # block that a copy in memory is for
+    origin: str = ""  # node on which it was typed, where that is known
+    limits_memory: bool = False  # its memory is the limit of a job, which really uses it
     runs_on: WorkerKind = WorkerKind.AGENT
-    task: str = ""
-    worker: str = ""
-    closed: tuple[tuple[str, int], ...] = ()
+    task: str = ""  # of a reservation without a job, which is renewed while its node is heard
+    worker: str = ""  # worker that runs in these resources, on the node's machine
+    closed: tuple[tuple[str, int], ...] = ()  # nodes that have evicted the job, each with the end of its closure
 
     @property
     def starts_without_cores(self) -> bool:
-        """Whether a command starts under this that has asked for no cores. It needs a little CPU all the same."""
+        """Whether it is for a command that has asked for no cores. It needs a little CPU all the same."""
         return self.limits_memory and not self.ask.cpu_milli
 
     @property
     def reopens_at_ms(self) -> int:
-        """When the next closed node may serve this again; 0 where none is closed."""
+        """The moment at which the next closed node may serve this again; 0: none is closed."""
         return min((until_ms for _, until_ms in self.closed), default=0)
 
     def problem(self) -> str | None:
@@ -108,8 +102,8 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
         return self.ask.problem()
 
     def naming_problem(self) -> str | None:
-        """The list of this request that names too much, or None. It holds for new requests: those that were accepted
-        earlier, and those that the grid makes itself, may name more."""
+        """The list of this request that is too long, or None. It holds for new requests: accepted ones, and those of
+        the grid itself, may name more."""
         lists = {
             "prefer": self.prefer,
             "require": self.require,
@@ -135,17 +129,8 @@ class Request(Struct, frozen=True, omit_defaults=True, gc=False):
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
-class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A request and its grant; the claim is set from the grant on.
-
-    `awaits` names the leases that must end before this preemptor may start;
-    `preempted_by` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
-    are held together, on `gang_nodes`: when one of them ends, all do. `engine` names what has to reserve it, too
-    (`ray`): until that has, it is not active and nothing is started under it. `recovered`: the
-    ledger did not know it, so it is a claim, which counts against its node but not yet by the node's limits, until the
-    node was heard. `extensions` are the last requests for more time that count in its end, with their milliseconds.
-    `carved_from` names the automatic leases of its node that gave it what it holds, or a part of that.
-    """
+class Lease(Row, frozen=True, omit_defaults=True, gc=False):
+    """A request and its grant; the claim is set from the grant on."""
 
     kind: ClassVar[str] = "lease"
 
@@ -160,21 +145,20 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
     granted_at_ms: int = 0
     ends_at_ms: int = 0
     generation: int = 0
-    awaits: tuple[str, ...] = ()
-    preempted_by: str = ""
+    awaits: tuple[str, ...] = ()  # leases that must end before this preemptor may start
+    preempted_by: str = ""  # preemptor that this victim makes room for
     end: LeaseEnd | None = None
     detail: str = ""
     ended_at_ms: int = 0
-    gang: str = ""
+    gang: str = ""  # request whose members are held together: when one of them ends, all do
     gang_nodes: tuple[str, ...] = ()
-    engine: str = ""
+    engine: str = ""  # scheduler (`ray`) that has to reserve it before it is active
     recovered: bool = False
-    extensions: tuple[tuple[str, int], ...] = ()
-    carved_from: tuple[str, ...] = ()
-    work: int = 0
-    """The whole grid for so many microseconds, as expected when it was asked for."""
-    turn: int = 0
-    """How much work starts before this request, in order of age (`QueueProgress.started`)."""
+    """The ledger found it elsewhere: a claim, which the limits of its node do not check before that node was heard."""
+    extensions: tuple[tuple[str, int], ...] = ()  # last requests for more time, with their milliseconds
+    carved_from: tuple[str, ...] = ()  # automatic leases that gave it its claim, or a part of that
+    work: int = 0  # expected length in microseconds, if it had the whole grid
+    turn: int = 0  # work that starts before this request, in order of age (`QueueProgress.started`)
 
     @property
     def key(self) -> str:
@@ -184,11 +168,27 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
     def is_over(self) -> bool:
         return self.state is LeaseState.ENDED
 
+    def ended(self) -> HistoryEntry:
+        ask = self.request.ask
+        return HistoryEntry(
+            key=self.id,
+            request_id=self.request.id,
+            user=self.request.user,
+            node=self.node,
+            ended_at_ms=self.ended_at_ms,
+            reason=str(self.end),
+            started_at_ms=self.granted_at_ms,
+            cpu_milli=ask.cpu_milli,
+            memory_bytes=ask.memory_bytes,
+            gpu_milli=ask.gpu_milli,
+            target=self.request.target,
+        )
+
     @property
     def expected_end_ms(self) -> int:
-        """When this lease will be over, by its term or by what was said of it; 0 where nobody knows."""
-        said = self.granted_at_ms + self.request.expects_ms if self.request.expects_ms else 0
-        return min(said, self.ends_at_ms) if said and self.ends_at_ms else said or self.ends_at_ms
+        """The end of this lease, by its term or its stated length; 0: unknown."""
+        stated = self.granted_at_ms + self.request.expects_ms if self.request.expects_ms else 0
+        return min(stated, self.ends_at_ms) if stated and self.ends_at_ms else stated or self.ends_at_ms
 
     @property
     def holds(self) -> bool:
@@ -197,15 +197,14 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def wait_until_ms(self) -> int:
-        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline.
-        0 is never."""
+        """The end of the wait: stated, or when it could not be over by its deadline any more; 0: never."""
         gives_up = 0 if self.request.waits_forever else self.asked_at_ms + self.request.wait_ms
         latest = self.request.latest_start_ms
         return min(gives_up, latest) if gives_up and latest else gives_up or latest
 
     @property
     def deadline_ms(self) -> int:
-        """When time alone changes this lease; 0 is never."""
+        """The moment at which time alone changes this lease; 0: never."""
         if self.state is LeaseState.ASKED:
             reopens, gives_up = self.request.reopens_at_ms, self.wait_until_ms
             return min(reopens, gives_up) if reopens and gives_up else reopens or gives_up
@@ -223,8 +222,7 @@ class Lease(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def queue_group(self) -> tuple[Request, bool]:
-        """What is the same for requests that only their age tells apart in the queue: everything but id and wait, and
-        whether it is for a job."""
+        """Key of requests that differ only in id, wait and age, of jobs or of others."""
         return replace(self.request, id="", wait_ms=0), bool(self.job)
 
 

@@ -1,17 +1,17 @@
 """The ledger: all living rows, and the indexes that decisions need.
 
-- `apply` is the only writer and cannot refuse: what it gets has been decided.
-- Whatever is not a row is an index derived in `apply`; `check` rebuilds and compares them.
+- `apply` is the only writer and cannot refuse: its changes are decided.
+- Every attribute is a table of rows or an index that `apply` derives from them; `check` rebuilds and compares them.
 - The claims on a node never exceed its capacity and caps. A preemptor (`awaits`) counts from when its victims are gone,
   a recovered lease from when its node was heard.
-- Rows that are over leave; history is the store's business.
+- Rows that are over leave; the store keeps their history.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.deliveries import Delivery
@@ -31,62 +31,49 @@ from distributed_grid.domain.moves import MOVE_PREFIX, AutoOffloadState, Degrade
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import GRID_USER, RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
-from distributed_grid.domain.rows import VOLATILE, Counter, Row
+from distributed_grid.domain.rows import Counter, R, Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, MoveState, NodeState
 from distributed_grid.domain.statistics import Account, QueueProgress, RequestShapes
 from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
 
 _NO_CLAIMS = NodeClaims()
-_DEFAULTS = (SchedulingPolicy(), RequestShapes(), ScalingRules(), WorkerRules(), AutoOffloadState())
-_NO_PROGRESS = QueueProgress()
-"""What holds while no row says otherwise."""
 L = TypeVar("L", str, tuple[str, str])
 C = TypeVar("C")
+Reindex = Callable[[R | None, R], None]
+"""Updates the indexes over one kind of rows: the row before, or None, and the row as it is written now."""
 
 
 class Ledger:
     """All living rows, with the indexes that deciding needs."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.observations: dict[str, NodeObservation] = {}
-        self.offers: dict[str, Offer] = {}
-        self.leases: dict[str, Lease] = {}
-        self.jobs: dict[str, Job] = {}
-        self.counters: dict[str, int] = {}
-        self.policy, self.request_shapes, self.scaling, self.worker_rules, self.auto_offload = _DEFAULTS
+        self._tables: dict[type[Row], tuple[dict[str, Any], Reindex[Any] | None]] = {}
         self._caches: dict[type, object] = {}
-        self.accounts: dict[str, Account] = {}
-        self.queue_progress = _NO_PROGRESS
-        self.rebalance_states: dict[str, RebalanceState] = {}
-        self.utilization = UtilizationWindow()
-        self.engines: dict[str, EngineRow] = {}
-        self.engine_capacities: dict[str, EngineCapacity] = {}
-        self.bindings: dict[str, Binding] = {}
-        self.bindings_of: dict[str, dict[str, None]] = {}
-        self.blocks: dict[str, Block] = {}
-        self.memory_servers: dict[str, MemoryServerRow] = {}
-        self.workers: dict[str, Worker] = {}
-        self.spending: dict[str, Spending] = {}
-        self.offer_closures: dict[str, OfferClosure] = {}
-        self.moves: dict[str, Move] = {}
-        self.moves_by_job: dict[str, str] = {}
-        self.moves_at: dict[str, dict[str, None]] = {}
-        self.consents: dict[str, MoveConsent] = {}
-        self.offload_watches: dict[str, OffloadWatch] = {}
-        self.degraded: dict[str, DegradedNode] = {}
-        self.deliveries: dict[str, Delivery] = {}
-        self.block_names: dict[tuple[str, str], str] = {}
-        self.blocks_at: dict[str, dict[str, None]] = {}
-        self.unsettled_blocks: dict[str, None] = {}
         self.columns = FreeColumns()
         self.running = RunningColumns()
         self.node_claims: dict[str, NodeClaims] = {}
+
+        self.counters: dict[str, int] = {}
+        self._table(Counter, self._index_counter)
+        self.accounts = self._table(Account)
+        self.policy = self._single(SchedulingPolicy(), "policy")
+        self.request_shapes = self._single(RequestShapes(), "request_shapes")
+        self.queue_progress = self._single(QueueProgress(), "queue_progress")
+        self.auto_offload = self._single(AutoOffloadState(), "auto_offload")
+        self.worker_rules = self._single(WorkerRules(), "worker_rules")
+        self.scaling = self._single(ScalingRules(), "scaling")
+        self.utilization = self._single(UtilizationWindow(), "utilization")
+
+        self.nodes = self._table(Node, self._index_node)
         self.labels: dict[tuple[str, str], dict[str, None]] = {}
+        self.pull_nodes: dict[str, None] = {}
+
+        self.leases = self._table(Lease, self._index_lease)
         self.held: dict[str, NodeClaims] = {}
         self.leases_on: dict[str, dict[str, None]] = {}
         self.leases_by_user: dict[str, dict[str, None]] = {}
+        self.reservations_on: dict[str, dict[str, None]] = {}
         self.groups: dict[str, dict[str, None]] = {}
         self.gangs: dict[str, dict[str, None]] = {}
         self.dependents: dict[str, dict[str, None]] = {}
@@ -96,78 +83,69 @@ class Ledger:
         self.waiting_index = WaitingIndex()
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
+
+        self.jobs = self._table(Job, self._index_job)
         self.jobs_on: dict[str, dict[str, None]] = {}
         self.job_uids: dict[str, str] = {}
         self.awaited_checkpoints: dict[str, None] = {}
-        self.pull_nodes: dict[str, None] = {}
+        self.deliveries = self._table(Delivery)
+
+        self.engines = self._table(EngineRow)
+        self.bindings = self._table(Binding, self._index_binding)
+        self.bindings_of: dict[str, dict[str, None]] = {}
+
+        self.blocks = self._table(Block, self._index_block)
+        self.block_names: dict[tuple[str, str], str] = {}
+        self.blocks_at: dict[str, dict[str, None]] = {}
+        self.unsettled_blocks: dict[str, None] = {}
+
+        self.workers = self._table(Worker)
+        self.spending = self._table(Spending)
+        self.offer_closures = self._table(OfferClosure)
+
+        self.moves = self._table(Move, self._index_move)
+        self.moves_by_job: dict[str, str] = {}
+        self.moves_at: dict[str, dict[str, None]] = {}
+        self.consents = self._table(MoveConsent)
+        self.degraded = self._table(DegradedNode)
+
+        self.observations = self._table(NodeObservation, self._index_observation)
         self.asking_nodes: dict[str, None] = {}
-        self.reservations_on: dict[str, dict[str, None]] = {}
+        self.offers = self._table(Offer, self._index_offer)
+        self.rebalance_states = self._table(RebalanceState)
+        self.offload_watches = self._table(OffloadWatch)
+        self.engine_capacities = self._table(EngineCapacity)
+        self.memory_servers = self._table(MemoryServerRow)
         self.apply(rows)
+
+    def _table(self, row_type: type[R], reindex: Reindex[R] | None = None) -> dict[str, R]:
+        """The table of a kind of rows, by key."""
+        table: dict[str, R] = {}
+        self._tables[row_type] = (table, reindex)
+        return table
+
+    def _single(self, default: R, name: str) -> R:
+        """The default of a kind with a single row, which is written to the attribute of this name."""
+        self._table(type(default), lambda _, row: setattr(self, name, row))
+        return default
 
     def apply(self, changes: Iterable[Row]) -> None:
         """Write decided changes."""
         for row in changes:
-            if isinstance(row, Lease):
-                self._put_lease(row)
-            elif isinstance(row, Counter):
-                self.counters[row.name] = row.value
-            elif isinstance(row, Account):
-                self.accounts[row.user] = row
-            elif isinstance(row, Job):
-                self._put_job(row)
-            elif isinstance(row, QueueProgress):
-                self.queue_progress = row
-            elif isinstance(row, NodeObservation):
-                self._put_observation(row)
-            elif isinstance(row, Offer):
-                self._put_offer(row)
-            elif isinstance(row, RebalanceState):
-                self.rebalance_states[row.node] = row
-            elif isinstance(row, ScalingRules):
-                self.scaling = row
-            elif isinstance(row, UtilizationWindow):
-                self.utilization = row
-            elif isinstance(row, SchedulingPolicy):
-                self.policy = row
-            elif isinstance(row, RequestShapes):
-                self.request_shapes = row
-            elif isinstance(row, EngineRow):
-                self._put_engine(row)
-            elif isinstance(row, Binding):
-                self._put_binding(row)
-            elif isinstance(row, Block):
-                self._put_block(row)
-            elif isinstance(row, MemoryServerRow):
-                self._put_memory_server(row)
-            elif isinstance(row, EngineCapacity):
-                self._put_engine_capacity(row)
-            elif isinstance(row, Worker):
-                self._put_worker(row)
-            elif isinstance(row, WorkerRules):
-                self.worker_rules = row
-            elif isinstance(row, Spending):
-                self.spending[row.provider] = row
-            elif isinstance(row, OfferClosure):
-                self._put_offer_closure(row)
-            elif isinstance(row, Move):
-                self._put_move(row)
-            elif isinstance(row, MoveConsent):
-                self._put_consent(row)
-            elif isinstance(row, AutoOffloadState):
-                self.auto_offload = row
-            elif isinstance(row, OffloadWatch):
-                self.offload_watches[row.node] = row
-            elif isinstance(row, DegradedNode):
-                self._put_degraded(row)
-            elif isinstance(row, Delivery):
-                self._put_delivery(row)
+            table, reindex = self._tables[type(row)]
+            key = row.key
+            old = table.get(key)
+            if row.is_over:
+                table.pop(key, None)
             else:
-                self._put_node(row)
+                table[key] = row
+            if reindex is not None:
+                reindex(old, row)
 
     def cached(self, kind: type[C]) -> C | None:
         """A value that scheduling has derived from the rows, by its type; it may be missing at any time."""
-        found = self._caches.get(kind)
-        return found if isinstance(found, kind) else None
+        value = self._caches.get(kind)
+        return value if isinstance(value, kind) else None
 
     def cache(self, value: C) -> C:
         """Keep a derived value of its type for `cached`."""
@@ -179,7 +157,7 @@ class Ledger:
         return self.node_claims.get(node, _NO_CLAIMS)
 
     def lends(self, node: str) -> Capacity:
-        """What a node lends in all right now: its offer, within what it may lend at most."""
+        """All resources that a node lends now, current leases included."""
         offer = self.offers.get(node)
         return offer.lends if offer is not None else NOTHING
 
@@ -200,18 +178,18 @@ class Ledger:
         return self.held.get(user, _NO_CLAIMS)
 
     def labelled(self, key: str, value: str) -> dict[str, None]:
-        """The nodes that carry a label; without a value those that carry it with any, or as a tag."""
+        """The nodes that carry a label; without a value those with any value of it, or with this tag."""
         return self.labels.get((key, value), {})
 
     def nodes_of(self, name: str) -> set[str]:
-        """The nodes that a name stands for: the node itself, or where the job or group of that name holds something."""
+        """The nodes of a name: the node itself, or those of the leases of the job or group of that name."""
         if name in self.nodes:
             return {name}
         group = self.groups.get(name)
-        found = {self.leases[lease_id].node for lease_id in group} if group else set()
+        nodes = {self.leases[lease_id].node for lease_id in group} if group else set()
         job = self.jobs.get(self.job_uids.get(name, name))
         lease = self.leases.get(job.lease_id) if job is not None else self.leases.get(name)
-        return found | {lease.node} if lease is not None and lease.holds else found
+        return nodes | {lease.node} if lease is not None and lease.holds else nodes
 
     def binding_of(self, lease: Lease) -> Binding | None:
         """The binding of a lease that is wanted: the newest, while the lease holds and its place is there."""
@@ -222,7 +200,7 @@ class Ledger:
         return None if newest.dropped else newest
 
     def due_by(self, now: int, limit: int) -> list[str]:
-        """The first leases whose time has come, earliest first, at most so many."""
+        """The first leases whose time has come, earliest first, at most `limit`."""
         return [lease_id for due_ms, lease_id in self.due[:limit] if due_ms <= now]
 
     def next_due_ms(self) -> int | None:
@@ -230,23 +208,22 @@ class Ledger:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held and nobody waits."""
         return not (self.leases or self.jobs or self.blocks or self.workers or self.moves or self.deliveries)
 
-    def _put_lease(self, lease: Lease) -> None:
-        old = self.leases.get(lease.id)
+    def _index_counter(self, _: Counter | None, counter: Counter) -> None:
+        self.counters[counter.name] = counter.value
+
+    def _index_lease(self, old: Lease | None, lease: Lease) -> None:
         self._count_lease(old, lease)
         if lease.request.task and (old is not None and old.holds) != lease.holds:
             _index(self.reservations_on, lease.node, lease.id, holds=lease.holds)
         if old is not None:
             self._unindex(old)
         if lease.is_over:
-            self.leases.pop(lease.id, None)
             self.running.remove(lease)
             if lease.id == lease.request.id:
                 self.by_request.pop(lease.request.id, None)
             return
-        self.leases[lease.id] = lease
         for awaited in lease.awaits:
             _index(self.awaiting, awaited, lease.id, holds=True)
         if lease.id == lease.request.id:
@@ -292,7 +269,7 @@ class Ledger:
             self._write_free(new.node)
 
     def _count_holder(self, lease: Lease, claim: Claim, *, holds: bool) -> None:
-        """Move what the lease's user, group and gang hold."""
+        """Add or subtract a claim from the sums of its user, group and gang."""
         user = lease.request.user
         if holds:
             _claims_in(self.held, user).add(claim)
@@ -308,8 +285,7 @@ class Ledger:
         if user not in self.leases_by_user:
             self.held.pop(user, None)
 
-    def _put_job(self, job: Job) -> None:
-        old = self.jobs.get(job.uid)
+    def _index_job(self, old: Job | None, job: Job) -> None:
         if job.checkpoint_from and not job.is_over:
             self.awaited_checkpoints[job.uid] = None
         elif old is not None and old.checkpoint_from:
@@ -321,137 +297,70 @@ class Ledger:
             if now:
                 _index(self.jobs_on, now, job.uid, holds=True)
         if job.is_over:
-            self.jobs.pop(job.uid, None)
             self.job_uids.pop(job.id, None)
             self.by_request.pop(job.request.id, None)
         else:
-            self.jobs[job.uid] = job
             self.job_uids[job.id] = job.uid
             self.by_request[job.request.id] = job.uid
             if job.lease_id in self.running.slots:
                 self.running.update_job(self.leases[job.lease_id], job)
 
-    def _put_observation(self, seen: NodeObservation) -> None:
-        self.observations[seen.node] = seen
+    def _index_observation(self, _: NodeObservation | None, seen: NodeObservation) -> None:
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
         self.columns.asking[row] = seen.asking_since_ms > 0
-        if seen.asking_since_ms:
-            self.asking_nodes[seen.node] = None
-        else:
-            self.asking_nodes.pop(seen.node, None)
+        _mark(self.asking_nodes, seen.node, is_in=seen.asking_since_ms > 0)
         self._write_pressure(seen.node)
 
     def _write_pressure(self, name: str) -> None:
-        """Update the pressure column of a node; what was not measured counts as 0."""
+        """Update the pressure column of a node; without a measurement it is 0."""
         node, seen = self.nodes.get(name), self.observations.get(name)
         usage = seen.usage if seen is not None else None
         level = round(1000 * pressure(node.capacity, usage)) if node is not None and usage is not None else 0
         self.columns.pressure[self.columns.row_of(name)] = level
 
-    def _put_engine(self, row: EngineRow) -> None:
-        if row.is_over:
-            self.engines.pop(row.name, None)
-        else:
-            self.engines[row.name] = row
-
-    def _put_engine_capacity(self, stock: EngineCapacity) -> None:
-        if stock.is_over:
-            self.engine_capacities.pop(stock.node, None)
-        else:
-            self.engine_capacities[stock.node] = stock
-
-    def _put_memory_server(self, lender: MemoryServerRow) -> None:
-        if lender.is_over:
-            self.memory_servers.pop(lender.node, None)
-        else:
-            self.memory_servers[lender.node] = lender
-
-    def _put_worker(self, worker: Worker) -> None:
-        if worker.is_over:
-            self.workers.pop(worker.id, None)
-        else:
-            self.workers[worker.id] = worker
-
-    def _put_offer_closure(self, closure: OfferClosure) -> None:
-        if closure.is_over:
-            self.offer_closures.pop(closure.key, None)
-        else:
-            self.offer_closures[closure.key] = closure
-
-    def _put_block(self, block: Block) -> None:
-        old = self.blocks.get(block.id)
+    def _index_block(self, old: Block | None, block: Block) -> None:
         if old is not None:
             for node in _nodes_of(old) - (frozenset() if block.is_over else _nodes_of(block)):
                 _index(self.blocks_at, node, old.id, holds=False)
             if old.name and self.block_names.get((old.user, old.name)) == old.id:
                 del self.block_names[old.user, old.name]
-            self.unsettled_blocks.pop(old.id, None)
+        _mark(self.unsettled_blocks, block.id, is_in=not (block.is_over or block.is_settled))
         if block.is_over:
-            self.blocks.pop(block.id, None)
             return
-        self.blocks[block.id] = block
         for node in _nodes_of(block):
             _index(self.blocks_at, node, block.id, holds=True)
         if block.name and not block.freeing:
             self.block_names[block.user, block.name] = block.id
-        if not block.is_settled:
-            self.unsettled_blocks[block.id] = None
 
-    def _put_move(self, move: Move) -> None:
-        old = self.moves.get(move.id)
-        for node in (old.source, old.target) if old is not None else ():
-            if move.id in self.moves_at.get(node, ()):
-                _index(self.moves_at, node, move.id, holds=False)
+    def _index_move(self, old: Move | None, move: Move) -> None:
+        for node in {old.source, old.target} if old is not None else ():
+            _index(self.moves_at, node, move.id, holds=False)
         if old is not None and old.job:
             self.moves_by_job.pop(old.job, None)
         if move.is_over:
-            self.moves.pop(move.id, None)
             return
-        self.moves[move.id] = move
         for node in (move.source, move.target):
             _index(self.moves_at, node, move.id, holds=True)
         if move.job:
             self.moves_by_job[move.job] = move.id
 
-    def _put_consent(self, consent: MoveConsent) -> None:
-        if consent.is_over:
-            self.consents.pop(consent.key, None)
-        else:
-            self.consents[consent.key] = consent
-
-    def _put_degraded(self, row: DegradedNode) -> None:
-        if row.is_over:
-            self.degraded.pop(row.node, None)
-        else:
-            self.degraded[row.node] = row
-
-    def _put_delivery(self, delivery: Delivery) -> None:
-        if delivery.is_over:
-            self.deliveries.pop(delivery.job, None)
-        else:
-            self.deliveries[delivery.job] = delivery
-
-    def _put_binding(self, binding: Binding) -> None:
-        if (binding.key in self.bindings) == binding.is_over:
+    def _index_binding(self, old: Binding | None, binding: Binding) -> None:
+        if (old is None) != binding.is_over:
             _index(self.bindings_of, binding.lease_id, binding.key, holds=not binding.is_over)
-        if binding.is_over:
-            self.bindings.pop(binding.key, None)
-        else:
-            self.bindings[binding.key] = binding
 
-    def _put_offer(self, offer: Offer) -> None:
-        if offer.is_over:
-            self.offers.pop(offer.node, None)
-        else:
-            self.offers[offer.node] = offer
+    def _index_offer(self, _: Offer | None, offer: Offer) -> None:
         self._write_free(offer.node)
 
-    def _put_node(self, node: Node) -> None:
-        self._put_labels(node)
+    def _index_node(self, old: Node | None, node: Node) -> None:
+        before = _labels(old) if old is not None else frozenset()
+        after = frozenset() if node.is_over else _labels(node)
+        for label in before - after:
+            _index(self.labels, label, node.name, holds=False)
+        for label in after - before:
+            _index(self.labels, label, node.name, holds=True)
         if node.is_over:
             for table in (
-                self.nodes,
                 self.observations,
                 self.offers,
                 self.rebalance_states,
@@ -464,24 +373,9 @@ class Ledger:
             self.columns.busy[row] = 0
             self.columns.asking[row] = False
             self.asking_nodes.pop(node.name, None)
-        else:
-            self.nodes[node.name] = node
-        if node.is_pull and not node.is_over:
-            self.pull_nodes[node.name] = None
-        else:
-            self.pull_nodes.pop(node.name, None)
+        _mark(self.pull_nodes, node.name, is_in=node.is_pull and not node.is_over)
         self._write_terms(node.name)
         self._write_free(node.name)
-
-    def _put_labels(self, node: Node) -> None:
-        """Index the labels and tags of a node, where they have changed."""
-        old = self.nodes.get(node.name)
-        before = _labels(old) if old is not None else frozenset()
-        after = frozenset() if node.is_over else _labels(node)
-        for label in before - after:
-            _index(self.labels, label, node.name, holds=False)
-        for label in after - before:
-            _index(self.labels, label, node.name, holds=True)
 
     def _write_terms(self, name: str) -> None:
         """Update the columns that depend on the node's own row only, not on leases and offers."""
@@ -503,7 +397,7 @@ class Ledger:
         self._write_pressure(name)
 
     def _write_free(self, name: str) -> None:
-        """Update what is free on a node, and whether it is open."""
+        """Update the free amounts of a node, and whether it is open."""
         columns, node, offer = self.columns, self.nodes.get(name), self.offers.get(name)
         row = columns.row_of(name)
         if node is None or offer is None:
@@ -529,53 +423,15 @@ class Ledger:
 
     def rows(self, *, durable_only: bool = False) -> list[Row]:
         """Every living row; the ledger can be rebuilt from them."""
-        counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
-        found: list[Row] = [*counters, *self.accounts.values()]
-        found += [row for row in (self.policy, self.request_shapes) if row not in _DEFAULTS]
-        found += [self.queue_progress] if self.queue_progress != _NO_PROGRESS else []
-        found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
-        found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
-        found += self.offer_closures.values()
-        found += [*self.moves.values(), *self.consents.values(), *self.degraded.values()]
-        found += self.deliveries.values()
-        found += [row for row in (self.auto_offload, self.worker_rules, self.scaling) if row not in _DEFAULTS]
-        if durable_only:
-            return [row for row in found if row.kind not in VOLATILE]
-        found += [*self.observations.values(), *self.offers.values(), *self.rebalance_states.values()]
-        found += self.offload_watches.values()
-        found += [self.utilization] if self.utilization.samples else []
-        return [*found, *self.engine_capacities.values(), *self.memory_servers.values()]
+        tables = (table for kind, (table, _) in self._tables.items() if not (durable_only and kind.is_volatile))
+        return [row for table in tables for row in table.values()]
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken or an index differs from the rows."""
         fresh = Ledger(self.rows())
-        for name in (
-            "waiting",
-            "queue_groups",
-            "waiting_index",
-            "due",
-            "by_request",
-            "job_uids",
-            "awaited_checkpoints",
-            "jobs_on",
-            "labels",
-            "held",
-            "leases_by_user",
-            "groups",
-            "gangs",
-            "dependents",
-            "awaiting",
-            "bindings_of",
-            "block_names",
-            "blocks_at",
-            "unsettled_blocks",
-            "moves_by_job",
-            "moves_at",
-            "pull_nodes",
-            "asking_nodes",
-            "reservations_on",
-        ):
-            assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
+        for name, index in vars(self).items():
+            if name not in _COMPARED_APART:
+                assert index == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: claims for name, claims in self.node_claims.items() if claims != _NO_CLAIMS}
         assert taken == {n: b for n, b in fresh.node_claims.items() if b != _NO_CLAIMS}, "claims differ from the leases"
         for name, row in self.columns.rows.items():
@@ -659,6 +515,10 @@ class Ledger:
         return move is not None and move.lease_id == lease_id
 
 
+_COMPARED_APART = frozenset({"_tables", "_caches", "columns", "running", "node_claims", "leases_on"})
+"""Attributes of a ledger that `check` compares in another way: those that keep empty entries, and no index."""
+
+
 def _node_of(job: Job | None) -> str:
     """The node of a job's running attempt; empty where it has none."""
     attempt = job.attempt if job is not None else None
@@ -666,12 +526,10 @@ def _node_of(job: Job | None) -> str:
 
 
 def _nodes_of(block: Block) -> frozenset[str]:
-    """The nodes that have to do with a block."""
     return frozenset(place.node for place in block.everywhere)
 
 
 def _claims_in(sums: dict[str, NodeClaims], name: str) -> NodeClaims:
-    """The claims under this name, made on first use."""
     claims = sums.get(name)
     if claims is None:
         claims = sums[name] = NodeClaims()
@@ -679,7 +537,7 @@ def _claims_in(sums: dict[str, NodeClaims], name: str) -> NodeClaims:
 
 
 def _device_free(device: GpuDevice, claims: NodeClaims) -> int:
-    """What is left of a device, as written to its column; 0 while a preemptor and its victims are both on it."""
+    """Free part of a device, as in its column; 0 while a preemptor and its victims are both on it."""
     free = max(claims.free_milli(device), 0)
     if not device.exclusive:
         return free
@@ -700,3 +558,11 @@ def _index(table: dict[L, dict[str, None]], key: L, name: str, *, holds: bool) -
         table[key].pop(name, None)
         if not table[key]:
             del table[key]
+
+
+def _mark(index: dict[str, None], name: str, *, is_in: bool) -> None:
+    """Add or remove a name."""
+    if is_in:
+        index[name] = None
+    else:
+        index.pop(name, None)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.processes import ProcessIdentity, ProcessLook, StandardStream
+from distributed_grid.domain.rows import HistoryEntry, Row
 from distributed_grid.domain.states import MoveState
 
 MOVE_PREFIX = "move-"
@@ -58,7 +59,7 @@ class MovedProcess(Struct, frozen=True, omit_defaults=True):
     look: ProcessLook | None = None
 
 
-class Move(Struct, frozen=True, omit_defaults=True):
+class Move(Row, frozen=True, omit_defaults=True):
     """One move. `id` is also the id of the request that reserves room on the target (`lease_id` is its lease).
 
     For a job `job` is its uid from the beginning; for a process it is that of the job that takes its place, made in the
@@ -123,6 +124,18 @@ class Move(Struct, frozen=True, omit_defaults=True):
     def is_over(self) -> bool:
         return self.state is MoveState.ENDED
 
+    def ended(self) -> HistoryEntry:
+        """Its resources are counted with its lease and its job."""
+        return HistoryEntry(
+            key=self.id,
+            request_id=self.id,
+            user=self.user,
+            node=self.source,
+            ended_at_ms=self.ended_at_ms,
+            reason=str(self.end),
+            target=self.target,
+        )
+
     @property
     def is_decided(self) -> bool:
         """Whether the original will not go on: the work is the grid's to run."""
@@ -134,7 +147,7 @@ def consent_key(user: str, shape: str, cwd: str) -> str:
     return f"{user}/{cwd}\n{shape}" if cwd else f"{user}/{shape}"
 
 
-class MoveConsent(Struct, frozen=True, omit_defaults=True):
+class MoveConsent(Row, frozen=True, omit_defaults=True):
     """A user allows that processes of this command shape that run in this directory are restarted elsewhere, with these
     variables of theirs. One without a directory was given to an earlier version and covers nothing."""
 
@@ -156,7 +169,7 @@ class MoveConsent(Struct, frozen=True, omit_defaults=True):
         return self.withdrawn
 
 
-class AutoOffloadState(Struct, frozen=True, omit_defaults=True):
+class AutoOffloadState(Row, frozen=True, omit_defaults=True):
     """Automatic offloading, as it was set by a person (None: as the config says), and how it fares.
 
     `failures` counts moves that failed one after the other; when there are too many it stops itself, and
@@ -175,10 +188,6 @@ class AutoOffloadState(Struct, frozen=True, omit_defaults=True):
     @property
     def key(self) -> str:
         return "auto"
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
 
 class OffloadRules(Struct, frozen=True):
@@ -200,7 +209,7 @@ class Considered(Struct, frozen=True):
     reason: str
 
 
-class OffloadWatch(Struct, frozen=True):
+class OffloadWatch(Row, frozen=True):
     """A node between two looks: since when each resource is above its threshold (or works so much harder than others:
     `spread`), since when its memory is below the low mark again, and what the last look decided, and why.
 
@@ -209,6 +218,7 @@ class OffloadWatch(Struct, frozen=True):
     """
 
     kind: ClassVar[str] = "offload_watch"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     memory_since_ms: int | None = None
@@ -226,17 +236,13 @@ class OffloadWatch(Struct, frozen=True):
     def key(self) -> str:
         return self.node
 
-    @property
-    def is_over(self) -> bool:
-        return False
-
     def since_ms(self, cause: str) -> int | None:
         """Since when a resource, or the distance to the least loaded node, has been too high."""
         causes = {"memory": self.memory_since_ms, "cpu": self.cpu_since_ms, "gpu": self.gpu_since_ms}
         return causes.get(cause, self.spread_since_ms)
 
 
-class DegradedNode(Struct, frozen=True):
+class DegradedNode(Row, frozen=True):
     """A node that is short of memory while nothing there can go elsewhere: it gets no new work, its `low` jobs stand
     still, and blocks of the memory pool go to disk, until it is `restored`."""
 

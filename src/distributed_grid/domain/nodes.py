@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from distributed_grid.domain.resources import MAX_AMOUNT, NOTHING, Capacity
+from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import NodeState
 from distributed_grid.domain.statistics import Idleness, RecentUsage, UsageVolatility
 
@@ -37,7 +38,6 @@ class OfferThresholds(Struct, frozen=True):
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
     While the last minute is above a mark, nothing new is lent, nor for a dwell after it was above it often.
-    Of CPU and memory it keeps `excess_milli` free whatever it lends.
     """
 
     cpu_busy_max_milli: int
@@ -48,23 +48,11 @@ class OfferThresholds(Struct, frozen=True):
     gpu_memory_min_bytes: int
     margin_milli: int = 50
     dwell_ms: int = 1_200_000
-    excess_milli: int = 0
+    excess_milli: int = 0  # part of CPU and memory that stays free, whatever is lent
 
 
-class Node(Struct, frozen=True):
-    """A machine with an agent, or a pull worker (`host` is `pull`), of which `incarnation` names the registration.
-
-    `hold_ms` is how long its work goes on without a word from the control plane (0: without end), `start_ms` how long
-    it may take to start an attempt. `wanted`: its
-    agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it. `speed_milli`
-    is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths. `engine` names what
-    reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
-    `engine_lost_ms` where the engine does not see it any more. `cooling`: it has to give everything back, and lends
-    nothing until somebody ends that. `reclaim` says why a draining one takes back what it lent; one without lets its
-    leases come to their ends. `epoch` is its own where it has seen a later one than the grid's (`leases.py`).
-    `simulated`: it stands for a machine of its own on the control plane's machine. It has what is declared for it, and
-    its usage is what its own work uses of that, besides the declared background of its owner.
-    """
+class Node(Row, frozen=True):
+    """A machine with an agent, or a pull worker (`host` is `pull`)."""
 
     kind: ClassVar[str] = "node"
 
@@ -78,23 +66,25 @@ class Node(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     role: str = ""
     host: str = "local"
-    hold_ms: int = 0
+    hold_ms: int = 0  # its work outlives contact with the control plane by this; 0: without end
     offer_ms: int = 300_000
     refresh_ms: int = 60_000
     forgotten: bool = False
-    wanted: bool = False
-    joined: bool = False
-    speed_milli: int = 1000
-    cost_milli: int = 0
-    engine: str = ""
-    engine_node: str = ""
-    engine_lost_ms: int = 0
-    cooling: bool = False
-    epoch: int = 0
+    wanted: bool = False  # its agent has to run and to be connected
+    joined: bool = False  # it came by itself, with a token; no config names it
+    speed_milli: int = 1000  # usual: 1000
+    cost_milli: int = 0  # of an hour
+    engine: str = ""  # scheduler that reserves leases here besides the grid (`ray`)
+    engine_node: str = ""  # the engine's own name of this node
+    engine_lost_ms: int = 0  # since then the engine does not list it; `engine_node` is empty
+    cooling: bool = False  # it gives everything back, and lends nothing until it is resumed
+    epoch: int = 0  # its own, where it has seen a later one than the grid's (`leases.py`)
     simulated: bool = False
-    reclaim: str = ""
-    incarnation: str = ""
-    start_ms: int = START_MS
+    """It stands for a machine of its own on the control plane's machine: its capacity is declared, its usage is that of
+    its own work besides the declared background of its owner."""
+    reclaim: str = ""  # reason why a draining node takes its leases back; empty: they come to their ends
+    incarnation: str = ""  # registration of a pull worker
+    start_ms: int = START_MS  # time that it may take to start an attempt
 
     @property
     def key(self) -> str:
@@ -160,13 +150,7 @@ class GpuUsage(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Measured usage of a node: in all, and outside the grid.
-
-    `memory_room_bytes` is what its machine really has for the grid: all memory but what others use of it (None: not
-    measured). Simulated nodes share it. `disk_free_bytes` is what can still be written to the file system of its jobs'
-    directory, which has `disk_bytes` in all (0: not measured). Without `cpu_measured` no use of CPU is known yet, and
-    without `gpus_measured` none of GPUs: that is not idleness.
-    """
+    """Measured usage of a node: in all, and outside the grid."""
 
     cpu_busy_milli: Milli = 0
     cpu_outside_milli: Milli = 0
@@ -174,85 +158,63 @@ class Usage(Struct, frozen=True):
     memory_outside_bytes: Bytes = 0
     gpus: Annotated[tuple[GpuUsage, ...], Meta(max_length=MAX_GPUS)] = ()
     memory_room_bytes: Bytes | None = None
-    disk_free_bytes: Bytes = 0
-    disk_bytes: Bytes = 0
-    cpu_measured: bool = True
+    """Memory of the machine without the usage of others, shared by its simulated nodes; None: not measured."""
+    disk_free_bytes: Bytes = 0  # writable on the file system of its jobs' directory; 0: not measured
+    disk_bytes: Bytes = 0  # size of that file system
+    cpu_measured: bool = True  # False: the use is unknown, which is not idleness
     gpus_measured: bool = True
 
 
 class MissingAttempt(Struct, frozen=True):
-    """An attempt (by its lease id) that the agent of its node has no trace of, which does not prove that it is over:
-    until then it may run on. 0 is for as long as something of it is seen on this machine."""
+    """An attempt that the agent of its node has no trace of, which does not prove that it is over."""
 
     lease_id: str
-    until_ms: int
+    until_ms: int  # it may run until then; 0: for as long as a process of it is seen on this machine
 
 
-class NodeObservation(Struct, frozen=True):
-    """The last heartbeat of a node, and what follows from it. Never stored: after a restart no node was heard.
-
-    `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing can,
-    whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and `yields`
-    says that it does so now, because the owner is using it. `boot` names the time since its machine was started,
-    `machine` the machine and directory of its agent. `missing` is what may still run there unseen. `idleness` is
-    what thresholds make of all that was measured so far, `recent` its owner's use lately, `volatility` how
-    that has moved,
-    `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
-    why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
-    agent reports are paid for, and `records_omitted` were not written (`reactor/dispatch.py`). It has taken back
-    what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/pause.py`), and has
-    not started what was placed on it `failed_starts` times in a row, last at `start_failed_at_ms`. With `disk_full`
-    nothing new fits on the disk of its jobs.
-    A pull worker has been asking for a task since `asking_since_ms` (0: it is not), and the last task it was given,
-    `handed_out`, was the answer to `handed_out_ask`. With `report_wanted` the node is to
-    say anew what it has. Its wall clock has jumped by `clock_jump_ms` (0: no jump is pending), and nothing is deleted
-    by age there for `clock_waits_ms` more; `clock_confirmed`: somebody says that it is right. The audit trail has
-    `clock_recorded_ms`. With `lost` it was decided that the hold is over: no heartbeat renews it before the agent has
-    greeted anew and listed its attempts.
-    """
+class NodeObservation(Row, frozen=True):
+    """The last heartbeat of a node, and its consequences. Never stored: after a restart every node counts as silent."""
 
     kind: ClassVar[str] = "observation"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     at_ms: int
     usage: Usage | None = None
-    beat: int = 0
-    held_until_ms: int = 0
-    generation: int = 0
-    yields: bool = False
-    boot: str = ""
-    machine: str = ""
+    beat: int = 0  # number of the heartbeat
+    held_until_ms: int = 0  # no attempt can run there after this, in whatever state the node is
+    generation: int = 0  # counts the times that its agent has withdrawn the offer
+    yields: bool = False  # its agent withdraws the offer now, because the owner is using the node
+    boot: str = ""  # boot id of its machine
+    machine: str = ""  # machine and directory of its agent
     missing: tuple[MissingAttempt, ...] = ()
-    idleness: Idleness | None = None
+    idleness: Idleness | None = None  # by the thresholds, from all measurements so far
     recent: RecentUsage | None = None
     volatility: UsageVolatility | None = None
-    overused_since_ms: int = 0
-    rejected: str = ""
+    overused_since_ms: int = 0  # the owner needs resources that an engine holds for others; 0: no
+    rejected: str = ""  # reason why its agent was last turned away
     rejected_at_ms: int = 0
-    records_spent_until_ms: int = 0
+    records_spent_until_ms: int = 0  # budget of its audit records (`reactor/dispatch.py`)
     records_omitted: int = 0
-    reclaims: int = 0
+    reclaims: int = 0  # leases that it took back in a row (`scheduling/offers/pause.py`)
     reclaimed_at_ms: int = 0
-    failed_starts: int = 0
+    failed_starts: int = 0  # attempts that it did not start, in a row
     start_failed_at_ms: int = 0
-    disk_full: bool = False
-    asking_since_ms: int = 0
-    handed_out: str = ""
+    disk_full: bool = False  # the disk of its jobs has no room for new ones
+    asking_since_ms: int = 0  # of a pull worker; 0: it does not ask for a task
+    handed_out: str = ""  # last task that it was given, as the answer to `handed_out_ask`
     handed_out_ask: str = ""
-    report_wanted: bool = False
-    clock_jump_ms: int = 0
-    clock_waits_ms: int = 0
-    clock_confirmed: bool = False
-    clock_recorded_ms: int = 0
+    report_wanted: bool = False  # it has to declare its resources anew
+    clock_jump_ms: int = 0  # jump of its wall clock; 0: none is pending
+    clock_waits_ms: int = 0  # deletions by age pause for this time more
+    clock_confirmed: bool = False  # a user says that its clock is right
+    clock_recorded_ms: int = 0  # jump in the audit trail
     lost: bool = False
+    """Its hold is over by decision: no heartbeat renews it before its agent has greeted anew with its attempts."""
 
     @property
     def key(self) -> str:
         return self.node
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
     @property
     def is_rejected(self) -> bool:
@@ -260,12 +222,11 @@ class NodeObservation(Struct, frozen=True):
         return bool(self.rejected) and self.rejected_at_ms >= self.at_ms
 
 
-class Offer(Struct, frozen=True):
-    """What a node lends in all (what is lent already included), and why it withholds the rest. Of what is `paused`
-    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now. `keeps_cpu`: its owner leaves no CPU, so that a command
-    is not started there, with or without cores."""
+class Offer(Row, frozen=True):
+    """All resources that a node lends, current leases included, and the reasons why it withholds the rest."""
 
     kind: ClassVar[str] = "offer"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     generation: int
@@ -274,8 +235,8 @@ class Offer(Struct, frozen=True):
     expires_at_ms: int
     withheld: tuple[str, ...] = ()
     withdrawn: bool = False
-    paused: tuple[str, ...] = ()
-    keeps_cpu: bool = False
+    paused: tuple[str, ...] = ()  # resources (`cpu`, `memory`, `gpu0`, …) that are not lent anew for now
+    keeps_cpu: bool = False  # its owner leaves no CPU: no command starts there, with or without cores
 
     @property
     def key(self) -> str:

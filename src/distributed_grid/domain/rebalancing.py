@@ -12,22 +12,23 @@ from msgspec import Struct
 
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.resources import Amounts, Priority, ResourceType
+from distributed_grid.domain.rows import Row
 
 GRID_USER = "grid"
-"""In whose name the grid asks for its nodes."""
+"""User of the grid's own requests."""
 AUTOMATIC_PREFIX = "auto-"
-"""How the ids of such requests begin."""
+"""Prefix of the ids of automatic requests."""
 WATCHED_RESOURCES = (ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU)
-"""Looked at in this order: memory first."""
+"""In the order in which they are relieved."""
 ASKED, REFUSED, USED, GIVEN_BACK = "asked", "refused", "used", "given_back"
 ACTIONS = (ASKED, REFUSED, USED, GIVEN_BACK)
-"""What a `rebalanced` line can be about."""
+"""Actions of a `rebalanced` record."""
 SPREAD = "spread"
-"""The cause of a recommendation that evens nodes out."""
+"""Cause of a recommendation that evens nodes out."""
 
 
 class SharingMode(enum.StrEnum):
-    """What rebalancing may do: advise, borrow for nodes under pressure, even out."""
+    """Permission of rebalancing: to advise, to borrow for nodes under pressure, to even out."""
 
     OFFLOAD_ONLY = "offload_only"
     SHARE_AND_OFFLOAD = "share_and_offload"
@@ -35,31 +36,25 @@ class SharingMode(enum.StrEnum):
 
 
 class RebalancePolicy(Struct, frozen=True):
-    """The numbers by which one policy differs from another; `domain/rebalancing.py` has the table.
+    """Parameters of a policy; `SHARING_POLICIES` has the table. Times are in rounds."""
 
-    After `act_after` rounds beyond a mark it acts, and then rests for `cool_down`. It asks for `portion_milli` of the
-    excess at once and holds up to `leases_max` leases for a node, each for `term` rounds, renewed when `renew_at` are
-    left. One that nothing has used for `unused_after` rounds goes back. It believes a forecast for `ahead` rounds from
-    now that is `sure_milli` certain. Nodes that differ by more than `spread_milli` are evened out.
-    """
-
-    act_after: int
-    portion_milli: int
-    leases_max: int
-    term: int
-    renew_at: int
-    unused_after: int
-    cool_down: int
-    ahead: int
-    sure_milli: int
-    spread_milli: int
+    act_after: int  # beyond a mark, before it acts
+    portion_milli: int  # part of the excess that is borrowed at once
+    leases_max: int  # for one node
+    term: int  # of a lease
+    renew_at: int  # rounds left when a lease is renewed
+    unused_after: int  # without use, until a lease is returned
+    cool_down: int  # after an action
+    ahead: int  # of a forecast
+    sure_milli: int  # certainty from which a forecast counts
+    spread_milli: int  # difference from which nodes are evened out
     priority: Priority
     shares: bool
     evens_out: bool
 
 
 class Watermarks(Struct, frozen=True):
-    """Above `high` a node needs more, below `low` it does not any more; in between nothing changes."""
+    """A node borrows above `high` and returns below `low`; in between nothing changes."""
 
     high: int = 800
     low: int = 300
@@ -71,7 +66,7 @@ class Watermarks(Struct, frozen=True):
 
 
 class RebalanceRules(Struct, frozen=True):
-    """Rebalancing settings of the config. A node lends only what it has free above `excess_milli`."""
+    """Rebalancing settings of the config."""
 
     mode: SharingMode
     policy: RebalancePolicy
@@ -79,7 +74,7 @@ class RebalanceRules(Struct, frozen=True):
     memory: Watermarks = Watermarks()
     cpu: Watermarks = Watermarks()
     gpu: Watermarks = Watermarks()
-    excess_milli: int = 200
+    excess_milli: int = 200  # part of a node that stays free, whatever it lends
 
     def watermarks(self, resource: ResourceType) -> Watermarks:
         if resource is ResourceType.MEMORY:
@@ -88,7 +83,6 @@ class RebalanceRules(Struct, frozen=True):
 
     @property
     def shares(self) -> bool:
-        """Whether nodes under pressure get leases."""
         return self.mode is not SharingMode.OFFLOAD_ONLY and self.policy.shares
 
     @property
@@ -98,7 +92,7 @@ class RebalanceRules(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """Where a level will be; nine of ten later measurements should lie within `reach` of it."""
+    """Expected level; nine of ten later measurements should lie within `reach` of it."""
 
     level: int
     reach: int = 0
@@ -128,45 +122,40 @@ class PressureReading(Struct, frozen=True):
 
 
 class RebalanceSchedule(Struct, frozen=True):
-    """What is left to look at in a round, so that it is found out once: the nodes in their order (an empty name is
-    those who wait), the nodes that could help, least loaded first, and the resources that users wait for."""
+    """Rest of a round, so that its facts are computed once."""
 
-    nodes: tuple[str, ...]
-    with_headroom: tuple[str, ...] = ()
-    contested: frozenset[str] = frozenset()
+    nodes: tuple[str, ...]  # in the order of their turns; an empty name is the queue
+    with_headroom: tuple[str, ...] = ()  # possible lenders, the least loaded first
+    contested: frozenset[str] = frozenset()  # resources that users wait for
 
 
 class PressureWatch(Struct, frozen=True):
-    """One resource of a node between two readings: since when it is beyond a mark, and when something was done.
-
-    `refused` says that nobody could help and that this was told. `used_at_ms` is when something of what is held was
-    last used or came. `unused_amount` went back after `unused_ms` because nothing had used it (0: nothing did); it is
-    asked for again when work of the node arrives or waits.
-    """
+    """State of one resource of a node between two readings."""
 
     above_since_ms: int | None = None
     below_since_ms: int | None = None
     acted_at_ms: int | None = None
-    refused: bool = False
-    used_at_ms: int | None = None
-    unused_amount: int = 0
+    refused: bool = False  # no node could help, and the audit trail says so
+    used_at_ms: int | None = None  # last use or arrival of a borrowed share
+    unused_amount: int = 0  # returned because it was unused for `unused_ms`; borrowed again when work arrives
     unused_ms: int = 0
 
 
 class Advice(Struct, frozen=True):
-    """Work that should move, and why. Without a job it is about whatever else runs there."""
+    """Recommendation to move work to another node."""
 
     cause: str
-    job: str
+    job: str  # empty: the processes there that belong to no job
     to: str
     reason: str
     since_ms: int
 
 
-class RebalanceState(Struct, frozen=True):
-    """What is remembered of a node between rounds. Never stored: the leases themselves are what lasts."""
+class RebalanceState(Row, frozen=True):
+    """State of a node between rounds. Never stored: the leases themselves last."""
 
     kind: ClassVar[str] = "rebalance_state"
+    is_volatile: ClassVar[bool] = True
 
     node: str
     memory: PressureWatch = PressureWatch()
@@ -180,47 +169,42 @@ class RebalanceState(Struct, frozen=True):
     def key(self) -> str:
         return self.node
 
-    @property
-    def is_over(self) -> bool:
-        return False
-
     def watch(self, cause: str) -> PressureWatch:
-        """The watch over a resource, or over the distance to the least loaded node."""
         return {"memory": self.memory, "cpu": self.cpu, "gpu": self.gpu, SPREAD: self.spread}[cause]
 
 
 def is_automatic(request: Request) -> bool:
-    """Whether the grid itself asked for this, for one of its nodes."""
+    """Whether the grid itself requested this for one of its nodes."""
     return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC_PREFIX)
 
 
 def is_boost(lease: Lease) -> bool:
-    """Whether this is held for a node, from another one, by a user or by the grid itself."""
+    """Whether a user or the grid holds this lease of one node for another node."""
     request = lease.request
     return bool(request.target) and request.target in request.anti_affinity and request.gang == 1 and not lease.job
 
 
 def owner_of(request: Request) -> tuple[str, ...]:
-    """The node whose work this is: the one it is for, or, where it names no node, the one on which it was typed."""
+    """The node of origin: its target, or, where it names no node, the one on which it was typed."""
     owner = request.target or (request.origin if not (request.require or request.prefer) else "")
     return (owner,) if owner else ()
 
 
 def belongs_to(request: Request) -> tuple[str, ...]:
-    """The nodes whose work this is while it waits: the one it is for or was typed on, and those that it names."""
+    """Nodes whose queue a waiting request belongs to: its target or origin, and those that it names."""
     owner = request.target or request.origin
     return (*((owner,) if owner else ()), *request.require, *request.prefer)
 
 
 def resource_of(ask: Amounts) -> ResourceType:
-    """The one resource that an automatic request is about."""
+    """The one resource of an automatic request."""
     if ask.memory_bytes:
         return ResourceType.MEMORY
     return ResourceType.CPU if ask.cpu_milli else ResourceType.GPU
 
 
 def claimed_amount(lease: Lease, resource: ResourceType) -> int:
-    """How much of a resource a lease holds, in its base unit."""
+    """Amount of a resource that a lease holds, in its base unit."""
     claim = lease.claim
     if claim is None:
         return 0

@@ -20,7 +20,7 @@ MAX_AMOUNT = 2**50
 
 
 class ResourceType(enum.StrEnum):
-    """What can be asked for by name; declared custom names are plain strings beside these."""
+    """Built-in resources; declared custom names are plain strings beside these."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -33,8 +33,6 @@ class ResourceType(enum.StrEnum):
 
 
 class Priority(enum.IntEnum):
-    """How urgent: an ordered scale with the words of every guide."""
-
     LOW = 0
     MEDIUM = 1
     NORMAL = 1
@@ -44,7 +42,7 @@ class Priority(enum.IntEnum):
 
     @classmethod
     def parse(cls, word: str | int | Priority) -> Priority:
-        """The priority a word means, whatever its case; `normal` is medium, `critical` is urgent."""
+        """The priority of this name, in any case; `normal` is medium, `critical` is urgent."""
         if isinstance(word, int):
             return cls(word)
         try:
@@ -54,14 +52,14 @@ class Priority(enum.IntEnum):
 
 
 class Amounts(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How much of everything is asked for. A GPU's name must contain one of `gpu_models`, where any are given."""
+    """Requested resources."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     gpu_milli: int = 0
     gpu_memory_bytes: int = 0
     custom: tuple[tuple[str, int], ...] = ()
-    gpu_models: tuple[str, ...] = ()
+    gpu_models: tuple[str, ...] = ()  # a GPU's name must contain one of them
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None."""
@@ -104,7 +102,7 @@ class GpuShare(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Exactly what a lease holds on its node."""
+    """Exact resources that a lease holds on its node."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -113,7 +111,7 @@ class Claim(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Capacity(Struct, frozen=True):
-    """What a node has, or is ready to lend at most."""
+    """Resources that a node has, or lends at most."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0

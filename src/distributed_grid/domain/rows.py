@@ -1,33 +1,71 @@
-"""Rows of the ledger, and the encoding of the durable ones.
+"""Rows of the ledger: their base class, their encoding, and counters.
 
-A change is a whole row in its new state. Observations, offers, engine capacities, memory servers, rebalance states
-and offload watches are volatile: they are applied, never stored. Rows of leases and jobs are stored without the fields
-that have their defaults, so a default that is changed changes what older rows mean: give such a field a new name. The
-garbage collector does not track them (`gc=False`): they are many, and hold nothing that could refer back to them.
+A change is a whole row in its new state. Rows of leases and jobs are stored without the fields that have their
+defaults, so a default that is changed changes the meaning of older rows: give such a field a new name. The garbage
+collector does not track them (`gc=False`): they are many, and hold nothing that could refer back to them.
+
+A new kind of row takes two edits: its class, and its table in `Ledger.__init__`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.domain.blocks import Block, MemoryServerRow
-from distributed_grid.domain.deliveries import Delivery
-from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
-from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.moves import AutoOffloadState, DegradedNode, Move, MoveConsent, OffloadWatch
-from distributed_grid.domain.nodes import Node, NodeObservation, Offer
-from distributed_grid.domain.rebalancing import RebalanceState
-from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.domain.statistics import Account, QueueProgress, RequestShapes
-from distributed_grid.domain.workers import OfferClosure, ScalingRules, Spending, UtilizationWindow, Worker, WorkerRules
+_STORED: dict[str, type[Row]] = {}
+_encoder = msgspec.msgpack.Encoder()
 
 
-class Counter(Struct, frozen=True):
+class HistoryEntry(Struct, frozen=True, kw_only=True):
+    """Columns of an ended row, by which the history finds it and adds it up."""
+
+    key: str  # name that users know it by
+    request_id: str
+    user: str
+    node: str
+    ended_at_ms: int
+    reason: str
+    started_at_ms: int = 0  # 0: it never started and used nothing
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_milli: int = 0
+    target: str = ""  # node that it was for
+
+
+class Row(Struct, frozen=True):
+    """Base of all rows."""
+
+    kind: ClassVar[str]
+    is_volatile: ClassVar[bool] = False
+    """Applied, never stored."""
+
+    def __init_subclass__(cls, **config: Any) -> None:
+        super().__init_subclass__(**config)
+        if not cls.is_volatile:
+            _STORED[cls.kind] = cls
+
+    @property
+    def key(self) -> str:
+        """Name among the rows of its kind; a kind with a single row needs none."""
+        return self.kind
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it leaves the ledger with this change."""
+        return False
+
+    def ended(self) -> HistoryEntry | None:
+        """Entry in the history, for a row that is over; None for a kind without a history."""
+        return None
+
+
+R = TypeVar("R", bound=Row)
+
+
+class Counter(Row, frozen=True):
     """A number that only grows: the epoch of the control plane, the last fence."""
 
     kind: ClassVar[str] = "counter"
@@ -39,74 +77,23 @@ class Counter(Struct, frozen=True):
     def key(self) -> str:
         return self.name
 
-    @property
-    def is_over(self) -> bool:
-        return False
-
-
-Stored = (
-    Node
-    | Lease
-    | Job
-    | Counter
-    | SchedulingPolicy
-    | Account
-    | RequestShapes
-    | QueueProgress
-    | EngineRow
-    | Binding
-    | Block
-    | Worker
-    | WorkerRules
-    | Spending
-    | OfferClosure
-    | ScalingRules
-    | Move
-    | MoveConsent
-    | AutoOffloadState
-    | DegradedNode
-    | Delivery
-)
-Row = (
-    Stored
-    | NodeObservation
-    | Offer
-    | RebalanceState
-    | EngineCapacity
-    | MemoryServerRow
-    | UtilizationWindow
-    | OffloadWatch
-)
-VOLATILE = frozenset(
-    row.kind
-    for row in (
-        *(NodeObservation, Offer, RebalanceState, EngineCapacity, MemoryServerRow, UtilizationWindow, OffloadWatch),
-    )
-)
-
-_STORED: dict[str, type[Stored]] = {
-    row.kind: row
-    for row in (
-        *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
-        QueueProgress,
-        *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules, Move, MoveConsent, AutoOffloadState),
-        *(DegradedNode, Delivery),
-    )
-}
-_encoder = msgspec.msgpack.Encoder()
-
 
 def encode_row(row: Row) -> bytes:
-    """The row as it is stored."""
     return _encoder.encode(row)
 
 
 def decode_row(kind: str, blob: bytes) -> Row:
     """The row that was stored; unknown fields of a newer build are ignored, missing ones get their defaults."""
-    return _decoder_of(kind).decode(blob)
+    return decode_as(_STORED[kind], blob)
+
+
+def decode_as(row_type: type[R], blob: bytes) -> R:
+    """`decode_row`, where the type is known."""
+    row: R = _decoder_of(row_type).decode(blob)
+    return row
 
 
 @functools.cache
-def _decoder_of(kind: str) -> msgspec.msgpack.Decoder[Stored]:
-    """The decoder of a kind of rows, made when the first one is read."""
-    return msgspec.msgpack.Decoder(_STORED[kind])
+def _decoder_of(row_type: type[Row]) -> msgspec.msgpack.Decoder[Any]:
+    """Made when the first row of its type is read."""
+    return msgspec.msgpack.Decoder(row_type)

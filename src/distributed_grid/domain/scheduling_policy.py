@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from distributed_grid.domain.rows import Row
 from distributed_grid.errors import BadInput
 
 
 class Strategy(enum.StrEnum):
-    """The ways of choosing; `score_rows` in `scheduling/placement/placement.py` has the score of each."""
+    """Placement strategies; `score_rows` in `scheduling/placement/placement.py` has the score of each."""
 
     LOAD_BALANCED = "load_balanced"
     LOCAL_FIRST = "local_first"
@@ -25,7 +26,7 @@ class Strategy(enum.StrEnum):
 
     @classmethod
     def parse(cls, word: str | Strategy) -> Strategy:
-        """The strategy a word means, whatever its case; `-` and `_` are the same."""
+        """The strategy of this name, in any case; `-` and `_` are the same."""
         try:
             return cls(word.strip().lower().replace("-", "_"))
         except ValueError:
@@ -47,39 +48,26 @@ class Quota(Struct, frozen=True):
     leases: int | None = None
 
     def covers(self, user: str, team: str) -> bool:
-        """Whether what this user holds counts here: the user's own, or one of a team it is in."""
+        """Whether a user's leases count here: as its own, or as those of its team."""
         return user == self.name or user in self.members or (bool(team) and team == self.name)
 
 
-class SchedulingPolicy(Struct, frozen=True):
-    """Scheduling settings of the whole grid; the ledger has one.
-
-    Past use counts half after `half_life_ms` (0: only what is held now counts). Weights are in thousandths. Who has
-    waited for `reserve_after_ms` gets a reservation; who has waited for `starvation_ms` goes before everybody else.
-    What has run for less than `minimum_run_ms`, or was displaced `preemptions_max` times, is not displaced.
-    """
+class SchedulingPolicy(Row, frozen=True):
+    """Scheduling settings of the whole grid; the ledger has one row of them."""
 
     kind: ClassVar[str] = "policy"
 
     strategy: Strategy = Strategy.LOAD_BALANCED
-    half_life_ms: int = 24 * HOUR_MS
-    weights: tuple[tuple[str, int], ...] = ()
+    half_life_ms: int = 24 * HOUR_MS  # age at which past use counts half; 0: only present leases count
+    weights: tuple[tuple[str, int], ...] = ()  # in thousandths
     quotas: tuple[Quota, ...] = ()
-    reserve_after_ms: int = 30_000
-    starvation_ms: int = 48 * HOUR_MS
-    minimum_run_ms: int = 1_000
-    preemptions_max: int = 3
-
-    @property
-    def key(self) -> str:
-        return self.kind
-
-    @property
-    def is_over(self) -> bool:
-        return False
+    reserve_after_ms: int = 30_000  # wait after which a request gets a reservation
+    starvation_ms: int = 48 * HOUR_MS  # wait after which a request precedes all others
+    minimum_run_ms: int = 1_000  # shorter runs are not preempted
+    preemptions_max: int = 3  # a job that was preempted more often stays
 
     def weight_of(self, user: str, team: str = "") -> int:
-        """How much a user counts for, in thousandths: by its own name, else by its team's, else as everybody."""
+        """Weight of a user in thousandths: by its own name, else by its team's, else 1000."""
         if not self.weights:
             return 1000
         weights = dict(self.weights)

@@ -7,14 +7,13 @@ from typing import ClassVar
 from msgspec import Struct
 
 from distributed_grid.domain.resources import WHOLE_GPU
+from distributed_grid.domain.rows import Row
 
 
-class Account(Struct, frozen=True):
+class Account(Row, frozen=True):
     """Decayed usage of one user up to `at_ms` (`scheduling/queue/fairness.py`).
 
-    In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough. `runs` are the last two run
-    times of its jobs in milliseconds, the newest last; `overran_at_ms` is when one of its leases last ended later than
-    had been said, `promoted_at_ms` when the oldest of its waiting last started after being owed its place (0: never).
+    In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough.
     """
 
     kind: ClassVar[str] = "account"
@@ -24,20 +23,16 @@ class Account(Struct, frozen=True):
     cpu: int = 0
     memory: int = 0
     gpu: int = 0
-    runs: tuple[int, ...] = ()
-    overran_at_ms: int = 0
-    promoted_at_ms: int = 0
+    runs: tuple[int, ...] = ()  # last two run times of its jobs in milliseconds, the newest last
+    overran_at_ms: int = 0  # last time that one of its leases outlasted its stated length; 0: never
+    promoted_at_ms: int = 0  # last start of its oldest waiting request after that was owed its place; 0: never
 
     @property
     def key(self) -> str:
         return self.user
 
-    @property
-    def is_over(self) -> bool:
-        return False
 
-
-class QueueProgress(Struct, frozen=True):
+class QueueProgress(Row, frozen=True):
     """Work that has left the queue, and the most that waited at once (`scheduling/queue/order.py`).
 
     Work is what a request would take if it had the whole grid, in microseconds.
@@ -45,26 +40,16 @@ class QueueProgress(Struct, frozen=True):
 
     kind: ClassVar[str] = "queue_progress"
 
-    started: int = 0
-    """Work that has started, in all."""
-    peak: int = 0
-    """The most work that waited at once; it decays from `peak_at_ms` on."""
+    started: int = 0  # work that has started, in all
+    peak: int = 0  # the most work that waited at once; it decays from `peak_at_ms` on
     peak_at_ms: int = 0
-
-    @property
-    def key(self) -> str:
-        return self.kind
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
 
 REWEIGH_DIVISOR = 5
 
 
 class RequestShape(Struct, frozen=True, order=True):
-    """The resources of a request that decide where it fits; `gpu_milli` below 1000 is part of one device."""
+    """Resources of a request that decide where it fits; `gpu_milli` below 1000 is part of one device."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -73,7 +58,6 @@ class RequestShape(Struct, frozen=True, order=True):
 
     @property
     def is_part(self) -> bool:
-        """Whether part of one device is asked for."""
         return 0 < self.gpu_milli < WHOLE_GPU
 
     @property
@@ -85,23 +69,15 @@ class RequestShape(Struct, frozen=True, order=True):
         )
 
 
-class RequestShapes(Struct, frozen=True):
-    """How often each shape came, `counted` in all, and the weights last taken, when `taken` were counted."""
+class RequestShapes(Row, frozen=True):
+    """Number of requests of each shape, and their weights."""
 
     kind: ClassVar[str] = "request_shapes"
 
     counts: tuple[tuple[RequestShape, int], ...] = ()
-    counted: int = 0
-    weights: tuple[tuple[RequestShape, int], ...] = ()
+    counted: int = 0  # in all
+    weights: tuple[tuple[RequestShape, int], ...] = ()  # as of `taken` counted requests
     taken: int = 0
-
-    @property
-    def key(self) -> str:
-        return self.kind
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
     @property
     def is_due(self) -> bool:
@@ -116,16 +92,12 @@ def _round_down(amount: int) -> int:
 
 
 class IdleTendency(Struct, frozen=True):
-    """One resource: whether it is lent, and since when its level speaks against that (None: it does not).
-
-    `level` is what the owner uses, smoothed: thousandths of the CPU or of a GPU, bytes of memory. `turned` says
-    that it was lent or kept the other way before.
-    """
+    """Idleness of one resource."""
 
     lent: bool
-    level: int
-    against_since_ms: int | None = None
-    turned: bool = False
+    level: int  # the owner's use, smoothed: thousandths of the CPU or of a GPU, bytes of memory
+    against_since_ms: int | None = None  # the level contradicts `lent` since then; None: it does not
+    turned: bool = False  # `lent` has changed before
 
 
 class Idleness(Struct, frozen=True):
@@ -136,58 +108,44 @@ class Idleness(Struct, frozen=True):
     gpus: tuple[tuple[int, IdleTendency], ...] = ()
 
     def gpu(self, index: int) -> IdleTendency | None:
-        """One device; None where it was not there."""
-        return next((tendency for at, tendency in self.gpus if at == index), None)
+        return next((tendency for number, tendency in self.gpus if number == index), None)
 
 
 class MarkHistory(Struct, frozen=True):
-    """How the use of one resource was above its mark lately, and the pause that follows from it."""
+    """Recent use of one resource relative to its mark, and the pause that follows from it."""
 
-    level: float
-    """The use in thousandths, smoothed over five minutes."""
-    above_share: float = 0.0
-    """Of about the last hour, with the level above the mark; the longer ago, the less it counts."""
+    level: float  # use in thousandths, smoothed over five minutes
+    above_share: float = 0.0  # part of about the last hour above the mark, weighted by recency
     is_paused: bool = False
-    below_since_ms: int | None = None
-    """Since when the level is at or below the mark; None while it is above."""
+    below_since_ms: int | None = None  # None while the level is above the mark
 
 
 class RecentUsage(Struct, frozen=True):
-    """The owner's use lately (`scheduling/offers/pause.py`): CPU, memory and each GPU, in thousandths.
+    """The owner's recent use (`scheduling/offers/pause.py`): CPU, memory and each GPU, in thousandths."""
 
-    `integrals` are moments of the last minute, each with the integrals of all of them up to there, the last
-    measurement's at the end; `last` is what was measured then, and `minute` the mean of the minute before it.
-    """
-
-    integrals: tuple[tuple[int, ...], ...]
-    last: tuple[int, ...]
-    minute: tuple[int, ...] = ()
+    integrals: tuple[tuple[int, ...], ...]  # moments of the last minute, each with the integrals of all resources
+    last: tuple[int, ...]  # last measurement
+    minute: tuple[int, ...] = ()  # mean of the minute before it
     marks: tuple[MarkHistory, ...] = ()
 
 
 class UsageTrace(Struct, frozen=True):
-    """One resource.
+    """Volatility of one resource since `since_ms`."""
 
-    `level` is the use, smoothed over half a minute. `rises` counts how often it has climbed above each tenth of the
-    node, as of `counted_at_ms`, the longer ago the less; it climbs from `trough`, and has been at `crest` since.
-    `drift` is how it wanders, as the variance after an hour, without the jumps; it is measured from `anchor` on, where
-    the level was at `anchored_at_ms`. All since `since_ms`.
-    """
-
-    level: float
-    trough: float
-    crest: float
-    anchor: float
+    level: float  # use, smoothed over half a minute
+    trough: float  # start of the present climb
+    crest: float  # highest level since the trough
+    anchor: float  # level at `anchored_at_ms`, from which the drift is measured
     anchored_at_ms: int
     since_ms: int
     counted_at_ms: int
-    drift: float = 0.0
-    rises: tuple[float, ...] = ()
+    drift: float = 0.0  # variance after an hour, without the jumps
+    rises: tuple[float, ...] = ()  # climbs above each tenth of the node as of `counted_at_ms`, weighted by recency
 
 
 class UsageVolatility(Struct, frozen=True):
-    """Every resource of a node that an owner may want back; the GPU is the one in most use, None where none is lent."""
+    """Volatility of every resource of a node that an owner may want back."""
 
     cpu: UsageTrace
     memory: UsageTrace
-    gpu: UsageTrace | None = None
+    gpu: UsageTrace | None = None  # the one in most use; None: none is lent

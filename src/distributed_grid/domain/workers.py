@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.rows import HistoryEntry, Row
 from distributed_grid.domain.states import WorkerState
 
 DEFAULT_TARGET_UTILIZATION = 0.7
@@ -67,7 +68,7 @@ def stop_margin_ms(left_ms: int) -> int:
     return min(STOP_MARGIN_MS, left_ms // 4)
 
 
-class Worker(Struct, frozen=True, omit_defaults=True):
+class Worker(Row, frozen=True, omit_defaults=True):
     """One machine of a provider, from the intent to its end.
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
@@ -144,6 +145,21 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     def is_over(self) -> bool:
         return self.state is WorkerState.GONE
 
+    def ended(self) -> HistoryEntry:
+        return HistoryEntry(
+            key=self.id,
+            request_id=self.id,
+            user=self.by,
+            node=self.node,
+            ended_at_ms=self.ended_at_ms,
+            reason="gone",
+            started_at_ms=self.created_at_ms,
+            cpu_milli=self.resources.cpu_milli,
+            memory_bytes=self.resources.memory_bytes,
+            gpu_milli=1000 * self.resources.gpu_count,
+            target=self.provider,
+        )
+
     @property
     def is_on_its_way(self) -> bool:
         """Whether it will be capacity soon, as far as anybody knows."""
@@ -160,7 +176,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
         return self.leaving_at_ms > 0 and self.state in (WorkerState.JOINED, WorkerState.DRAINING)
 
 
-class WorkerRules(Struct, frozen=True, omit_defaults=True):
+class WorkerRules(Row, frozen=True, omit_defaults=True):
     """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
 
     `core_hour_budgets` limits what the workers of a provider use on a day, in thousandths of a core-hour.
@@ -179,15 +195,7 @@ class WorkerRules(Struct, frozen=True, omit_defaults=True):
     exit_ms: int = 600_000
     closed_ms: int = 180_000
     set_aside_ms: int = 3_600_000
-    core_hour_budgets: dict[str, int] = {}
-
-    @property
-    def key(self) -> str:
-        return "worker-rules"
-
-    @property
-    def is_over(self) -> bool:
-        return False
+    core_hour_budgets: dict[str, int] = field(default_factory=dict)
 
 
 class PastDay(Struct, frozen=True, array_like=True):
@@ -198,7 +206,7 @@ class PastDay(Struct, frozen=True, array_like=True):
     core_ms: int
 
 
-class Spending(Struct, frozen=True, omit_defaults=True):
+class Spending(Row, frozen=True, omit_defaults=True):
     """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`, and the
     milliseconds of cores that they have had.
 
@@ -220,12 +228,8 @@ class Spending(Struct, frozen=True, omit_defaults=True):
     def key(self) -> str:
         return self.provider
 
-    @property
-    def is_over(self) -> bool:
-        return False
 
-
-class OfferClosure(Struct, frozen=True, omit_defaults=True):
+class OfferClosure(Row, frozen=True, omit_defaults=True):
     """An offer of a provider (`offer:ID`), or all of its offers of a zone, market or kind (`zone:a`, `market:spot
     kind:gpu`), not to be tried until then."""
 
@@ -246,7 +250,7 @@ class OfferClosure(Struct, frozen=True, omit_defaults=True):
         return self.opened
 
 
-class ScalingRules(Struct, frozen=True):
+class ScalingRules(Row, frozen=True):
     """Scaling settings of the config, and the workers that the provider can start, the preferred ones first; the
     ledger has one. Without a `provider` nothing is started or given back. `types_known`: the provider was asked what it
     can start; until then a request that no node can serve waits."""
@@ -265,14 +269,6 @@ class ScalingRules(Struct, frozen=True):
     types: tuple[Worker, ...] = ()
     types_known: bool = True
 
-    @property
-    def key(self) -> str:
-        return self.kind
-
-    @property
-    def is_over(self) -> bool:
-        return False
-
 
 class UtilizationSample(Struct, frozen=True):
     """How much of each resource was taken or waited for at one moment; above 1000 where more waited than there was."""
@@ -287,20 +283,13 @@ class UtilizationSample(Struct, frozen=True):
         return found
 
 
-class UtilizationWindow(Struct, frozen=True):
+class UtilizationWindow(Row, frozen=True):
     """The samples of the evaluation window, oldest first; the ledger has one. Never stored: it begins anew."""
 
     kind: ClassVar[str] = "utilization"
+    is_volatile: ClassVar[bool] = True
 
     samples: tuple[UtilizationSample, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return self.kind
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
     def mean(self, resource: ResourceType, since_ms: int) -> int:
         """The mean level since that moment; 0 where there is no sample."""

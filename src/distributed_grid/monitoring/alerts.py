@@ -33,11 +33,11 @@ import msgspec
 from msgspec import Struct
 
 from distributed_grid import __version__
+from distributed_grid.api.answers.common import utc
 from distributed_grid.config.sections import Alerts
 from distributed_grid.domain.nodes import Usage, cpu_part, gpu_part, memory_part
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput
-from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 from distributed_grid.supervision import start_restarted
 

@@ -14,6 +14,14 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from distributed_grid.adapters.stores.minute_store import MinuteStore
+from distributed_grid.api.answers.metrics import (
+    ClusterSummary,
+    MinuteRow,
+    RebalancingSummary,
+    ResourceSnapshot,
+    ResourceTrend,
+    SchedulingFigures,
+)
 from distributed_grid.config.sections import Alerts
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
@@ -23,20 +31,12 @@ from distributed_grid.errors import NotFound
 from distributed_grid.monitoring.alerts import Alert, AlertDelivery, AlertRules, alert_thresholds
 from distributed_grid.monitoring.scheduling_metrics import (
     EventCounters,
-    RebalancingSummary,
-    SchedulingFigures,
     SchedulingMetrics,
     count_automatic,
     rebalancing_summary,
 )
-from distributed_grid.monitoring.snapshots import (
-    ClusterSummary,
-    ResourceSnapshot,
-    pressure_readings,
-    snapshots,
-    summarise,
-)
-from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory, MinuteRow, ResourceTrend
+from distributed_grid.monitoring.snapshots import pressure_readings, snapshots, summarise
+from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory
 from distributed_grid.ports import Store
 from distributed_grid.supervision import start_restarted
 

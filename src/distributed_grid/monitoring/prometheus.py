@@ -16,12 +16,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from distributed_grid import __version__
+from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MoveEnd
 from distributed_grid.domain.nodes import cpu_part, gpu_part, pressure
 from distributed_grid.domain.rebalancing import ACTIONS
 from distributed_grid.domain.states import JobState, LeaseState, MoveState, NodeState
-from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_seconds
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

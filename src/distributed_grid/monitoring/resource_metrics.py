@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from distributed_grid.api.answers.metrics import ClusterSummary, MinuteRow, ResourceSnapshot, ResourceTrend, Trend
 from distributed_grid.client.async_client import locate_grid
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.monitoring.snapshots import ClusterSummary, ResourceSnapshot
-from distributed_grid.monitoring.usage_history import MinuteRow, ResourceTrend, Trend
 from distributed_grid.state_dir import StateDir
 
 __all__ = [

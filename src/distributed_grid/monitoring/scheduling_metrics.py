@@ -10,10 +10,11 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
+from distributed_grid.api.answers.metrics import RebalancingSummary, SchedulingFigures
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import ASKED, AUTOMATIC_PREFIX, GIVEN_BACK, GRID_USER
@@ -29,25 +30,6 @@ MAX_BATCHES = 100  # per call; where more has happened, the next call goes on fr
 GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
 MOVE_ENDED = "move-ended"
 TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
-
-
-class SchedulingFigures(TypedDict):
-    """Scheduling figures of the last day; None without data.
-
-    Task times are the run times of the last 1,000 ended jobs over all their attempts. `resource_efficiency` is their
-    CPU time as a part of the core time they held. The success rate is `granted / (granted + refused + withdrawn)` of
-    users' requests. Rebalances are automatic leases asked for or given back in the last hour.
-    """
-
-    jobs_measured: int
-    task_time_mean_seconds: float | None
-    task_time_p95_seconds: float | None
-    resource_efficiency: float | None
-    granted: int
-    refused: int
-    withdrawn: int
-    allocation_success_rate: float | None
-    rebalances_per_hour: int
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -191,19 +173,6 @@ class EventCounters:
                 self._seq = row.seq
             if len(rows) < BATCH:
                 return
-
-
-class RebalancingSummary(TypedDict):
-    """Rebalances are automatic leases asked for or given back. The last hour also covers an earlier control plane, the
-    totals begin with this one."""
-
-    rebalances_per_hour: int
-    asked: int
-    refused: int
-    used: int
-    given_back: int
-    automatic_leases: int
-    recommendations: int
 
 
 def count_automatic(ledger: Ledger) -> tuple[int, int]:

@@ -7,43 +7,23 @@ total = used + idle + unknown for each resource, and pressure is that of the kno
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
-from typing import TypedDict
 
-from msgspec import Struct
-
+from distributed_grid.api.answers.common import gigabytes, utc
+from distributed_grid.api.answers.metrics import (
+    ClusterSummary,
+    PressureSummary,
+    ResourceSnapshot,
+    ResourceSum,
+    UnknownNode,
+)
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage, cpu_part, gpu_part, memory_part, pressure
 from distributed_grid.domain.rebalancing import PressureReading
+from distributed_grid.domain.resources import GB
 from distributed_grid.domain.states import NodeState
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
-GB = 1024**3
 _HEARD = frozenset({NodeState.ALIVE, NodeState.DRAINING})
-
-
-class ResourceSnapshot(Struct, frozen=True):
-    """One node at one moment; measurements are None unless the node is known."""
-
-    node_id: str
-    state: str
-    known: bool
-    timestamp: str | None
-    seconds_since_heard: float | None
-    cpu_cores: float
-    memory_gb: float
-    gpus: int
-    cpu_percent: float | None
-    cpu_outside_percent: float | None
-    memory_percent: float | None
-    memory_used_gb: float | None
-    memory_outside_gb: float | None
-    gpu_percent: float | None
-    gpu_memory_used_gb: float | None
-    pressure: float | None
-    cpu_lent: float
-    memory_lent_gb: float
-    gpus_lent: float
 
 
 def fresh_usage(node: Node, seen: NodeObservation | None, now: int) -> Usage | None:
@@ -92,64 +72,8 @@ def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceS
     )
 
 
-def utc(wall_ms: int) -> str:
-    """A moment of the wall clock as people write it, in UTC."""
-    moment = datetime.fromtimestamp(wall_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def gigabytes(size: int) -> float:
-    return round(size / GB, 3)
-
-
 def _percent(part: float) -> float:
     return round(100 * part, 1)
-
-
-class ResourceSum(TypedDict):
-    """One resource of the whole cluster, in cores, GB or GPUs."""
-
-    total: float
-    used: float
-    idle: float
-    unknown: float
-    lent: float
-
-
-class UnknownNode(TypedDict):
-    """A node that was not heard from of late; `seconds_since_heard` is None where it never was since the start."""
-
-    node_id: str
-    state: str
-    seconds_since_heard: float | None
-
-
-class PressureSummary(TypedDict):
-    """Over the known nodes."""
-
-    mean: float
-    max: float
-    max_node: str
-
-
-class NodeCounts(TypedDict):
-    """How many nodes there are, and in which state."""
-
-    total: int
-    known: int
-    unknown: int
-    by_state: dict[str, int]
-
-
-class ClusterSummary(TypedDict):
-    """Answer of `get_cluster_summary`."""
-
-    nodes: NodeCounts
-    cpu: ResourceSum
-    memory_gb: ResourceSum
-    gpu: ResourceSum
-    pressure: PressureSummary | None
-    unknown_nodes: list[UnknownNode]
 
 
 class _ResourceTotal:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.api.answers.common import gigabytes, utc
+from distributed_grid.api.answers.metrics import Direction, MinuteRow, ResourceTrend, Trend
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, Forecast, PressureReading
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
-from distributed_grid.monitoring.snapshots import gigabytes, utc
 from distributed_grid.reactor.node_liveness import SUSPECT_AFTER_MS
 
 WINDOWS = (5, 15, 60)  # minutes: short-term changes, medium-term patterns, the long run
@@ -41,36 +41,6 @@ CONFIDENCE_Z = 1.6449  # standard deviations on each side of what holds nine of 
 SIGMA_PER_MAD = 1.4826
 
 Floats = npt.NDArray[np.float64]
-Direction = Literal["rising", "falling", "steady"]
-
-
-class Trend(Struct, frozen=True):
-    """The trend over one window; values are parts of the whole, 0 to 1."""
-
-    window_minutes: int
-    slope_per_minute: float
-    direction: Direction
-    horizon_minutes: float
-    forecast: float
-    low: float
-    high: float
-    samples: int
-
-
-class ResourceTrend(Struct, frozen=True):
-    """Where one resource of one node is going; None where there is too little to say, or the node is unknown."""
-
-    node_id: str
-    resource_type: str
-    current: float | None = None
-    five_minutes: Trend | None = None
-    fifteen_minutes: Trend | None = None
-    one_hour: Trend | None = None
-
-    @property
-    def windows(self) -> tuple[Trend, ...]:
-        """The trends there are, the shortest window first."""
-        return tuple(one for one in (self.five_minutes, self.fifteen_minutes, self.one_hour) if one is not None)
 
 
 class FittedLine(Struct, frozen=True):
@@ -232,22 +202,6 @@ class Ring:
     @property
     def size_bytes(self) -> int:
         return self._rows.nbytes
-
-
-class MinuteRow(Struct, frozen=True):
-    """One minute of a node: means, and the highest value of each; None where nothing was measured."""
-
-    time: str
-    samples: int
-    cpu_percent: float
-    cpu_percent_max: float
-    cpu_outside_percent: float
-    memory_used_gb: float
-    memory_used_gb_max: float
-    memory_outside_gb: float
-    gpu_percent: float | None
-    gpu_percent_max: float | None
-    gpu_memory_used_gb: float | None
 
 
 class NodeHistory:

@@ -121,5 +121,5 @@ def _lender(boosts: Sequence[BoostRow], recommendation: OffloadingRecommendation
     for boost in boosts:
         need = needs.get(boost["resource_type"], 0.0)
         if boost["automatic"] and boost["is_active"] and 0 < need <= boost["amount"] and boost["source_node"]:
-            return boost["source_node"]
+            return str(boost["source_node"])
     return ""

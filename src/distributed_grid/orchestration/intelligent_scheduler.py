@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import (
     Moment,
@@ -27,7 +28,6 @@ from distributed_grid.domain.resources import Priority as TaskPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy as SchedulingStrategy
 from distributed_grid.errors import BadInput
-from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 
 __all__ = [
     "Alternative",

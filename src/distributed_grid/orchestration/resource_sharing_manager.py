@@ -114,7 +114,7 @@ class ResourceSharingManager(GridSession):
         allocation: AllocationRow = (await self._client.call("request_lease", **request.message()))["allocation"]
         if request.source and allocation["node_id"] not in request.source:
             log.warning("%s lends it instead of %s", allocation["node_id"], " or ".join(request.source))
-        return allocation["allocation_id"]
+        return str(allocation["allocation_id"])
 
     async def release_resource(self, allocation_id: str) -> AllocationRow:
         """Release an allocation; its last state. A second time is harmless; NotFound where nothing has that id."""

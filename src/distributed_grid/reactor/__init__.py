@@ -1,4 +1,4 @@
-"""Reactor: what an event means for the ledger. One decider per event type.
+"""Reactor: decisions about events and follow-ups, one decider for each type.
 
 A decider only reads, and returns rows in their new state; `Ledger.apply` writes them. A decider that refuses raises,
 and nothing has changed. Effects are a function of the rows (`pending`), never of the event that led there.

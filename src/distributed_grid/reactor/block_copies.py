@@ -1,9 +1,9 @@
-"""Decisions about the copies of blocks: where they are, how they move, what is lost.
+"""Decisions about the copies of blocks: places, moves, losses.
 
-A move is: copy, then the new location with the next generation, then the old copy is freed. Until that is decided the
-old copies count, and whatever dies on the way is started again or abandoned, never half done. A copy that has to leave
-goes to another lender; where none has room, to the disk of the borrower. A copy that is lost is made again from one
-that is left; a block is lost with its last one, and reports so.
+A move is: copy, then the new place with the next generation, then the old copy is freed. Until that is decided the
+old copies count, and an interrupted move is started again or abandoned, never half done. A copy that has to leave goes
+to another lender; where none has room, to the disk of the borrower. A lost copy is made again from another one; a block
+is lost with its last copy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from distributed_grid.domain.events import (
     CopiesFreed,
     CopyLost,
     CopyMade,
-    CopyNeeded,
     CopyUnwanted,
     Event,
     MemoryReclaimRequested,
     MemoryServed,
 )
+from distributed_grid.domain.followups import Cause, RestoreCopy
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import first_node
@@ -36,18 +36,18 @@ from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lig
 from distributed_grid.scheduling.queue.queue import place_in_automatic_lease, place_newcomer
 
 RETRY_MS = 5_000
-"""How long after a try the next one comes, where a copy found no room or could not be made."""
+"""Pause after a copy that found no room or could not be made."""
 MIN_DISK_MS = 30_000
-"""How long a copy stays on disk before it is brought back to memory."""
+"""Time that a copy stays on disk before it is brought back to memory."""
 LOST_BLOCK_MS = 24 * 3_600_000
-"""How long a block that is lost stays listed."""
+"""Time that a lost block stays listed."""
 MAX_COPIES_AT_ONCE = 16
 """Copies that leave a node that is short of memory, at one look."""
 _UNLIMITED = 1 << 100
 
 
 def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = ()) -> Request:
-    """What the next copy of a block asks of a node that has none, and is not the borrower's own."""
+    """Request for the next copy of a block, on a node without one that is not the borrower's own."""
     taken = (*(place.node for place in block.everywhere), *besides)
     own = _borrower(ledger, block) - {block.prefer}
     return Request(
@@ -76,15 +76,15 @@ def _borrower(ledger: Ledger, block: Block) -> frozenset[str]:
 def spot_for(
     ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = (), at_home: bool = True
 ) -> tuple[Lease, Placement] | None:
-    """Where the next copy of a block fits: elsewhere, or (`at_home`) on the borrower's own machine."""
+    """Placement of the next copy of a block: elsewhere, or (`at_home`) on the borrower's own machine."""
     request = copy_request(ledger, block, now, besides=besides)
     taken = {*(place.node for place in block.everywhere), *besides}
     anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
-    for one in (request, anywhere) if at_home and anywhere != request else (request,):
-        asked = Lease(one.id, one, now)
-        found = place_newcomer(ledger, asked, now) or place_in_automatic_lease(ledger, asked, now, waits=True)
-        if found is not None:
-            return asked, found
+    for wanted in (request, anywhere) if at_home and anywhere != request else (request,):
+        asked = Lease(wanted.id, wanted, now)
+        placement = place_newcomer(ledger, asked, now) or place_in_automatic_lease(ledger, asked, now, waits=True)
+        if placement is not None:
+            return asked, placement
     return None
 
 
@@ -130,9 +130,9 @@ def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
     return _start_move(block, source, target, decision, now, keep=False, why=event.why)
 
 
-def on_needed(ledger: Ledger, event: CopyNeeded, now: int) -> Decision:
-    """Start to make a copy that is missing, or to bring one back from disk; not where no node has room."""
-    block = ledger.blocks.get(event.block_id)
+def restore_copy(ledger: Ledger, order: RestoreCopy, now: int) -> Decision:
+    """Start a copy that is missing, or bring one back from disk; try again later where no node has room."""
+    block = ledger.blocks.get(order.block_id)
     if block is None or block.freeing or block.moving is not None or not block.places:
         return Decision()
     source = next((place for place in block.places if place.on_disk), block.places[0])
@@ -152,13 +152,13 @@ def _start_move(
     changed = replace(block, moving=moving, next_copy=block.next_copy + 1, tried_at_ms=now)
     decision.changes.insert(0, changed)
     where = "disk" if target.on_disk else target.node
-    record = Record("block-moving", block.user, block.id, source.node, why, {"to": where, "keep": keep})
+    record = Record("block-moving", block.user, block.id, source.node, why, data={"to": where, "keep": keep})
     decision.records.append(record)
     return decision
 
 
 def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
-    """The copy was made, so it is one of the block's from now on; one that failed is abandoned."""
+    """Add the finished copy to its block; abandon one that failed."""
     block = ledger.blocks.get(block_of(event.source))
     moving = block.moving if block is not None else None
     if block is None or moving is None or (moving.source, moving.generation) != (event.source, event.generation):
@@ -180,7 +180,7 @@ def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
 
 
 def _abandon_move(ledger: Ledger, block: Block, moving: CopyMove, problem: str, now: int) -> Decision:
-    """Free what there is of a copy that could not be made; the source may be written to again."""
+    """Free the remains of a copy that could not be made; the source may be written to again."""
     kept = replace(
         block,
         generation=moving.generation + 1,
@@ -194,7 +194,7 @@ def _abandon_move(ledger: Ledger, block: Block, moving: CopyMove, problem: str, 
 
 
 def leaving_lease(ledger: Ledger, place: BlockCopy, why: str) -> list[Row]:
-    """The lease of a copy that is to be freed, where that is news: one on disk, or that was lost, has none."""
+    """The lease of a copy that has to be freed, unless it is releasing; a copy on disk or a lost one has none."""
     lease = ledger.leases.get(place.copy)
     if lease is None or lease.state not in (LeaseState.RESERVING, LeaseState.ACTIVE):
         return []
@@ -207,24 +207,21 @@ def leaving_lease(ledger: Ledger, place: BlockCopy, why: str) -> list[Row]:
 def on_freed(ledger: Ledger, event: CopiesFreed, now: int) -> Decision:
     """Handle the first of the copies that are freed, then the others."""
     copy, *others = event.copies
-    decision = _freed(ledger, copy, event.nodes, now)
+    block = ledger.blocks.get(block_of(copy))
+    place = next((place for place in block.leaving if place.copy == copy), None) if block is not None else None
+    decision = Decision()
+    if block is not None and place is not None and (not event.nodes or place.node in event.nodes):
+        left = replace(block, leaving=_without(block.leaving, copy))
+        decision = _end_copy(ledger, left, place, LeaseEnd.RELEASED, "", now)
     if others:
         decision.follow.append(CopiesFreed(tuple(others), event.nodes))
     return decision
 
 
-def _freed(ledger: Ledger, copy: str, nodes: tuple[str, ...], now: int) -> Decision:
-    block = ledger.blocks.get(block_of(copy))
-    place = next((one for one in block.leaving if one.copy == copy), None) if block is not None else None
-    if block is None or place is None or (nodes and place.node not in nodes):
-        return Decision()
-    return _end_copy(ledger, replace(block, leaving=_without(block.leaving, copy)), place, LeaseEnd.RELEASED, "", now)
-
-
 def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
-    """Go on without a copy; the block is lost with its last one."""
+    """Remove a lost copy; the block is lost with its last one."""
     block = ledger.blocks.get(event.block_id)
-    place = next((one for one in block.everywhere if one.copy == event.copy), None) if block is not None else None
+    place = next((place for place in block.everywhere if place.copy == event.copy), None) if block is not None else None
     if block is None or place is None:
         return Decision()
     if block.moving is not None and event.copy in (block.moving.source, block.moving.place.copy):
@@ -247,7 +244,7 @@ def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
 
 
 def _end_copy(ledger: Ledger, block: Block, place: BlockCopy, end: LeaseEnd, why: str, now: int) -> Decision:
-    """The block after one of its copies is gone, and the end of that copy's lease."""
+    """The block without one of its copies, and the end of that copy's lease."""
     lease = ledger.leases.get(place.copy)
     decision = end_lease(ledger, lease, end, why or lease.detail, now) if lease is not None else Decision()
     decision.changes.insert(0, block)
@@ -262,7 +259,7 @@ def _without(places: tuple[BlockCopy, ...], copy: str) -> tuple[BlockCopy, ...]:
 
 
 def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
-    """Record how a node's memory can be used; copies of another incarnation are lost, new ones belong to this one."""
+    """Record the memory server of a node; copies of another incarnation are lost, new ones belong to this one."""
     lender = event.lender
     decision = Decision([lender])
     if lender.is_over:
@@ -281,7 +278,7 @@ def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
 
 
 def _copies_that_cannot_be(ledger: Ledger, node: str, problem: str) -> list[Event]:
-    """The loss of new copies on a node whose memory cannot be used; older ones may be there again."""
+    """The loss of new copies on a node whose memory cannot be used; older ones may come back."""
     if not problem:
         return []
     blocks = (ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ()))
@@ -326,8 +323,8 @@ def on_memory_reclaim_requested(ledger: Ledger, event: MemoryReclaimRequested, n
     if short <= 0 or not free:
         return Decision()
     items = [CoverItem(block.size_bytes, 0, (block.size_bytes,)) for block, _ in free]
-    found = lightest_cover(items, (short,), _UNLIMITED)
-    chosen = free if found is None else [free[at] for at in found]
+    cover = lightest_cover(items, (short,), _UNLIMITED)
+    chosen = free if cover is None else [free[number] for number in cover]
     why = f"the owner of {event.node} needs its memory"
     return Decision(follow=[CopyUnwanted(block.id, place.copy, why) for block, place in chosen])
 
@@ -335,12 +332,12 @@ def on_memory_reclaim_requested(ledger: Ledger, event: MemoryReclaimRequested, n
 def copies_to_move(
     ledger: Ledger, node: str, size_bytes: int, now: int, *, why: str, spills: bool, avoid: tuple[str, ...]
 ) -> list[CopyUnwanted]:
-    """The largest copies on a node that together are so large, what leaves already included; so many at once. Unless
-    they spill to disk only those that another node has room for."""
+    """The largest copies on a node, `size_bytes` together with those that leave already, at most `MAX_COPIES_AT_ONCE`.
+    Without a spill to disk only those that another node has room for."""
     here = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ())]
-    found: list[CopyUnwanted] = []
-    for block in sorted(here, key=lambda one: (-one.size_bytes, one.id)):
-        if size_bytes <= 0 or len(found) >= MAX_COPIES_AT_ONCE:
+    chosen: list[CopyUnwanted] = []
+    for block in sorted(here, key=lambda block: (-block.size_bytes, block.id)):
+        if size_bytes <= 0 or len(chosen) >= MAX_COPIES_AT_ONCE:
             break
         copies = [place for place in block.places if place.node == node and not place.on_disk]
         if any(place.node == node and not place.on_disk for place in block.leaving):
@@ -348,39 +345,31 @@ def copies_to_move(
         elif copies and block.moving is not None:
             size_bytes -= block.size_bytes if block.moving.source == copies[0].copy and not block.moving.keep else 0
         elif copies and (spills or spot_for(ledger, block, now, besides=avoid, at_home=False) is not None):
-            found.append(CopyUnwanted(block.id, copies[0].copy, why, spills, avoid))
+            chosen.append(CopyUnwanted(block.id, copies[0].copy, why, spills, avoid))
             size_bytes -= block.size_bytes
-    return found
+    return chosen
 
 
-def overdue(ledger: Ledger, now: int) -> list[Event]:
-    """The events of blocks that are due by time alone."""
-    events: list[Event] = []
+def overdue(ledger: Ledger, now: int) -> list[Cause]:
+    """Causes that concern blocks and are due by time alone."""
+    due: list[Cause] = []
     for node in ledger.nodes.values():
         if node.state is NodeState.DRAINING and node.name in ledger.blocks_at:
-            events += _draining(ledger, node.name, now)
+            for block_id in ledger.blocks_at[node.name]:
+                block = ledger.blocks[block_id]
+                if block.moving is None and now - block.tried_at_ms >= RETRY_MS:
+                    there = (place for place in block.places if place.node == node.name and not place.on_disk)
+                    due += [CopyUnwanted(block_id, place.copy, f"{node.name} is being drained") for place in there]
     for block_id in ledger.unsettled_blocks:
         block = ledger.blocks[block_id]
         gone = [place.copy for place in block.leaving if place.node and place.node not in ledger.nodes]
         is_stale = block.lost and now - block.tried_at_ms >= LOST_BLOCK_MS
         if not block.freeing and (is_stale or block.ends_at_ms <= now):
-            events.append(BlockReleased(block_id, GRID_USER, "its time is over"))
+            due.append(BlockReleased(block_id, GRID_USER, "its time is over"))
         elif gone:
-            events.append(CopiesFreed(tuple(gone)))
-        elif not block.freeing and block.moving is None and block.places and now - block.tried_at_ms >= _pause(block):
-            events.append(CopyNeeded(block_id))
-    return events
-
-
-def _pause(block: Block) -> int:
-    return MIN_DISK_MS if any(place.on_disk for place in block.places) else RETRY_MS
-
-
-def _draining(ledger: Ledger, node: str, now: int) -> list[Event]:
-    found: list[Event] = []
-    for block_id in ledger.blocks_at[node]:
-        block = ledger.blocks[block_id]
-        if block.moving is None and now - block.tried_at_ms >= RETRY_MS:
-            there = (place for place in block.places if place.node == node and not place.on_disk)
-            found += [CopyUnwanted(block_id, place.copy, f"{node} is being drained") for place in there]
-    return found
+            due.append(CopiesFreed(tuple(gone)))
+        elif not block.freeing and block.moving is None and block.places:
+            pause_ms = MIN_DISK_MS if any(place.on_disk for place in block.places) else RETRY_MS
+            if now - block.tried_at_ms >= pause_ms:
+                due.append(RestoreCopy(block_id))
+    return due

@@ -1,4 +1,4 @@
-"""Decisions about blocks: allocated, named, renewed, released. Their copies are decided in `block_copies`.
+"""Decisions about blocks: allocated, named, renewed, released; `block_copies` has those about their copies.
 
 A block is placed at once, all of its copies on different nodes, or refused; memory is not queued for. Its copies end
 together: their leases have the end of the block. A name belongs to one block of a user at a time.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import MAX_BLOCK_BYTES, MAX_COPIES, MAX_META_CHARS, MAX_NAME_CHARS, Block
-from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed, CopyAdded
+from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed
+from distributed_grid.domain.followups import AddCopy
 from distributed_grid.domain.leases import MAX_DURATION_MS
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
@@ -33,11 +34,11 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         return Decision(answer=BlockAnswer(known))
     _check_request(ledger, event)
     block = Block(
-        event.id,
-        event.user,
-        event.size_bytes,
-        now,
-        now + event.term_ms,
+        id=event.id,
+        user=event.user,
+        size_bytes=event.size_bytes,
+        made_at_ms=now,
+        ends_at_ms=now + event.term_ms,
         copies=event.copies,
         name=event.name,
         meta=event.meta,
@@ -51,15 +52,15 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
     block = add_copy(ledger, block, decision, now)
     decision.changes.insert(0, block)
     decision.answer = BlockAnswer(block)
-    decision.follow += [CopyAdded(block.id)] * (block.copies - 1)
+    decision.follow += [AddCopy(block.id)] * (block.copies - 1)
     if block.name:
         decision.follow = [*_release_of_namesake(ledger, block), *decision.follow]
     return decision
 
 
-def on_copy_added(ledger: Ledger, event: CopyAdded, now: int) -> Decision:
-    """Add another copy to a new block; where its room has just gone, it is made later from the first one."""
-    block = ledger.blocks.get(event.block_id)
+def add_further_copy(ledger: Ledger, order: AddCopy, now: int) -> Decision:
+    """Add another copy to a new block; without room for it any more it is made later from the first one."""
+    block = ledger.blocks.get(order.block_id)
     if block is None or len(block.places) >= block.copies or spot_for(ledger, block, now) is None:
         return Decision()
     decision = Decision()

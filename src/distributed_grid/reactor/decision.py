@@ -1,4 +1,4 @@
-"""Decision of a decider: changed rows, audit records with their details, answer, follow-up events."""
+"""Decision of a decider: changed rows, audit records with their details, answer, follow-ups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, field
 
 from distributed_grid.domain.blocks import Block
-from distributed_grid.domain.events import Event
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.moves import Move
@@ -48,43 +48,35 @@ class Record(Struct, frozen=True):
 
 
 class LeaseAnswer(Struct, frozen=True):
-    """A lease as it stands after the event; reasons say why it waits, the choice why it was placed where it is."""
+    """A lease as it stands after the event."""
 
     lease: Lease
-    reasons: tuple[str, ...] = ()
-    choice: Choice | None = None
+    reasons: tuple[str, ...] = ()  # of its wait
+    choice: Choice | None = None  # of its place
 
 
 class JobAnswer(Struct, frozen=True):
-    """A job as it stands after the event; reasons say why it waits, the choice why it was placed where it is."""
+    """A job as it stands after the event."""
 
     job: Job
     lease: Lease | None = None
-    reasons: tuple[str, ...] = ()
-    choice: Choice | None = None
+    reasons: tuple[str, ...] = ()  # of its wait
+    choice: Choice | None = None  # of its place
 
 
 class BlockAnswer(Struct, frozen=True):
-    """A block as it stands after the event."""
-
     block: Block
 
 
 class WorkerAnswer(Struct, frozen=True):
-    """A worker as it stands after the event."""
-
     worker: Worker
 
 
 class MoveAnswer(Struct, frozen=True):
-    """A move as it stands after the event."""
-
     move: Move
 
 
 class ScalingAnswer(Struct, frozen=True):
-    """What scaling does."""
-
     plan: ScalingPlan
 
 
@@ -92,25 +84,21 @@ Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | ScalingAnswer | 
 
 
 class Decision(Struct):
-    """Rows in their new state, audit records, the answer to the caller, and follow-up events.
+    """Outcome of one decider."""
 
-    `choice` is why something was placed where it was, where that was decided. `later` are events for a step of their
-    own: each of them only goes on with what a tick would find as well, so it may be lost.
-    """
-
-    changes: list[Row] = field(default_factory=list)
+    changes: list[Row] = field(default_factory=list)  # rows in their new state
     records: list[Record] = field(default_factory=list)
     answer: Answer = None
-    follow: list[Event] = field(default_factory=list)
-    choice: Choice | None = None
-    later: list[Event] = field(default_factory=list)
+    follow: list[Cause] = field(default_factory=list)  # events and follow-ups of the same step
+    choice: Choice | None = None  # reason of a placement
+    later: list[Cause] = field(default_factory=list)  # for a later step; a tick finds all of it again if it is lost
 
 
 AuditData = dict[str, str | int | list[str]]
 
 
 def request_details(request: Request, now: int, *, retries: int = 0) -> AuditData:
-    """The request in numbers; what is not asked for, or is as usual, is left out."""
+    """The request in numbers, without defaults."""
     ask = request.ask
     data: AuditData = {
         "cpu_milli": ask.cpu_milli,
@@ -139,7 +127,7 @@ def request_details(request: Request, now: int, *, retries: int = 0) -> AuditDat
 
 
 def capacity_details(capacity: Capacity) -> AuditData:
-    """What a node has, in numbers."""
+    """The capacity of a node in numbers."""
     data: AuditData = {
         "cpu_milli": capacity.cpu_milli,
         "memory_bytes": capacity.memory_bytes,

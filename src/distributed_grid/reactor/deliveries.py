@@ -76,4 +76,4 @@ def on_fetched(ledger: Ledger, event: FilesFetched, now: int) -> Decision:
 def _record(kind: RecordType, delivery: Delivery) -> Record:
     files = delivery.delivered
     data = {"job_id": delivery.job_id, "files": files.files, "bytes": files.bytes, "directory": files.directory}
-    return Record(kind, delivery.user, delivery.job, delivery.node, delivery.problem, data)
+    return Record(kind, delivery.user, delivery.job, delivery.node, delivery.problem, data=data)

@@ -1,9 +1,8 @@
-"""Dispatch: from the type of an event to its decider, and on to the events that follow; the budget of reports.
+"""Dispatch: the decider of each event and follow-up, the order of a step, and the budget of reports.
 
-An agent that lies, or that is out of order, can report without end, and each report may be worth an audit record. A
-node may cause `REPORT_BURST` of them at once, and one more every `REPORT_REFILL_MS`. What is beyond that is only
-counted, and the count is recorded with the next record that there is room for. The changes that a report makes are not
-affected.
+A lying or broken agent can report without end, and each report may be worth an audit record. A node may cause
+`REPORT_BURST` records at once, and one more every `REPORT_REFILL_MS`. Records beyond that are only counted, and the
+count is recorded with the next record that fits. The changes that a report makes are not affected.
 """
 
 from __future__ import annotations
@@ -15,17 +14,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from distributed_grid.domain import events
-from distributed_grid.domain.events import (
-    AttemptEnded,
-    AttemptPaused,
-    EpochReported,
-    Event,
-    MoveChecked,
-    NodeDeclared,
-    NodeHeard,
-    QueueScanned,
-)
+from distributed_grid.domain import events, followups
+from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, NodeDeclared, NodeHeard
+from distributed_grid.domain.followups import PLACES, AssessNode, Cause, Place, ScanQueue
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.domain.rows import Row
@@ -57,13 +48,12 @@ from distributed_grid.reactor.workers import (
 REPORT_BURST = 200
 REPORT_REFILL_MS = 10_000
 MAX_REASON_CHARS = 500
-_REPORTS = (AttemptEnded, AttemptPaused, NodeDeclared, EpochReported, NodeHeard)
-"""The events that an agent can cause as often as it likes."""
+_REPORTS = (AttemptEnded, AttemptPaused, NodeDeclared, EpochReported, NodeHeard, AssessNode)
+"""Causes that an agent can bring about as often as it likes."""
 _OMITTED = frozenset(
     {"late-report", "paused", "resumed", "node-declared", "node-kept", "node-epoch", "clock-jumped", "clock-steady"}
 )
-"""What can be left out: all else follows from a decision of the grid's own, and is missed in the history of a job."""
-_SCAN = QueueScanned()
+"""Records that can be left out: all others follow from decisions of the grid, and belong to the history of a job."""
 
 Decider = Callable[[Ledger, Any, int], Decision]
 DECIDERS: dict[type, Decider] = {
@@ -74,7 +64,7 @@ DECIDERS: dict[type, Decider] = {
     events.AgentRejected: nodes.on_agent_rejected,
     events.NodeForgotten: nodes.on_forgotten,
     events.HeartbeatReceived: node_liveness.on_heartbeat,
-    events.NodeHeard: node_liveness.on_heard,
+    events.NodeHeard: node_liveness.assess_node,
     events.PullWorkerRegistered: pull_workers.on_registered,
     events.TaskAsked: pull_workers.on_task_asked,
     events.TaskAskWithdrawn: pull_workers.on_task_ask_withdrawn,
@@ -93,7 +83,6 @@ DECIDERS: dict[type, Decider] = {
     events.LeaseAsked: leases.on_asked,
     events.LeaseClaimed: lease_lifetime.on_claimed,
     events.ClaimsRead: lease_lifetime.on_read,
-    events.ClaimsChecked: lease_lifetime.on_checked,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
     events.ClocksConfirmed: node_liveness.on_clocks_confirmed,
@@ -101,7 +90,6 @@ DECIDERS: dict[type, Decider] = {
     events.LeaseReclaimed: lease_lifetime.on_reclaimed,
     events.LeaseLost: lease_lifetime.on_lost,
     events.LeaseExtended: leases.on_extended,
-    events.QueueScanned: leases.on_queue_scanned,
     events.JobSubmitted: jobs.on_submitted,
     events.JobCancelled: jobs.on_cancelled,
     events.JobDetached: jobs.on_detached,
@@ -114,12 +102,10 @@ DECIDERS: dict[type, Decider] = {
     events.AttemptsGone: jobs.on_gone,
     events.StartsExpired: jobs.on_starts_expired,
     events.BlockAsked: blocks.on_asked,
-    events.CopyAdded: blocks.on_copy_added,
     events.BlockReleased: blocks.on_released,
     events.BlockNamed: blocks.on_named,
     events.BlocksRenewed: blocks.on_renewed,
     events.CopyUnwanted: block_copies.on_unwanted,
-    events.CopyNeeded: block_copies.on_needed,
     events.CopyMade: block_copies.on_made,
     events.CopiesFreed: block_copies.on_freed,
     events.CopyLost: block_copies.on_lost,
@@ -139,13 +125,12 @@ DECIDERS: dict[type, Decider] = {
     events.WorkerTerminationAccepted: lifecycle.on_termination_accepted,
     events.WorkerGone: lifecycle.on_gone,
     events.WorkersListed: provider_lists.on_listed,
-    events.WorkersChecked: worker_checks.on_checked,
+    events.WallTimePassed: worker_checks.on_wall_time_passed,
     events.StrayInstanceFound: provider_lists.on_stray_found,
     events.ScalingRulesSet: scaling.on_rules_set,
-    events.ScalingEvaluated: scaling.on_evaluated,
+    events.ScalingRequested: scaling.on_scaling_requested,
     events.OutputsCollected: scaling.on_outputs_collected,
     events.MoveRequested: moves.on_requested,
-    events.MoveChecked: moves.on_checked,
     events.MoveShipped: moves.on_shipped,
     events.MoveFrozen: moves.on_frozen,
     events.MoveFilesSettled: moves.on_files_settled,
@@ -159,7 +144,7 @@ DECIDERS: dict[type, Decider] = {
     events.ConsentGiven: moves.on_consent_given,
     events.ConsentWithdrawn: moves.on_consent_withdrawn,
     events.AutoOffloadSet: pressure.on_auto_offload_set,
-    events.OffloadEvaluated: pressure.on_offload_evaluated,
+    events.OffloadPressureRead: pressure.on_offload_pressure_read,
     events.CheckpointShipped: reruns.on_checkpoint_shipped,
     events.FilesDelivered: deliveries.on_delivered,
     events.FilesDelayed: deliveries.on_delayed,
@@ -167,53 +152,67 @@ DECIDERS: dict[type, Decider] = {
     events.FilesFetched: deliveries.on_fetched,
     events.PressureRead: pressure.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
+    followups.CheckMove: moves.check_move,
+    followups.ContinueScan: leases.continue_scan,
+    followups.ScanQueue: leases.scan_queue,
+    followups.SettleDue: lease_lifetime.settle_due,
+    followups.AssessNode: node_liveness.assess_node,
+    followups.CheckClaims: lease_lifetime.check_claims,
+    followups.AddCopy: blocks.add_further_copy,
+    followups.RestoreCopy: block_copies.restore_copy,
+    followups.CheckWorkers: worker_checks.check_workers,
+    followups.ScaleWorkers: scaling.scale_workers,
+    followups.RebalanceNodes: pressure.rebalance_nodes,
+    followups.RelieveNodes: pressure.relieve_nodes,
 }
+"""The decider of each event and of each follow-up."""
 
 
 class StepResult(Struct):
-    """What one event and all that followed from it did to the ledger, and what is left for a later step."""
+    """Changes and records of one cause and of everything that followed in the same step."""
 
     changes: list[Row] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     answer: Answer = None
-    later: list[Event] = field(default_factory=list)
+    later: list[Cause] = field(default_factory=list)
 
 
-def decide(ledger: Ledger, event: Event, now: int) -> Decision:
-    """What an event means; reads the ledger, changes nothing, raises where it is refused."""
-    decision = _charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
+def decide(ledger: Ledger, cause: Cause, now: int) -> Decision:
+    """The decision about an event or a follow-up; changes nothing, raises where an event is refused."""
+    decision = _charge(ledger, cause, DECIDERS[type(cause)](ledger, cause, now), now)
     return deliveries.begin_deliveries(moves.follow_changes(ledger, decision, now), now)
 
 
-def step(ledger: Ledger, event: Event, now: int, *, scan_queue: bool = True) -> StepResult:
-    """Decide and apply an event and everything that follows from it at once; a refusal leaves the ledger as it was.
-    Without `scan_queue` nothing is granted to requests that wait; the scan of the next second does that."""
-    decision = decide(ledger, event, now)
+def step(ledger: Ledger, cause: Cause, now: int, *, scan_queue: bool = True) -> StepResult:
+    """Decide and apply a cause and all that follow from it, in the order of `PLACES`; a refusal leaves the ledger as it
+    was. Without `scan_queue` no waiting request is granted; the scan of the next second does that."""
+    decision = decide(ledger, cause, now)
     stepped = StepResult(decision.changes, decision.records, decision.answer, decision.later)
     ledger.apply(decision.changes)
     ahead = deque(decision.follow)
     while ahead:
-        follower = ahead.popleft()
-        if isinstance(follower, QueueScanned) and not scan_queue:
+        cause = ahead.popleft()
+        if not scan_queue and isinstance(cause, ScanQueue):
             continue
-        decision = decide(ledger, follower, now)
+        decision = decide(ledger, cause, now)
         ledger.apply(decision.changes)
         stepped.changes += decision.changes
         stepped.records += decision.records
         stepped.later += decision.later
-        if isinstance(follower, QueueScanned):
-            ahead.extendleft(reversed(decision.follow))  # a scan goes on before anything else
-        else:
-            checks = [one for one in decision.follow if isinstance(one, MoveChecked)]
-            ahead.extendleft(reversed(checks))  # moved work goes before the queue
-            others = (one for one in decision.follow if not isinstance(one, MoveChecked))
-            ahead.extend(one for one in others if one != _SCAN or one not in ahead)
+        first = []
+        for follower in decision.follow:
+            place = PLACES.get(type(follower), Place.LAST)
+            if place is Place.FIRST:
+                first.append(follower)
+            elif place is Place.LAST or follower not in ahead:
+                ahead.append(follower)
+        ahead.extendleft(reversed(first))
     return stepped
 
 
-def step_through(ledger: Ledger, event: Event, now: int) -> StepResult:
+def step_through(ledger: Ledger, cause: Cause, now: int) -> StepResult:
     """A step and all later ones that it leads to."""
-    stepped = step(ledger, event, now)
+    stepped = step(ledger, cause, now)
     while stepped.later:
         after = step(ledger, stepped.later.pop(0), now)
         stepped.changes += after.changes
@@ -222,14 +221,14 @@ def step_through(ledger: Ledger, event: Event, now: int) -> StepResult:
     return stepped
 
 
-def _charge(ledger: Ledger, event: Event, decision: Decision, now: int) -> Decision:
+def _charge(ledger: Ledger, cause: Cause, decision: Decision, now: int) -> Decision:
     """The decision about a report, with no more records than the budget of the reporting node allows."""
-    if not isinstance(event, _REPORTS) or not decision.records:
+    if not isinstance(cause, _REPORTS) or not decision.records:
         return decision
     name = decision.records[0].node
     changed = [row for row in decision.changes if isinstance(row, NodeObservation)]
     seen = changed[0] if changed else ledger.observations.get(name)
-    if seen is None and isinstance(event, NodeDeclared):
+    if seen is None and isinstance(cause, NodeDeclared):
         return decision  # by the config: its agent was not heard yet
     before = seen = seen or NodeObservation(name, 0)
     records: list[Record] = []
@@ -241,7 +240,7 @@ def _charge(ledger: Ledger, event: Event, decision: Decision, now: int) -> Decis
             seen = replace(seen, records_spent_until_ms=max(seen.records_spent_until_ms, now) + REPORT_REFILL_MS)
         if record.type in _OMITTED and seen.records_omitted:
             why = f"{seen.records_omitted} reports of its agent were not recorded: there were too many"
-            records.append(Record("reports-omitted", "", name, name, why, {"count": seen.records_omitted}))
+            records.append(Record("reports-omitted", "", name, name, why, data={"count": seen.records_omitted}))
             seen = replace(seen, records_omitted=0)
         records.append(replace(record, reason=record.reason[:MAX_REASON_CHARS]) if record.type in _OMITTED else record)
     decision.records = records

@@ -1,13 +1,13 @@
-"""Decisions about engines and their bindings: desired and given up, bound, refused, freed, observed.
+"""Decisions about engines and their bindings: registered and removed, bound, refused, freed, observed.
 
-A lease on an engine's node is active only while the engine has its group. What the engine has forgotten is bound again
-under a new fence, and only when that is refused does the lease end. A node that the engine has lost keeps its leases,
-unbound, until its hold is over: it may come back.
+A lease on an engine's node is active only while the engine has its group. A forgotten group is bound again under a new
+fence, and only when that is refused does the lease end. A node that the engine has lost keeps its leases, unbound,
+until its hold ends: it may come back.
 """
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from distributed_grid.domain.engines import (
     ATTACHED,
@@ -41,11 +41,11 @@ from distributed_grid.reactor.jobs import requeue_unstarted
 from distributed_grid.reactor.lease_transitions import FENCE, end_lease, lease_record
 
 LOST_AFTER_MS = 60_000
-"""How long a lease waits for its engine's node to come back where the node itself has no hold."""
+"""Time that a lease waits for its engine's node to come back where the node itself has no hold."""
 
 
 def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
-    """The lease is active now; of a binding that nobody wants any more nothing follows, it is freed."""
+    """Activate the lease of a binding; one that is not wanted any more is freed."""
     binding = ledger.bindings.get(event.key)
     lease = ledger.leases.get(binding.lease_id) if binding is not None else None
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
@@ -55,7 +55,7 @@ def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
 
 
 def on_term_set(ledger: Ledger, event: GroupTermSet, now: int) -> Decision:
-    """Record the end that the engine knows; an earlier one than it knows already says nothing."""
+    """Record the end of the lease that the engine has acknowledged; an earlier one changes nothing."""
     binding = ledger.bindings.get(event.key)
     is_news = binding is not None and binding.term_ms < event.term_ms
     return Decision([replace(binding, term_ms=event.term_ms)] if binding is not None and is_news else [])
@@ -75,7 +75,7 @@ def _binding_record(kind: RecordType, lease: Lease, binding: Binding, reason: st
 
 
 def on_refused(ledger: Ledger, event: GroupRefused, now: int) -> Decision:
-    """A lease that the engine does not reserve is over; a job is placed elsewhere."""
+    """End a lease that the engine does not reserve; a job is placed elsewhere."""
     binding = ledger.bindings.get(event.key)
     lease = ledger.leases.get(binding.lease_id) if binding is not None else None
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
@@ -92,13 +92,12 @@ def on_refused(ledger: Ledger, event: GroupRefused, now: int) -> Decision:
 
 
 def on_freed(ledger: Ledger, event: GroupFreed, now: int) -> Decision:
-    """Forget a binding whose group is gone."""
     binding = ledger.bindings.get(event.key)
     return Decision([] if binding is None else [replace(binding, gone=True)])
 
 
 def on_observed(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
-    """Bring nodes and bindings in line with what the engine has; nothing new changes nothing."""
+    """Align nodes and bindings with the engine's lists; the same list changes nothing."""
     engine = ledger.engines.get(event.name)
     if engine is None:
         return Decision()
@@ -146,7 +145,7 @@ def _observe_node(
     fence: int,
     now: int,
 ) -> int:
-    """One node: where the engine has it, what it leaves us there, and the bindings of its leases; the last fence."""
+    """Align the place, the free resources and the bindings of one node. Returns the last fence."""
     if place is None:
         if node.engine == event.name and node.engine_node:
             decision.changes += _lose_node(ledger, node, now)
@@ -194,11 +193,11 @@ def _note_use(
     if not binding.in_use:
         data = {"action": USED, "resource_type": str(resource), "target_node": target, "source_node": lease.node}
         why = f"tasks of {lease.engine} use it"
-        decision.records.append(Record("rebalanced", GRID_USER, lease.id, target, why, {**data}))
+        decision.records.append(Record("rebalanced", GRID_USER, lease.id, target, why, data={**data}))
 
 
 def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:
-    """Whether a binding may stay: it is being made, or its group was seen, or the observation says nothing about it."""
+    """Whether a binding may stay: it is being made, its group was listed, or the list is older than it."""
     if binding is None or binding.place != place.id:
         return False
     if not binding.bound_at_ms or there is None or binding.bound_at_ms >= asked_at_ms:
@@ -207,14 +206,14 @@ def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None
 
 
 def _found_fence(ledger: Ledger, lease: Lease, there: set[str] | None) -> int:
-    """The fence of a group that the engine still has of a lease whose binding the ledger has forgotten; 0: none."""
+    """The fence of a lease's group in the engine, where the ledger has forgotten the binding; 0: none."""
     epoch, ours = ledger.counters.get("epoch", 0), (parse_group_name(group) for group in there or ())
     fences = (fence for lease_id, fence in filter(None, ours) if lease_id == lease.id)
     return max((fence for fence in fences if is_plausible_epoch(epoch_of(fence), epoch)), default=0)
 
 
 def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
-    """A plain lease in the state that goes with its new binding."""
+    """A plain lease in the state of its new binding."""
     if lease.job or lease.awaits:
         return lease
     if bound and lease.state is LeaseState.RESERVING:
@@ -225,7 +224,7 @@ def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
 
 
 def _lose_node(ledger: Ledger, node: Node, now: int) -> list[Row]:
-    """A node that the engine does not see any more, and its leases, which are not bound now."""
+    """A node that the engine does not list any more, and its leases, which are unbound now."""
     rows: list[Row] = [
         replace(node, engine_node="", engine_lost_ms=now),
         EngineCapacity(node.name, EngineResources(), gone=True),
@@ -238,7 +237,7 @@ def _lose_node(ledger: Ledger, node: Node, now: int) -> list[Row]:
 
 
 def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:
-    """The leases of nodes that the engine has not had for as long as their hold are over; jobs run on by the agent."""
+    """End the leases of nodes that the engine has lost for longer than their hold; jobs run on by the agent."""
     decision = Decision()
     for node in ledger.nodes.values():
         if (
@@ -259,7 +258,7 @@ def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:
 
 
 def release_engine(ledger: Ledger, engine: str) -> list[Row]:
-    """Everything as it is without an engine: from now on its leases are kept by the grid alone."""
+    """Rows without an engine: the grid alone keeps its leases from now on."""
     rows: list[Row] = []
     for node in ledger.nodes.values():
         if node.engine == engine:
@@ -275,7 +274,7 @@ def on_registered(ledger: Ledger, event: EngineRegistered, now: int) -> Decision
     old = ledger.engines.get(event.name)
     if old is not None and old.mode != event.mode:
         raise Refused(f"{event.name} is {old.mode} at {old.address} already; give that up first")
-    row = EngineRow(event.name, event.mode, event.address, event.namespace, event.session, event.nodes)
+    row = EngineRow(**asdict(event))
     if row == old:
         return Decision()
     data = {"mode": row.mode, "address": row.address, "session": row.session, "nodes": list(row.nodes)}

@@ -12,16 +12,15 @@ from distributed_grid.domain.events import (
     AttemptsGone,
     AttemptsListed,
     AttemptStarted,
-    Event,
     JobCancelled,
     JobDetached,
     JobSubmitted,
     LeaseLost,
     LeaseReleased,
-    QueueScanned,
     StartsExpired,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
 from distributed_grid.domain.leases import FOREVER_MS, Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
@@ -350,7 +349,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
-        decision.follow = [QueueScanned()]
+        decision.follow = [ScanQueue()]
         decision.answer = JobAnswer(job)
         return decision
     job = replace(job, checkpoint_from=0, result=event.result)
@@ -386,7 +385,7 @@ def _run_bigger(ledger: Ledger, decision: Decision, job: Job, bigger: BiggerLimi
     why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
     data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
     decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
-    decision.follow = [QueueScanned()]
+    decision.follow = [ScanQueue()]
     return decision
 
 
@@ -419,7 +418,7 @@ def requeue_unstarted(
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     decision.changes += _requeue(ledger, job, now, counts=False)
     decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
-    decision.follow = [QueueScanned()]
+    decision.follow = [ScanQueue()]
     return decision
 
 
@@ -519,7 +518,7 @@ def on_starts_expired(ledger: Ledger, event: StartsExpired, now: int) -> Decisio
     """
     seen = ledger.observations.get(event.node)
     missing = {one.lease_id for one in seen.missing} if seen is not None else set()
-    ended: list[Event] = []
+    ended: list[Cause] = []
     for lease_id in event.attempts[:MAX_LEASES_PER_STEP]:
         lease = ledger.leases.get(lease_id)
         job = ledger.jobs.get(lease.job) if lease is not None and lease_id not in missing else None
@@ -536,8 +535,8 @@ def expire_missing(ledger: Ledger, seen: NodeObservation, now: int) -> Decision:
     until its lease is over: an observation is never stored, and an end that could not be is decided again."""
     left = tuple(one for one in seen.missing if one.lease_id in ledger.leases)
     over = [one for one in left if 0 < one.until_ms <= now]
-    lost: list[Event] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over[:MAX_LEASES_PER_STEP]]
-    later: list[Event] = [TimePassed()] if over[MAX_LEASES_PER_STEP:] else []
+    lost: list[Cause] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over[:MAX_LEASES_PER_STEP]]
+    later: list[Cause] = [TimePassed()] if over[MAX_LEASES_PER_STEP:] else []
     return Decision([replace(seen, missing=left)] if left != seen.missing else [], follow=lost, later=later)
 
 

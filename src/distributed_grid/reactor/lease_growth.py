@@ -3,8 +3,8 @@
 The learned size of a job that its user has not declared restartable is the size of its lease and no limit
 (`Job.may_outgrow`). The agent reports an attempt that holds more, with each heartbeat until its lease is as large.
 
-- The lease grows by what its node has free and the user's quota allows. Only this step gives it memory, so that no byte
-  is lent twice: of two that want the same memory the first event gets it.
+- The lease grows within the free memory of its node and the user's quota. Only this step gives it memory, so that no
+  byte is lent twice: of two that want the same memory the first event gets it.
 - A report that is lost comes again, and one that comes twice finds the lease grown: it changes nothing.
 - Where a growth is refused the job runs on. Its node ends it, as `over_limit` and without a rerun, when the memory of
   the machine is short or its owner needs it.
@@ -28,13 +28,13 @@ from distributed_grid.scheduling.queue.fairness import Quotas
 
 MB = 1024**2
 GROWTH_DIVISOR = 4
-"""A lease grows to a quarter more than its job holds, where there is so much."""
+"""A lease grows to a quarter more than its job holds, where that is free."""
 PART_DIVISOR = 16
 """A lease that cannot be as large as its job grows by a sixteenth of it at least, or not at all."""
 
 
 def on_outgrown(ledger: Ledger, event: AttemptOutgrown, now: int) -> Decision:
-    """Grow the lease of an attempt that holds more memory; what cannot be had is recorded once, and it runs on."""
+    """Grow the lease of an attempt that holds more memory; a refusal is recorded once, and it runs on."""
     job, attempt = reported_attempt(ledger, event)
     if job is None or attempt is None or not job.may_outgrow or job.state is JobState.STOPPING:
         return Decision()
@@ -56,7 +56,7 @@ def on_outgrown(ledger: Ledger, event: AttemptOutgrown, now: int) -> Decision:
 
 
 def _most_bytes(ledger: Ledger, lease: Lease, wanted: int) -> tuple[int, str]:
-    """The size that a lease could have now, up to what is wanted, and what keeps it from more."""
+    """The size that a lease could have now, up to the wanted one, and the reason why not more."""
     assert lease.claim is not None
     node, size = ledger.nodes[lease.node], lease.claim.memory_bytes
     if lease.engine:
@@ -87,7 +87,7 @@ def _grow(
         job.uid,
         attempt.node,
         f"its lease has {_gb(size)} of memory instead of {_gb(before)}: it holds {_gb(held)}",
-        {"job_id": job.id, "allocation_id": lease.id, "attempt": attempt.number, "memory_limit_bytes": size},
+        data={"job_id": job.id, "allocation_id": lease.id, "attempt": attempt.number, "memory_limit_bytes": size},
     )
     rows = settle_account(ledger, lease.request.user, now)
     job = _with_attempt(replace(job, estimate=estimate), grown)
@@ -97,7 +97,7 @@ def _grow(
 
 def _refusal(job: Job, attempt: Attempt, why: str) -> Record:
     data = {"job_id": job.id, "attempt": attempt.number}
-    return Record("not-grown", job.request.user, job.uid, attempt.node, f"{why}; it runs on", data)
+    return Record("not-grown", job.request.user, job.uid, attempt.node, f"{why}; it runs on", data=data)
 
 
 def _with_attempt(job: Job, attempt: Attempt) -> Job:

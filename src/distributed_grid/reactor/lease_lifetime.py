@@ -13,15 +13,14 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AttemptEnded,
-    ClaimsChecked,
     ClaimsRead,
     CopyUnwanted,
     LeaseClaimed,
     LeaseLost,
     LeaseReclaimed,
-    QueueScanned,
     TimePassed,
 )
+from distributed_grid.domain.followups import CheckClaims, ScanQueue, SettleDue
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease, epoch_of, is_plausible_epoch, node_above_fence
@@ -43,7 +42,7 @@ from distributed_grid.scheduling.queue import reasons
 
 
 def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
-    """Return a lease to its node: a job is stopped and requeued, a copy of a block moves, anything else ends."""
+    """Return a lease to its node: a job is stopped and requeued, a copy of a block moves, any other lease ends."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.holds:
         return Decision()
@@ -64,7 +63,7 @@ def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
 
 
 def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
-    """End what ran on a node that is gone: nobody can know how it ended, only that it has."""
+    """End a lease on a node that is gone; the outcome of its attempt is unknown."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.holds:
         return Decision()
@@ -80,18 +79,18 @@ def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
 
 
 CLAIMS_READ = "claims_read"
-"""The counter that says that this ledger has read what there was to claim."""
+"""Counter of a ledger that has recovered leases from elsewhere."""
 
 
 def on_read(ledger: Ledger, event: ClaimsRead, now: int) -> Decision:
-    """Record all recovered leases, once: later the ledger alone knows."""
+    """Record all recovered leases, once: from then on the ledger is complete."""
     if CLAIMS_READ in ledger.counters:
         return Decision()
     return Decision([Counter(CLAIMS_READ, 1)], follow=[*event.claims])
 
 
 def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
-    """Hold what is claimed until its node confirms it; what the ledger knows already is left as it is."""
+    """Hold a recovered lease until its node confirms it; a lease that the ledger has is left as it is."""
     request = event.request
     if request.id in ledger.leases or request.id in ledger.by_request:
         return Decision()
@@ -114,35 +113,35 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     heard = node.state is NodeState.ALIVE
     raised = node_above_fence(node, event.fence, ledger.counters.get(FENCE, 0) + 1)
     rows: list[Row] = [lease] if raised is node else [raised, lease]
-    return Decision(rows, [record], follow=[ClaimsChecked(node.name)] if heard else [])
+    return Decision(rows, [record], follow=[CheckClaims(node.name)] if heard else [])
 
 
-def on_checked(ledger: Ledger, event: ClaimsChecked, now: int) -> Decision:
-    """Settle the oldest claim on a node, then look again."""
-    node = ledger.nodes.get(event.node)
-    claims = [lease for lease in ledger.leases_of(event.node) if lease.recovered] if node is not None else []
+def check_claims(ledger: Ledger, check: CheckClaims, now: int) -> Decision:
+    """Settle the oldest recovered lease on a node, then check again."""
+    node = ledger.nodes.get(check.node)
+    claims = [lease for lease in ledger.leases_of(check.node) if lease.recovered] if node is not None else []
     if node is None or not claims:
         return Decision()
-    lease = min(claims, key=lambda one: (one.granted_at_ms, one.id))
+    lease = min(claims, key=lambda lease: (lease.granted_at_ms, lease.id))
     problem = _excess(ledger, node, lease)
     if problem is None:
         decision = _confirmed(ledger, node, lease, now)
     else:
         decision = end_lease(ledger, replace(lease, recovered=False), LeaseEnd.FAILED, problem, now)
-    decision.follow.append(event)
+    decision.follow.append(check)
     return decision
 
 
 def _excess(ledger: Ledger, node: Node, lease: Lease) -> str | None:
-    """Why a node cannot have lent what is claimed of it, beside what it has lent."""
-    others = (one for one in ledger.leases_of(node.name) if not one.recovered)
-    held = [one.claim for one in (*others, lease) if one.claim is not None]
+    """The reason why a node cannot have lent a recovered lease beside its others."""
+    others = (other for other in ledger.leases_of(node.name) if not other.recovered)
+    held = [holder.claim for holder in (*others, lease) if holder.claim is not None]
     excess = NodeClaims(held).excess_over(node.lendable) or shared_though_exclusive(held, node.lendable)
     return None if excess is None else f"recovered, but {node.name} cannot have lent it: {excess}"
 
 
 def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
-    """A lease like any other: active, or reserved by the engine of its node first."""
+    """The confirmed lease: active, or reserved by the engine of its node first."""
     record = lease_record("confirmed", lease, None, f"{node.name} was heard and has it")
     if node.engine:
         bound = replace(lease, recovered=False, engine=node.engine)
@@ -151,17 +150,22 @@ def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
 
 
 MAX_EXPIRED_PER_STEP = 256
-"""Leases that expire in one step, so that it does not take long; the next step follows at once."""
+"""Leases that expire in one step, so that it stays short; the next step follows at once."""
 MAX_REASONS_PER_STEP = 32
-"""Different requests that expire in one step with the reason of each node; the others name no nodes."""
+"""Different requests that expire in one step with a reason for each node; the others name no nodes."""
 NO_ROOM = "no node had room for it"
 
 
-def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
-    """Settle the leases that are due, so many in one step; then nodes, offers and blocks, and scan the queue once."""
-    due = [ledger.leases[lease_id] for lease_id in ledger.due_by(now, MAX_EXPIRED_PER_STEP - event.expired)]
+def on_time_passed(ledger: Ledger, _: TimePassed, now: int) -> Decision:
+    return settle_due(ledger, SettleDue(), now)
+
+
+def settle_due(ledger: Ledger, order: SettleDue, now: int) -> Decision:
+    """Settle the leases that are due, a bounded number in one step; then nodes, offers and blocks, and scan the queue
+    once."""
+    due = [ledger.leases[lease_id] for lease_id in ledger.due_by(now, MAX_EXPIRED_PER_STEP - order.expired)]
     if due:
-        return _expire_next(ledger, due, event, now)
+        return _expire_next(ledger, due, order, now)
     decision = check_liveness(ledger, now)
     missing = [expire_missing(ledger, seen, now) for seen in ledger.observations.values() if seen.missing]
     for lost in (*missing, expire_lost_nodes(ledger, now)):
@@ -174,25 +178,24 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
         decision.follow += overdue(ledger, now)
     decision.follow += due_moves(ledger, now)
     if ledger.waiting:
-        decision.follow.append(QueueScanned())
+        decision.follow.append(ScanQueue())
     if ledger.due_by(now, 1):
         decision.later.append(TimePassed())
     return decision
 
 
-def _expire_next(ledger: Ledger, due: list[Lease], event: TimePassed, now: int) -> Decision:
-    """All waits that are due next, or one lease that is held; then what is due after that."""
+def _expire_next(ledger: Ledger, due: list[Lease], order: SettleDue, now: int) -> Decision:
+    """End all waits that are due next, or one held lease; the rest follows."""
     waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
     reopened = [lease for lease in waits if not 0 < lease.wait_until_ms <= now]
     if reopened:
-        return Decision(
-            [_reopened(lease, now) for lease in reopened], follow=[TimePassed(event.expired + len(reopened))]
-        )
-    if waits and event.freed:  # what has come free is offered to the queue before anybody gives up
-        return Decision(follow=[QueueScanned(), TimePassed(event.expired)])
+        rows = [_reopened(lease, now) for lease in reopened]
+        return Decision([*rows], follow=[SettleDue(order.expired + len(reopened))])
+    if waits and order.freed:  # what has come free is offered to the queue before anybody gives up
+        return Decision(follow=[ScanQueue(), SettleDue(order.expired)])
     decision = _withdraw(ledger, waits, now) if waits else _expire(ledger, due[0], now)
-    decision.follow = [one for one in decision.follow if not isinstance(one, QueueScanned)]
-    decision.follow.append(TimePassed(event.expired + max(len(waits), 1), not waits))
+    decision.follow = [cause for cause in decision.follow if not isinstance(cause, ScanQueue)]
+    decision.follow.append(SettleDue(order.expired + max(len(waits), 1), not waits))
     return decision
 
 
@@ -203,7 +206,7 @@ def _reopened(lease: Lease, now: int) -> Lease:
 
 
 def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
-    """Withdraw requests that have waited for too long. They hold nothing, so none of them changes another's end."""
+    """Withdraw requests that have waited for too long. They hold no resources, so their order does not matter."""
     decision = Decision()
     why: dict[object, str] = {}
     for lease in waits:

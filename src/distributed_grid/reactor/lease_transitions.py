@@ -7,7 +7,8 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from distributed_grid.domain.engines import Binding
-from distributed_grid.domain.events import CopyLost, Event, JobCancelled, QueueScanned
+from distributed_grid.domain.events import CopyLost, Event, JobCancelled
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.jobs import Attempt, Ending, Job, StopOrder
 from distributed_grid.domain.leases import Lease, fence_on
 from distributed_grid.domain.ledger import Ledger
@@ -94,7 +95,7 @@ def grant(
 
 
 def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
-    """The granted lease, under this fence of the grid's as it is on its node."""
+    """The granted lease, with this fence of the grid as it is on its node."""
     state = advance_lease(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
@@ -113,11 +114,11 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
 
 
 def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) -> tuple[Decision, int]:
-    """Shrink the automatic leases of which a granted lease gets something; the second value is the last fence.
+    """Shrink the automatic leases that a granted lease is carved from; the second value is the last fence.
 
-    What nothing is left of ends. An engine's group cannot shrink: the lease is bound anew with what it has left.
+    A lease without a rest ends. An engine's group cannot shrink: the lease is bound anew with its rest.
     """
-    decision = Decision(follow=[QueueScanned()] if ledger.waiting else [])
+    decision = Decision(follow=[ScanQueue()] if ledger.waiting else [])
     states: dict[str, RebalanceState] = {}
     for lease_id, left in place.carved:
         lease = ledger.leases[lease_id]
@@ -128,7 +129,7 @@ def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) 
         why = f"{describe(resource, taken)} of it for {user.job or user.id}"
         data: dict[str, str | int | list[str]] = {"action": USED, "resource_type": str(resource), "target_node": target}
         data |= {"source_node": lease.node, "allocation_id": user.id}
-        decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, why, data))
+        decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, why, data=data))
         if is_used_up(lease, left):
             leaving = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
             decision.changes.append(_ended(leaving, LeaseEnd.RELEASED, "all of it is used", now))
@@ -156,13 +157,13 @@ def lease_record(type_: RecordType, lease: Lease, job: Job | None, reason: str =
     data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
     if job is not None:
         data["job_id"] = job.id
-    return Record(type_, lease.request.user, lease.job or lease.id, lease.node, reason, data)
+    return Record(type_, lease.request.user, lease.job or lease.id, lease.node, reason, data=data)
 
 
 def preempt_victims(
     ledger: Ledger, plan: PreemptionPlan, preemptor: Lease, now: int
 ) -> tuple[Decision, tuple[str, ...]]:
-    """Stop the victims of a preemption; the second value are the leases to wait for."""
+    """Stop the victims of a preemption; the second value are the leases that the preemptor waits for."""
     decision = Decision()
     ended = set()
     for lease_id in plan.victims:
@@ -188,7 +189,7 @@ def preempt_victims(
 
 
 def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int) -> Decision:
-    """End a lease that nothing runs under any more, and unblock those that wait for it."""
+    """End a lease without a running attempt, and unblock the preemptors that wait for it."""
     if lease.state in (LeaseState.RESERVING, LeaseState.ACTIVE):
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
     held = lease.holds
@@ -203,7 +204,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
         decision.changes += _gang_ended(ledger, lease, end, detail, now)
         decision.changes += settle_account(ledger, lease.request.user, now, over=over)
         decision.changes += _used_workers(ledger, decision.changes, now)
-    decision.follow = [QueueScanned()] if ledger.waiting else []
+    decision.follow = [ScanQueue()] if ledger.waiting else []
     decision.follow += cancel_dependents(ledger, lease.id)
     if lease.request.block:
         decision.follow.append(CopyLost(lease.request.block, lease.id, detail))
@@ -211,7 +212,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
 
 
 def _used_workers(ledger: Ledger, changes: Collection[Row], now: int) -> list[Row]:
-    """The workers on which one of these leases has ended, which are idle from now on at the earliest."""
+    """The workers on which one of these leases has ended: they are idle from now on at the earliest."""
     if not ledger.workers:
         return []
     over = (row for row in changes if isinstance(row, Lease) and row.is_over and not row.request.block)
@@ -220,7 +221,7 @@ def _used_workers(ledger: Ledger, changes: Collection[Row], now: int) -> list[Ro
 
 
 def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
-    """Cancel the jobs that run within a lease that is over."""
+    """Cancel the jobs that run within a lease that has ended."""
     users = (ledger.leases[user].job for user in ledger.dependents.get(lease_id, ()))
     return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
@@ -236,7 +237,7 @@ def settle_account(
 def _gang_ended(
     ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int, *, besides: Collection[str] = ()
 ) -> list[Row]:
-    """The other members of a gang end with the one that ends."""
+    """The ends of the other members of a gang, with the one that ended."""
     gone: list[Row] = []
     for member_id in ledger.gangs.get(lease.gang, ()):
         if member_id == lease.id or member_id in besides:

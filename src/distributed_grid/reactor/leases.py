@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import (
-    LeaseAsked,
-    LeaseExtended,
-    LeaseReleased,
-    QueueScanned,
-    RequestRefused,
-)
+from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
+from distributed_grid.domain.followups import ContinueScan, ScanQueue
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -41,7 +36,7 @@ from distributed_grid.scheduling.scaling.demand import worker_could_serve
 MAX_GRANTS_PER_STEP = 64
 """Grants of one scan of the queue, so that no step takes long."""
 MAX_EXTENSIONS = 32
-"""Requests for more time that a lease remembers; a retry comes soon or never."""
+"""Extensions that a lease remembers by request id; a retry comes soon or never."""
 MAX_PREEMPTION_TRIES = 16
 """Different waiting requests that are tried where automatic leases could make room."""
 
@@ -59,12 +54,11 @@ def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
 
 
 def on_refused(ledger: Ledger, event: RequestRefused, now: int) -> Decision:
-    """Record a refusal."""
     return Decision(records=[Record("refused", event.user, event.request_id, reason=event.reason)])
 
 
 def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decision:
-    """Grant a new request at once, by preemption, or queue it; refuse what can never be granted."""
+    """Grant a new request at once or by preemption, or queue it; refuse one that can never be granted."""
     request = lease.request
     _check_request(ledger, request)
     _check_deadline(request, now)
@@ -74,13 +68,13 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     placement = place_newcomer(ledger, lease, now)
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)
-        decision.follow = [QueueScanned()] if ledger.waiting else []
+        decision.follow = [ScanQueue()] if ledger.waiting else []
         return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
     _check_possible(ledger, request)
     displaced = _preempt(ledger, lease, job, now)
     if displaced is not None:
         decision, lease, job = displaced
-        decision.follow = [QueueScanned()] if ledger.waiting else []
+        decision.follow = [ScanQueue()] if ledger.waiting else []
         return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
@@ -92,7 +86,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
 
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:
-    """The decision, with the request counted in the request shapes, and its arrival noted for the node it is for."""
+    """The decision, with the request counted in the request shapes and noted for its target."""
     decision.changes += states_after_arrival(ledger, request)
     request_shapes = learn_shape(ledger, request)
     if request_shapes is not None:
@@ -101,7 +95,7 @@ def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decisio
 
 
 def no_offers_message(why: tuple[str, ...]) -> str:
-    """The refusal of a request that nobody can serve now."""
+    """Refusal of a request that no node can serve now."""
     return "No resource offers available: " + ("; ".join(why) or "the grid has no nodes")
 
 
@@ -172,16 +166,20 @@ def _find_preemption(
     return plan or plan_preemption(ledger, request, now, avoid=avoid)
 
 
-def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
+def scan_queue(ledger: Ledger, _: ScanQueue, now: int) -> Decision:
+    return continue_scan(ledger, ContinueScan(), now)
+
+
+def continue_scan(ledger: Ledger, scan: ContinueScan, now: int) -> Decision:
     """Grant the next request of the queue, then scan again; after many grants in a later step."""
-    if event.granted == MAX_GRANTS_PER_STEP:
-        return Decision(later=[QueueScanned()])
-    granted = next_grant(ledger, now, event.tried)
+    if scan.granted == MAX_GRANTS_PER_STEP:
+        return Decision(later=[ScanQueue()])
+    granted = next_grant(ledger, now, scan.tried)
     if granted is not None:
         job = ledger.jobs.get(granted.lease.job)
         decision, _, _ = grant(ledger, granted.lease, granted.placement, now, job=job)
         known = frozenset[object]() if granted.placement.carved else granted.tried
-        decision.follow = [QueueScanned(known, event.granted + 1)]
+        decision.follow = [ContinueScan(known, scan.granted + 1)]
         return decision
     tried: set[object] = set()
     for lease in preemption_candidates(ledger, now):
@@ -193,11 +191,11 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
         tried.add(key)
         displaced = _preempt(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
-            displaced[0].follow = [QueueScanned(granted=event.granted + 1)]
+            displaced[0].follow = [ContinueScan(granted=scan.granted + 1)]
             return displaced[0]
     reduced = reduce_waiting(ledger, now)
     if reduced is not None:
-        reduced.follow = [QueueScanned(granted=event.granted + 1)]
+        reduced.follow = [ContinueScan(granted=scan.granted + 1)]
     return reduced or Decision()
 
 
@@ -238,5 +236,5 @@ def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
         kept = (*lease.extensions, (event.request_id, event.extra_ms))[-MAX_EXTENSIONS:]
         longer = replace(longer, extensions=kept)
     record = Record("extended", event.by, lease.id, lease.node, f"{event.extra_ms // 1000} s more")
-    follow = [QueueScanned()] if ledger.waiting else []
+    follow = [ScanQueue()] if ledger.waiting else []
     return Decision([longer, *others], [record], LeaseAnswer(longer), [*follow])

@@ -1,7 +1,7 @@
-"""Liveness of nodes: heartbeats and the offers that follow, silence, loss; when pull workers ask no more.
+"""Liveness of nodes: heartbeats and the offers that follow, silence, loss; pull workers that have stopped asking.
 
-A heartbeat itself changes volatile rows only; what it calls for is a step of its own. What is reserved on a node for a
-task is renewed while the node is heard.
+A heartbeat itself changes volatile rows only; its consequences are a step of their own (`assess_node`). Reservations
+for tasks are renewed while their node is heard.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
-    ClaimsChecked,
     ClocksConfirmed,
     HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
     NodeDrained,
     NodeHeard,
-    QueueScanned,
     TimePassed,
     WorkerJoined,
 )
+from distributed_grid.domain.followups import AssessNode, CheckClaims, ScanQueue
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
@@ -39,20 +38,19 @@ from distributed_grid.scheduling.offers.pause import is_disk_full, rest_left_ms,
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
-"""How long an owner needs back what an engine holds for others, before that is reclaimed."""
+"""Time of an owner's need before leases that an engine holds for others are reclaimed."""
 MIN_PULL_SUSPECT_MS = 1_000
 ASKING_MS = 15_000
-"""How long a pull worker counts as asking for a task after it has asked."""
+"""Time after its request for a task during which a pull worker counts as asking."""
 UNTAKEN_MS = 30_000
-"""How long a task waits for the pull worker that it was assigned to."""
+"""Time that a task waits for the pull worker that it was assigned to."""
 DESERTED_MS = 3_600_000
-"""How long a pull worker that is lost stays listed."""
+"""Time that a lost pull worker stays listed."""
 _UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING, NodeState.LOST})
 
 
 def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
-    """Record a heartbeat, and with it the node's hold: that changes volatile rows only, so it never waits for a store.
-    What it calls for follows."""
+    """Record a heartbeat and renew the node's hold: only volatile rows change, so it never waits for a store."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
@@ -80,7 +78,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         lost=False,
     )
     offer = ledger.offers.get(event.name)
-    decision = Decision([seen], follow=[NodeHeard(event.name)])
+    decision = Decision([seen], follow=[AssessNode(event.name)])
     if offer is not None and event.yields and not (last is not None and last.yields):
         decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
     elif offer is not None and seen.disk_full and not (last is not None and last.disk_full):
@@ -88,13 +86,13 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     elif offer is not None and (unknown := unmeasured_offer(node, event.usage, offer)) is not None:
         decision.changes.append(unknown)
     elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
-        decision.changes.append(paused)  # at once: what follows may have to wait for the store
+        decision.changes.append(paused)  # at once: the follow-up may have to wait for the store
     return decision
 
 
-def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
-    """Do what the last heartbeat of a node calls for: a node is alive from the first one on, and its offer follows."""
-    node, seen = ledger.nodes.get(event.name), ledger.observations.get(event.name)
+def assess_node(ledger: Ledger, heard: AssessNode | NodeHeard, now: int) -> Decision:
+    """Settle a node after its heartbeat: it is alive from the first one on, and gets its offer."""
+    node, seen = ledger.nodes.get(heard.name), ledger.observations.get(heard.name)
     if node is None or seen is None or seen.usage is None or (seen.lost and not node.is_pull):
         return Decision()
     decision = Decision()
@@ -116,7 +114,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
         if node.name in ledger.workers:
             decision.follow.append(WorkerJoined(node.name))
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
-            decision.follow.append(ClaimsChecked(node.name))
+            decision.follow.append(CheckClaims(node.name))
     decision.changes += _renewed_reservations(ledger, node.name, now)
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
     before = ledger.offers.get(node.name)
@@ -125,7 +123,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if offer is not None and (before is not None or not rest_left_ms(seen, now)):  # a withdrawn one stays so
         decision.changes.append(offer)
     if decision.changes and ledger.waiting:
-        decision.follow.append(QueueScanned())
+        decision.follow.append(ScanQueue())
     return decision
 
 
@@ -135,11 +133,11 @@ def _clock_record(seen: NodeObservation) -> Record:
         return Record("clock-steady", "", seen.node, seen.node, "the wall clock is steady again")
     why = "the wall clock jumped: nothing is deleted by age until it is steady or confirmed"
     seconds = {"jumped_seconds": seen.clock_jump_ms / 1000, "waits_seconds": seen.clock_waits_ms / 1000}
-    return Record("clock-jumped", "", seen.node, seen.node, why, seconds)
+    return Record("clock-jumped", "", seen.node, seen.node, why, data=seconds)
 
 
 def on_clocks_confirmed(ledger: Ledger, event: ClocksConfirmed, now: int) -> Decision:
-    """Have the agents of all nodes with a pending jump go on deleting; they hear so with their next heartbeats."""
+    """Let the agents of all nodes with a pending jump delete by age again, from their next heartbeats on."""
     pending = [seen for seen in ledger.observations.values() if seen.clock_jump_ms and not seen.clock_confirmed]
     return Decision(
         [replace(seen, clock_confirmed=True) for seen in pending],
@@ -148,8 +146,8 @@ def on_clocks_confirmed(ledger: Ledger, event: ClocksConfirmed, now: int) -> Dec
 
 
 def check_liveness(ledger: Ledger, now: int) -> Decision:
-    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (so many leases in one
-    step), go on with draining, withdraw old offers, remove empty forgotten nodes."""
+    """Suspect silent nodes, declare those lost whose holds have run out (a bounded number of leases in one step),
+    continue drains, withdraw expired offers, remove forgotten nodes without leases."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
@@ -173,8 +171,8 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
 
 
 def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
-    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there. The same row
-    says so that a heartbeat renews: one of the two comes first, and the other finds it."""
+    """Declare a node lost with its leases, because its holds have run out: no attempt can still run there. The row that
+    says so is the one that a heartbeat renews, so whichever comes first is seen by the other."""
     room = MAX_LEASES_PER_STEP - len(decision.follow)
     if room <= 0:
         decision.later = [TimePassed()]
@@ -195,7 +193,7 @@ def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
 
 
 def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None, decision: Decision, now: int) -> None:
-    """A pull worker that has not asked for a while asks no more, and what it does not take goes to another."""
+    """Note that a pull worker has stopped asking, and give the tasks that it does not take to others."""
     if seen is not None and seen.asking_since_ms and now - seen.asking_since_ms > ASKING_MS:
         decision.changes.append(replace(seen, asking_since_ms=0))
     for job in ledger.jobs_of(node.name):
@@ -208,14 +206,14 @@ def _check_pull_worker(ledger: Ledger, node: Node, seen: NodeObservation | None,
 
 
 def _is_deserted(node: Node, seen: NodeObservation | None, now: int) -> bool:
-    """Whether a pull worker was lost so long ago that nobody expects it back."""
+    """Whether a pull worker was lost longer than `DESERTED_MS` ago."""
     if not node.is_pull or node.state is not NodeState.LOST or seen is None:
         return False
     return now - max(seen.at_ms, seen.held_until_ms) > DESERTED_MS
 
 
 def _renewed_reservations(ledger: Ledger, node: str, now: int) -> list[Row]:
-    """The reservations for tasks on a node that was heard, with their whole term again once half of it is over."""
+    """The reservations for tasks on a node that was heard, with a full term again once half of it has passed."""
     held = (ledger.leases[lease_id] for lease_id in ledger.reservations_on.get(node, ()))
     return [
         replace(lease, ends_at_ms=now + lease.request.duration_ms)

@@ -18,8 +18,8 @@ from distributed_grid.domain.events import (
     NodeResumed,
     NodeStopped,
     PolicySet,
-    QueueScanned,
 )
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.leases import Lease, first_fence, is_plausible_epoch
 from distributed_grid.domain.ledger import Ledger
@@ -33,14 +33,14 @@ from distributed_grid.scheduling.offers.offer import next_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
 
 REJECTED_EVERY_MS = 60_000
-"""How long the audit trail says nothing more about an agent that is turned away."""
+"""Pause of the audit trail between two records about the same rejected agent."""
 HOLD_GRACE_MS = 2_000
-"""Added to a node's hold before its resources count as free: time to kill what ran there."""
+"""Added to a node's hold before its resources count as free: time to kill its attempts."""
 
 
 def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: int) -> Decision:
-    """Begin a new epoch: fences start above all earlier ones, also on a node with a later epoch of its own, and no node
-    is alive until heard."""
+    """Begin a new epoch: fences start above all earlier ones, also on a node with a later epoch of its own, and every
+    node is suspect until heard."""
     fence = max(ledger.counters.get("fence", 0), first_fence(event.epoch))
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
     for node in ledger.nodes.values():
@@ -55,19 +55,17 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
 
 
 def on_policy_set(ledger: Ledger, event: PolicySet, now: int) -> Decision:
-    """Set the scheduling policy."""
     if event.policy == ledger.policy:
         return Decision()
-    return Decision([event.policy], follow=[QueueScanned()] if ledger.waiting else [])
+    return Decision([event.policy], follow=[ScanQueue()] if ledger.waiting else [])
 
 
 def hold_deadline(node: Node, now: int) -> int:
-    """Until when work on a node that was heard just now may run on; 0 is without end."""
+    """End of the hold of a node that was heard just now; 0: without end."""
     return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
 
 
 def suspected_node(node: Node) -> Node:
-    """The node, not heard from."""
     return replace(node, state=advance_node(node.state, Step.DOUBT))
 
 
@@ -84,7 +82,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if old.state is NodeState.DRAINING and not old.cooling:
         new = suspected_node(_undrained(new))
     decision = Decision()
-    if new.is_pull != old.is_pull:  # another kind of node: what the old one ran, it cannot report any more
+    if new.is_pull != old.is_pull:  # another kind of node, which cannot report the attempts of the old one
         why = f"{old.name} is another node now"
         decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(old.name)]
     excess = None if new.lendable == old.lendable else _excess(ledger, new)
@@ -96,7 +94,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         if new.lendable not in (old.lendable, NOTHING):
             decision.records.append(_declared(new))
         decision.changes += [new, *_refreshed_offer(ledger, new)]
-        decision.follow += [QueueScanned()] if ledger.waiting else []
+        decision.follow += [ScanQueue()] if ledger.waiting else []
     return decision
 
 
@@ -105,17 +103,17 @@ def _declared(node: Node) -> Record:
 
 
 def _excess(ledger: Ledger, node: Node) -> str | None:
-    """What is lent on a node beyond what it says it may lend, those who wait for their victims included; claims are
-    compared when it is heard."""
+    """Excess of a node's leases over its declaration, preemptors that wait for their victims included; recovered leases
+    are checked when it is heard."""
     held = (lease for lease in ledger.leases_of(node.name) if not lease.recovered)
     claims = [lease.claim for lease in held if lease.claim is not None]
     return NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
 def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
-    """The offer of a node declared anew, out of its last measurement; the old one may be beyond its limits.
+    """A new offer of a node that was declared anew, from its last measurement; the old one may exceed its limits.
 
-    Other thresholds hold at once: what was measured under the old ones says nothing.
+    Other thresholds apply at once, without the idleness under the old ones.
     """
     seen, offer = ledger.observations.get(node.name), ledger.offers.get(node.name)
     if offer is None or seen is None or seen.usage is None:
@@ -135,13 +133,13 @@ def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
 
 
 def why_degraded(ledger: Ledger, name: str) -> str:
-    """Why a node is degraded; empty where it is not."""
+    """The reason why a node is degraded; empty where it is not."""
     row = ledger.degraded.get(name)
     return row.why if row is not None else ""
 
 
 def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decision:
-    """Give the fences of one node a later epoch: it has seen one that this ledger does not know of."""
+    """Give the fences of one node a later epoch, because it has seen one that this ledger has not."""
     node, own = ledger.nodes.get(event.node), ledger.counters.get("epoch", 0)
     if node is None or event.epoch <= max(own, node.epoch):
         return Decision()
@@ -152,7 +150,7 @@ def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decisio
 
 
 def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decision:
-    """Remember why an agent was turned away; the audit trail gets it once in a while, however often it comes."""
+    """Note why an agent was turned away; the audit trail gets it at most once in `REJECTED_EVERY_MS`."""
     if event.node not in ledger.nodes:
         return Decision()
     seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
@@ -163,7 +161,7 @@ def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decisio
 
 
 def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
-    """Remove a node that the config does not name: at once when it lends nothing, else when that is over."""
+    """Remove a node that the config does not name: at once when it lends nothing, else when its leases have ended."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
@@ -176,18 +174,16 @@ def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
 
 
 def departed_node(node: Node) -> Node:
-    """The node, gone from the grid."""
     return replace(node, state=advance_node(node.state, Step.LEAVE))
 
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
-    """Record an alert."""
     kind: RecordType = "alert-raised" if event.raised else "alert-cleared"
-    return Decision(records=[Record(kind, "", event.node, event.node, event.detail, {"resource": event.resource})])
+    return Decision(records=[Record(kind, "", event.node, event.node, event.detail, data={"resource": event.resource})])
 
 
 def on_agent_requested(ledger: Ledger, event: AgentRequested, now: int) -> Decision:
-    """Record whether the agent of a node is to run; that of a node of this machine runs with the control plane."""
+    """Note whether the agent of a node has to run; that of a node of this machine runs with the control plane."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
         node = suspected_node(_undrained(node))
@@ -203,8 +199,8 @@ def known_node(ledger: Ledger, name: str) -> Node:
 
 
 def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
-    """Drain a node: lend nothing more and reclaim what is lent, so much in one step; draining twice is harmless. Where
-    it does not reclaim, its leases come to their ends."""
+    """Drain a node: lend nothing more and reclaim its leases, a bounded number in one step; draining twice is harmless.
+    Without a reclaim its leases come to their ends."""
     node = known_node(ledger, event.name)
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)
@@ -223,12 +219,12 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
 
 
 def leases_to_reclaim(ledger: Ledger, node: Node) -> list[Lease]:
-    """What a node has lent and nobody is giving back yet."""
+    """The leases of a node that are not being returned yet."""
     return [lease for lease in ledger.leases_of(node.name) if lease.holds and not is_being_returned(ledger, lease)]
 
 
 def is_being_returned(ledger: Ledger, lease: Lease) -> bool:
-    """Whether what was lent is being given back already: its job is stopped, or its copy moves."""
+    """Whether a lease is being returned already: its job is stopped, or its copy moves."""
     if lease.request.block:
         block = ledger.blocks.get(lease.request.block)
         if block is None or block.freeing or block.moving is not None:
@@ -243,7 +239,7 @@ def _undrained(node: Node) -> Node:
 
 
 def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
-    """Let a node that cooled down lend again, from its next heartbeat on; one that did not is left as it is."""
+    """Let a cooling node lend again, from its next heartbeat on; any other node is left as it is."""
     node = known_node(ledger, event.name)
     if not node.cooling:
         return Decision()
@@ -254,15 +250,15 @@ def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
 
 
 def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
-    """The agent is gone on purpose: nothing runs there. Once its leases are over, so many in one step, the node is one
-    that has not been heard from."""
+    """End the leases of a node whose agent was stopped, a bounded number in one step; after that it is a node that was
+    never heard."""
     node = known_node(ledger, event.name)
     state = node.state
     if state in (NodeState.ALIVE, NodeState.SUSPECT):
         state = advance_node(state, Step.DRAIN)
     seen = ledger.observations.get(node.name)
-    missing = seen.missing if seen is not None else ()  # of another agent: nobody stopped that
-    kept = {one.lease_id for one in missing}
+    missing = seen.missing if seen is not None else ()  # of another agent, which was not stopped
+    kept = {attempt.lease_id for attempt in missing}
     why = f"{node.name} has left" if node.is_pull else f"the agent of {node.name} was stopped"
     lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
     if lost[MAX_LEASES_PER_STEP:]:

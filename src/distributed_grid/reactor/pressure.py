@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import RebalanceNodes, RelieveNodes
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import DegradedNode, Move, OffloadRules, OffloadWatch
 from distributed_grid.domain.rebalancing import (
@@ -60,12 +61,17 @@ NODES_PER_STEP = 16
 
 
 def on_pressure_read(ledger: Ledger, event: events.PressureRead, now: int) -> Decision:
-    """Record the readings and schedule the round, or take the next action; then look again."""
-    scan = scan_pressure(ledger, event.readings, event.rules, now, event.schedule)
-    if event.schedule is None:
-        tracked = track_nodes(scan)
-        return Decision([*tracked], follow=[replace(event, schedule=schedule_round(scan, tracked))])
-    for place, name in enumerate(event.schedule.nodes):
+    """Record the readings and schedule the round."""
+    scan = scan_pressure(ledger, event.readings, event.rules, now)
+    tracked = track_nodes(scan)
+    return Decision([*tracked], follow=[RebalanceNodes(event, schedule_round(scan, tracked))])
+
+
+def rebalance_nodes(ledger: Ledger, order: RebalanceNodes, now: int) -> Decision:
+    """Take the next action of a round; the rest of the round follows."""
+    reading, schedule = order.reading, order.schedule
+    scan = scan_pressure(ledger, reading.readings, reading.rules, now, schedule)
+    for place, name in enumerate(schedule.nodes):
         match next_action(scan, name):
             case None:
                 continue
@@ -84,10 +90,10 @@ def on_pressure_read(ledger: Ledger, event: events.PressureRead, now: int) -> De
                 if job is not None:
                     data["job_id"] = job.id
                 row = replace(scan.state(name), advice=advice, advised_at_ms=now)
-                record = Record("recommended", GRID_USER, advice.job or name, name, advice.reason, data)
+                record = Record("recommended", GRID_USER, advice.job or name, name, advice.reason, data=data)
                 decision = Decision([row], [record])
         decision.answer = None
-        decision.follow.append(replace(event, schedule=replace(event.schedule, nodes=event.schedule.nodes[place:])))
+        decision.follow.append(RebalanceNodes(reading, replace(schedule, nodes=schedule.nodes[place:])))
         return decision
     return Decision()
 
@@ -149,7 +155,7 @@ def _record(
     data: dict[str, str | int | list[str]] = {"action": action, "resource_type": str(resource), "target_node": node}
     if lender is not None:
         data["source_node"] = lender
-    return Record("rebalanced", GRID_USER, subject, node, reason, data)
+    return Record("rebalanced", GRID_USER, subject, node, reason, data=data)
 
 
 # ------------------------------------------------------------------ automatic offloading
@@ -171,36 +177,17 @@ def on_auto_offload_set(ledger: Ledger, event: events.AutoOffloadSet, now: int) 
     if (old.enabled, old.failures, old.stopped_why) == (new.enabled, 0, ""):
         return Decision()
     action = "reset" if event.enabled is None else "enabled" if event.enabled else "disabled"
-    decision = Decision([new], [Record("auto-offload", event.by, "auto", "", action, {"action": action})])
+    decision = Decision([new], [Record("auto-offload", event.by, "auto", "", action, data={"action": action})])
     if event.enabled is False:
         _restore(list(ledger.degraded.values()), f"automatic offloading was disabled by {event.by}", decision)
     return decision
 
 
-def on_offload_evaluated(ledger: Ledger, event: events.OffloadEvaluated, now: int) -> Decision:
-    """Record the readings, or relieve the next node; then look again."""
-    if event.rules is None or not is_enabled(ledger, event.offload):
-        decision = Decision()
-        _restore(list(ledger.degraded.values()), "automatic offloading is not enabled", decision)
-        return decision
-    scan = scan_with_lenders(ledger, event.readings, event.rules, now, event.offload)
-    if event.nodes is None:
-        return _begin_evaluation(scan, event)
-    if not event.nodes:
-        return Decision()
-    node, *others = event.nodes
-    decision, used_ids = _relieve(scan, event, node) if node in ledger.nodes else (Decision(), 0)
-    decision.answer = None
-    rest = replace(event, nodes=tuple(others), ids=event.ids[used_ids:])
-    if len(others) % NODES_PER_STEP:
-        decision.follow.append(rest)
-    elif others:
-        decision.later.append(rest)
-    return decision
-
-
-def _begin_evaluation(scan: PressureScan, event: events.OffloadEvaluated) -> Decision:
-    """The watches, restored nodes, and moves of blocks off nodes that soon will be short of memory."""
+def on_offload_pressure_read(ledger: Ledger, event: events.OffloadPressureRead, now: int) -> Decision:
+    """Record the watches, restore nodes, and move blocks off nodes that soon will be short of memory."""
+    scan = _offload_scan(ledger, event, now)
+    if scan is None:
+        return _offloading_disabled(ledger)
     watches = track_offload(scan)
     decision = Decision([*watches])
     low_since_ms = {watch.node: watch.low_since_ms for watch in watches}
@@ -214,11 +201,42 @@ def _begin_evaluation(scan: PressureScan, event: events.OffloadEvaluated) -> Dec
             expected, high = percent(ahead.level) if ahead is not None else "", percent(event.offload.memory_high)
             why = f"memory of {watch.node} is expected at {expected}, above {high}"
             decision.follow += _blocks_leave(scan, watch.node, why, spills=False)
-    decision.follow.append(replace(event, nodes=nodes_to_relieve(scan, watches)))
+    decision.follow.append(RelieveNodes(event, nodes_to_relieve(scan, watches), event.ids))
     return decision
 
 
-def _relieve(scan: PressureScan, event: events.OffloadEvaluated, node: str) -> tuple[Decision, int]:
+def relieve_nodes(ledger: Ledger, order: RelieveNodes, now: int) -> Decision:
+    """Relieve the first of the nodes; the others follow, a bounded number in this step."""
+    scan = _offload_scan(ledger, order.reading, now)
+    if scan is None:
+        return _offloading_disabled(ledger)
+    if not order.nodes:
+        return Decision()
+    node, *others = order.nodes
+    decision, used_ids = _relieve(scan, order.ids, node) if node in ledger.nodes else (Decision(), 0)
+    decision.answer = None
+    rest = RelieveNodes(order.reading, tuple(others), order.ids[used_ids:])
+    if len(others) % NODES_PER_STEP:
+        decision.follow.append(rest)
+    elif others:
+        decision.later.append(rest)
+    return decision
+
+
+def _offload_scan(ledger: Ledger, event: events.OffloadPressureRead, now: int) -> PressureScan | None:
+    """The scan of a reading; None where automatic offloading is not enabled any more."""
+    if event.rules is None or not is_enabled(ledger, event.offload):
+        return None
+    return scan_with_lenders(ledger, event.readings, event.rules, now, event.offload)
+
+
+def _offloading_disabled(ledger: Ledger) -> Decision:
+    decision = Decision()
+    _restore(list(ledger.degraded.values()), "automatic offloading is not enabled", decision)
+    return decision
+
+
+def _relieve(scan: PressureScan, move_ids: tuple[str, ...], node: str) -> tuple[Decision, int]:
     """The decision for one node, and the number of ids used: blocks first, then jobs; where neither can go, the node is
     degraded."""
     relief, ledger, now = find_relief(scan, node), scan.ledger, scan.now
@@ -231,8 +249,8 @@ def _relieve(scan: PressureScan, event: events.OffloadEvaluated, node: str) -> t
     stopped = ledger.auto_offload.stopped_why
     if relief.outcome is ReliefOutcome.MOVE and stopped:
         return Decision([_watch_after(scan, node, relief, f"{relief.reason}; but {stopped}")]), 0
-    if relief.outcome is ReliefOutcome.MOVE and event.ids:
-        return _move_job(scan, node, relief, event.ids[0]), 1
+    if relief.outcome is ReliefOutcome.MOVE and move_ids:
+        return _move_job(scan, node, relief, move_ids[0]), 1
     decision = Decision([_watch_after(scan, node, relief, relief.reason)])
     why = why_degraded(scan, node, relief)
     if why:  # no new work from now on; pauses and spilled blocks follow from the row
@@ -259,13 +277,13 @@ def _move_job(scan: PressureScan, node: str, relief: Relief, move_id: str) -> De
     ledger, now = scan.ledger, scan.now
     job = ledger.jobs[relief.job]
     move = Move(
-        move_id,
-        job.request.user,
-        node,
-        relief.target,
-        relief.way,
-        job.sized_request,
-        now,
+        id=move_id,
+        user=job.request.user,
+        source=node,
+        target=relief.target,
+        way=relief.way,
+        request=job.sized_request,
+        requested_at_ms=now,
         state_at_ms=now,
         reason=relief.reason,
         automatic=True,

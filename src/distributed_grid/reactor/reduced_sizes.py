@@ -1,4 +1,4 @@
-"""Reduction of learned sizes: a job that waits for nothing but the memory it was sized with gets what is free.
+"""Reduction of learned sizes: a job that waits only for its learned memory gets the free memory instead.
 
 It gets it after `MAX_SIZE_WAIT_MS`, one job in each scan of the queue, as a lease that may grow (`lease_growth.py`).
 """
@@ -21,11 +21,11 @@ from distributed_grid.scheduling.queue.order import contending_groups
 MAX_SIZE_WAIT_MS = 60_000
 MIN_REDUCED_BYTES = 64 << 20
 MAX_TRIES = 16
-"""Waiting jobs of one scan that are looked at for a smaller size."""
+"""Waiting jobs of one scan that are tried with a smaller size."""
 
 
 def reduce_waiting(ledger: Ledger, now: int) -> Decision | None:
-    """Give one job that waits only for its learned size what is free; None where there is no such job."""
+    """Reduce one job that waits only for its learned size to the free memory; None where there is no such job."""
     tried = 0
     for members in contending_groups(ledger, now):
         lease = ledger.leases[members[0][1]]
@@ -46,8 +46,8 @@ def _waits_since(job: Job) -> int:
 
 
 def _reduced_size(ledger: Ledger, job: Job, lease: Lease) -> int | None:
-    """The memory that a job could have at once on some node that has room for the rest of it; None where there is no
-    such node, or where it is too little: less than any size is, or than what the job has run over."""
+    """The memory that a job could have at once on some node with room for its other needs; None where there is no such
+    node, or where it is below `MIN_REDUCED_BYTES` or a limit that the job has run over."""
     rest = replace(lease.request, ask=replace(lease.request.ask, memory_bytes=0))
     quotas = Quotas(ledger)
     if quotas.exceeded(rest) is not None:
@@ -60,7 +60,7 @@ def _reduced_size(ledger: Ledger, job: Job, lease: Lease) -> int | None:
     size = free_bytes(ledger, ledger.nodes[columns.names[row]])
     left = quotas.memory_left(lease.request)
     size = size if left is None else min(size, left[0])
-    over = [one.memory_limit_bytes for one in job.attempts if one.outcome is not None]
+    over = [attempt.memory_limit_bytes for attempt in job.attempts if attempt.outcome is not None]
     least = max(MIN_REDUCED_BYTES, max(over, default=0) + 1)
     return size if least <= size < lease.request.ask.memory_bytes else None
 
@@ -77,7 +77,7 @@ def _reduce(job: Job, lease: Lease, size: int, now: int) -> Decision:
     waited_s = (now - _waits_since(job)) // 1000
     why = f"waited {waited_s} s for {_gigabytes(learned)} of memory, a learned size: {_gigabytes(size)} is free"
     data = {"job_id": job.id, "memory_limit_bytes": size}
-    record = Record("reduced", job.request.user, job.uid, "", why, data)
+    record = Record("reduced", job.request.user, job.uid, "", why, data=data)
     return Decision([smaller, replace(job, estimate=estimate)], [record])
 
 

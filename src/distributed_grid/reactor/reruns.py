@@ -1,11 +1,12 @@
-"""Reruns of jobs: what the next attempt of a job gets, a memory limit and the checkpoint directory of the last one.
+"""Reruns of jobs: memory limit and checkpoint directory of the next attempt.
 
-The limits of jobs without stated needs are within what some node could ever lend, and bigger after an overrun.
+The limits of jobs without stated needs are within the largest lease that some node could ever lend, and grow after an
+overrun.
 
-- A job that is requeued after an attempt that left something in its checkpoint directory waits, before its next attempt
-  starts, until that is here.
-- An attempt that never ran, or of whose end nobody reported, changes nothing: the next one gets what there was before.
-- What cannot be had is recorded, and the next attempt starts with what there was before.
+- A job that is requeued after an attempt with a checkpoint directory that is not empty starts its next attempt once
+  that directory is here.
+- An attempt that never ran, or whose end nobody reported, changes nothing: the next one gets the earlier checkpoint.
+- A checkpoint that cannot be had is recorded, and the next attempt starts with the earlier one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ MAX_PROBLEM_CHARS = 1000
 
 
 class BiggerLimit(Struct, frozen=True):
-    """The limits of a job whose next run gets a bigger one, and what is said of it; none where it is not run again."""
+    """Memory limits of a job that has run over one."""
 
-    limits: tuple[int, ...]
+    limits: tuple[int, ...]  # empty: it is not run again
     why: str
 
 
 def possible_estimate(ledger: Ledger, job: Job) -> JobEstimate | None:
-    """The estimate of a new job with a first limit that some node could lend; without limits where none could."""
+    """The estimate of a new job, with a first limit that some node could lend, or else without limits."""
     estimate = job.estimate
     if estimate is None or not estimate.memory_limits or _impossible(ledger, job.sized_request) is None:
         return estimate
@@ -47,21 +48,21 @@ def possible_estimate(ledger: Ledger, job: Job) -> JobEstimate | None:
 def next_limit(ledger: Ledger, job: Job) -> BiggerLimit:
     """The next limit of a job that ran over the one that it was given: no more than some node could ever lend."""
     assert job.estimate is not None
-    limits, at = job.estimate.memory_limits, job.overruns + 1
-    if at >= len(limits):
+    limits, number = job.estimate.memory_limits, job.overruns + 1
+    if number >= len(limits):
         given = ", ".join(_limit(limit) for limit in limits)
         return BiggerLimit((), f"the grid gave it {given}, and does not run it again; state its need")
-    impossible = _impossible(ledger, _with_memory(job.request, limits[at]))
+    impossible = _impossible(ledger, _with_memory(job.request, limits[number]))
     if impossible is not None:
         most = most_memory_bytes(ledger, job.request)
-        if most <= limits[at - 1] or _impossible(ledger, _with_memory(job.request, most)) is not None:
+        if most <= limits[number - 1] or _impossible(ledger, _with_memory(job.request, most)) is not None:
             return BiggerLimit((), f"it cannot be run again with more: {impossible}")
-        limits = (*limits[:at], most)
-    return BiggerLimit(limits, f"run again with {_limit(limits[at])}, time {at} of at most {len(limits) - 1}")
+        limits = (*limits[:number], most)
+    return BiggerLimit(limits, f"run again with {_limit(limits[number])}, time {number} of at most {len(limits) - 1}")
 
 
 def why_not_again(over: Attempt) -> str:
-    """Why a job that has outgrown a learned size is not run again."""
+    """The reason why a job that has outgrown a learned size is not run again."""
     refused = f"its lease could not grow: {over.growth_refused}; " if over.growth_refused else ""
     return f"{refused}it is not run again, which only --restartable or --retries allow; state its need with -r memory"
 
@@ -75,7 +76,7 @@ def _with_memory(request: Request, memory_bytes: int) -> Request:
 
 
 def _impossible(ledger: Ledger, request: Request) -> str | None:
-    """Why nobody will ever lend this, or None."""
+    """The reason why no node can ever lend this, or None."""
     beyond = exceeds_quota_alone(ledger, request) if ledger.policy.quotas else None
     if beyond is not None:
         return beyond
@@ -84,7 +85,7 @@ def _impossible(ledger: Ledger, request: Request) -> str | None:
 
 
 def after_attempt(job: Job, over: Attempt, event: AttemptEnded) -> Job:
-    """The job with what an attempt that is over, as its agent reported, has left for the next one."""
+    """The job after the reported end of an attempt, with the checkpoint that this has left."""
     if not over.pid or not event.nodes:
         return job
     if event.has_checkpoint:
@@ -101,12 +102,12 @@ def after_attempt(job: Job, over: Attempt, event: AttemptEnded) -> Job:
 
 
 def is_awaiting_checkpoint(job: Job) -> bool:
-    """Whether its next attempt has its place and waits for what the last one left: nobody was ordered to start it."""
+    """Whether its next attempt has its lease and waits for the checkpoint of the last one; no agent has its order."""
     return job.state is JobState.ASSIGNED and job.checkpoint_from > 0
 
 
 def after_late_report(ledger: Ledger, event: AttemptEnded) -> Job | None:
-    """The job whose last attempt was given up as lost, and left something after all, if it has not started anew."""
+    """The job whose last attempt was declared lost, but has left a checkpoint, if it has not started anew."""
     job = ledger.jobs.get(event.uid)
     last = job.attempts[-1] if job is not None and job.attempts else None
     if job is None or last is None or job.state is not JobState.QUEUED or not event.has_checkpoint:
@@ -117,7 +118,7 @@ def after_late_report(ledger: Ledger, event: AttemptEnded) -> Job | None:
 
 
 def on_checkpoint_shipped(ledger: Ledger, event: CheckpointShipped, now: int) -> Decision:
-    """Let a job's next attempt start with what is here; said twice, or of another attempt, it changes nothing."""
+    """Let a job's next attempt start with this checkpoint; a repeated or foreign report changes nothing."""
     job = ledger.jobs.get(event.uid)
     if job is None or not event.number or job.checkpoint_from != event.number:
         return Decision()
@@ -138,5 +139,5 @@ def on_checkpoint_shipped(ledger: Ledger, event: CheckpointShipped, now: int) ->
         data |= {"files": event.files, "bytes": event.bytes}
         if event.left_out:
             data["left_out"] = list(event.left_out)
-    node = next((one.node for one in job.attempts if one.number == event.number), "")
-    return Decision([job], [Record("checkpoint-shipped", job.request.user, job.uid, node, problem, data)])
+    node = next((attempt.node for attempt in job.attempts if attempt.number == event.number), "")
+    return Decision([job], [Record("checkpoint-shipped", job.request.user, job.uid, node, problem, data=data)])

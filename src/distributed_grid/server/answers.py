@@ -5,7 +5,7 @@ They become JSON here, outside of any batch, a few milliseconds at a time and on
 Heartbeats are answered between two slices.
 
 Equal questions that wait at the same time share one rendering. A question that arrives after the snapshot was taken
-shares the next one: a caller always sees what it was answered before.
+shares the next one, so a caller sees the effects of all answers that it has.
 """
 
 from __future__ import annotations
@@ -14,38 +14,33 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from distributed_grid.control.slices import LoopSlices
-from distributed_grid.control.views import View
 from distributed_grid.errors import Unreachable
 from distributed_grid.supervision import start_logged
 
 PART_BYTES = 64 * 1024
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of one answer; rows beyond that are left out and counted."""
-MAX_ROWS = 10_000
-"""Of one list in an answer."""
-SHORT_ROWS = 2_000
-"""Rows of an answer that does not wait for longer ones."""
-MAX_SHORT, MAX_LONG = 4, 2
-"""Answers that are rendered at a time."""
-MAX_SENDERS = 16
-"""Parts that are sent in one pass of the event loop."""
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of all answers that are rendered and not sent completely: beyond that nothing new is rendered."""
-ROOM_SECONDS = 30.0
-"""How long a question waits for room before it is refused."""
-READ_SECONDS = 30.0
-"""A client that takes nothing of its answer for so long is disconnected."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # of one answer; further rows are left out and counted
+MAX_ROWS = 10_000  # of one list in an answer
+SHORT_ROWS = 2_000  # of an answer that does not wait for longer ones
+MAX_SHORT, MAX_LONG = 4, 2  # answers that are rendered at a time
+MAX_SENDERS = 16  # parts that are sent in one pass of the event loop
+MAX_HELD_BYTES = 64 * 1024 * 1024  # of all unsent answers: beyond that none is rendered
+ROOM_SECONDS = 30.0  # a question without room for its answer is refused then
+READ_SECONDS = 30.0  # a client that reads nothing of its answer is disconnected then
 T = TypeVar("T")
+A = TypeVar("A")
 _encoder = msgspec.json.Encoder()
 
 
-class EncodedAnswer:
-    """An answer as JSON, in parts. All who asked the same hold the same one."""
+class EncodedAnswer(Generic[A]):
+    """An answer as JSON, in parts; equal questions share one."""
+
+    is_encoded: ClassVar[bool] = True
 
     __slots__ = ("__weakref__", "_renderer", "parts", "size")
 
@@ -55,7 +50,7 @@ class EncodedAnswer:
         self._renderer = renderer
 
     async def paced_parts(self) -> AsyncIterator[bytes]:
-        """The parts, each when it may be sent: of all readers a few send in each pass of the event loop."""
+        """The parts; in each pass of the event loop a few readers get one."""
         for part in self.parts:
             await self._renderer.pace()
             yield part
@@ -76,11 +71,10 @@ class AnswerRenderer:
         self._begun: dict[Hashable, _SharedRendering] = {}
         self._has_room = asyncio.Event()
         self.held_bytes = 0
-        self.renderings = 0
-        """How many answers were rendered since the start."""
+        self.renderings = 0  # since the start
 
     async def shared(self, question: Hashable, render: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question, rendered once for all who ask it before the rendering begins: nobody changes it."""
+        """The answer to a question, rendered once for all callers that wait when the rendering begins."""
         rendering = self._waiting.get(question)
         if rendering is None:
             rendering = self._waiting[question] = _SharedRendering()
@@ -99,7 +93,7 @@ class AnswerRenderer:
     async def _render(
         self, question: Hashable, rendering: _SharedRendering, render: Callable[[], Awaitable[Any]]
     ) -> None:
-        """Render once the last rendering of the same question is over; from then on it is too late to share it."""
+        """Render after the last rendering of the same question; later callers get the next one."""
         answer = rendering.answer
         try:
             if (earlier := self._begun.get(question)) is not None:
@@ -109,7 +103,7 @@ class AnswerRenderer:
             rendered = await render()
             if not answer.done():
                 answer.set_result(rendered)
-        except Exception as failure:  # whatever it is, those who asked hear it
+        except Exception as failure:  # raised to all callers
             if not answer.done():
                 answer.set_exception(failure)
         finally:
@@ -123,8 +117,7 @@ class AnswerRenderer:
 
     @contextlib.asynccontextmanager
     async def answer(self, *, max_rows: int) -> AsyncIterator[AnswerWriter]:
-        """A writer for one answer of so many rows at most, once there is room for it. Raises Unreachable where readers
-        leave none for long."""
+        """A writer for one answer, once there is room for it; Unreachable where slow readers leave none."""
         async with self._short if max_rows <= SHORT_ROWS else self._long:
             try:
                 async with asyncio.timeout(ROOM_SECONDS):
@@ -137,12 +130,12 @@ class AnswerRenderer:
             yield AnswerWriter(self)
 
     async def pace(self) -> None:
-        """Return when another part of an answer may be sent."""
+        """Wait for the turn of a part."""
         async with self._senders:
             await asyncio.sleep(0)
 
-    def hold(self, answer: EncodedAnswer) -> EncodedAnswer:
-        """Count the bytes of an answer until nobody holds it any more."""
+    def hold(self, answer: EncodedAnswer[A]) -> EncodedAnswer[A]:
+        """Count the bytes of an answer until it is garbage-collected."""
         self.held_bytes += answer.size
         weakref.finalize(answer, self._release, answer.size)
         return answer
@@ -153,7 +146,7 @@ class AnswerRenderer:
 
 
 class _SharedRendering:
-    """A rendering and how many wait for it."""
+    """A rendering and the number of callers that wait for it."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -175,8 +168,10 @@ class AnswerWriter:
         self._begin(name)
         self._part += _encoder.encode(value)
 
-    async def rows(self, name: str, rows: Sequence[T], view: Callable[[T], View], *, max_rows: int = MAX_ROWS) -> int:
-        """Write a list, a slice at a time; how many of its rows were left out."""
+    async def rows(
+        self, name: str, rows: Sequence[T], answer_row: Callable[[T], Struct], *, max_rows: int = MAX_ROWS
+    ) -> int:
+        """Write a list in slices; the number of rows that were left out."""
         self._begin(name)
         self._part += b"["
         count, most = 0, min(len(rows), max_rows)
@@ -185,13 +180,13 @@ class AnswerWriter:
                 while count < most and self._written < MAX_ANSWER_BYTES and not is_over():
                     if count:
                         self._part += b","
-                    self._part += _encoder.encode(view(rows[count]))
+                    self._part += _encoder.encode(answer_row(rows[count]))
                     count += 1
                     self._flush_full()
         self._part += b"]"
         return len(rows) - count
 
-    def finish(self) -> EncodedAnswer:
+    def finish(self) -> EncodedAnswer[Any]:
         """The whole answer."""
         self._parts.append(bytes(self._part + b"}"))
         return self._renderer.hold(EncodedAnswer(self._parts, self._renderer))

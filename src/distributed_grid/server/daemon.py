@@ -21,10 +21,16 @@ from functools import partial
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.adapters.age_clock import FILE as AGE_FILE
-from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.child_process import ChildCommand
-from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
+from distributed_grid.adapters.clock import FILE as AGE_FILE
+from distributed_grid.adapters.clock import (
+    AgeClock,
+    GridClock,
+    last_stored_ms,
+    load_anchor,
+    save_anchor,
+    save_anchor_forever,
+)
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
@@ -33,10 +39,11 @@ from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
+from distributed_grid.agent.files.attempt_files import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import (
     offload_rules,
@@ -50,7 +57,6 @@ from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead, TimePassed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, first_node
@@ -267,7 +273,7 @@ class Daemon:
         auto_offload = AutoOffloadService(grid, viewer, self._auto_offload)
         self._packages = AgentPackages(self._state_dir.root / "wheels")
         self._listener = RestListener(
-            RestServices(nodes, leases, boosts, jobs, reports, self._packages, offloading, auto_offload),
+            RestServices(lambda: table, jobs, self._packages),
             self._state_dir.host_dir,
             config.server,
             configured=[node.name for node in config.nodes],

@@ -3,7 +3,7 @@
 A service method declares itself; its request and its answer are its annotations:
 
     @endpoint(USER, post("/leases/{name}/extend", "leases", name="allocation_id"))
-    async def extend(self, op: requests.ExtendLease, caller: Caller) -> LeaseAnswer: ...
+    async def extend(self, op: requests.ExtendLease, caller: Caller) -> AllocationDetail: ...
 
 The role is checked around the method itself, so no way to reach it goes past the check. A method with a fourth
 parameter `report` sends progress before its answer; a stream is sent by hand, on the socket and by REST.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -52,49 +53,51 @@ class Route(Struct, frozen=True, kw_only=True):
     method: str
     path: str
     tag: str
-    names: Mapping[str, str] = {}
-    """The field for a parameter that has another name."""
-    fixed: Mapping[str, Any] = {}
-    """Fields with a value of the route's own."""
-    hidden: tuple[str, ...] = ()
-    """Fields that only the socket has."""
-    adapt: Callable[[dict[str, Any]], None] | None = None
-    """Changes the fields of a request with an id, before they are converted."""
+    names: Mapping[str, str] = {}  # parameters whose field has another name, with that name
+    fixed: Mapping[str, Any] = {}  # fields with a value of the route's own
+    hidden: tuple[str, ...] = ()  # fields that only the socket has
+    id_field: str = "request_id"  # optional in a body: derived from the Idempotency-Key, or random
+    adapt: Callable[[dict[str, Any]], None] | None = None  # changes the fields of a body, before they are converted
+
+    @property
+    def path_fields(self) -> dict[str, str]:
+        """The fields of the path's parameters, by their names."""
+        return {name: self.names.get(name, name) for name in re.findall(r"{(\w+)}", self.path)}
+
+    def open_fields(self, request: type[Struct]) -> dict[str, str]:
+        """The fields of the query, or of the body of a POST, by their names."""
+        names = {field: name for name, field in self.names.items()}
+        settled = {*self.path_fields.values(), *self.fixed, *self.hidden}
+        return {names.get(field, field): field for field in request.__struct_fields__ if field not in settled}
 
 
-class RouteMaker(typing.Protocol):
-    """Makes the route of one HTTP method; a keyword is a parameter with the name of its field."""
-
-    def __call__(
-        self,
-        path: str,
-        tag: str,
-        *,
-        fixed: Mapping[str, Any] = ...,
-        hidden: tuple[str, ...] = ...,
-        adapt: Callable[[dict[str, Any]], None] | None = ...,
-        **names: str,
-    ) -> Route: ...
-
-
-def _route_maker(method: str) -> RouteMaker:
-    def make(
-        path: str,
-        tag: str,
-        *,
-        fixed: Mapping[str, Any] = {},
-        hidden: tuple[str, ...] = (),
-        adapt: Callable[[dict[str, Any]], None] | None = None,
-        **names: str,
-    ) -> Route:
-        return Route(
-            method=method, path=REST_PREFIX + path, tag=tag, names=names, fixed=fixed, hidden=hidden, adapt=adapt
-        )
-
-    return make
+def _route(
+    method: str,
+    path: str,
+    tag: str,
+    *,
+    fixed: Mapping[str, Any] = {},
+    hidden: tuple[str, ...] = (),
+    id_field: str = "request_id",
+    adapt: Callable[[dict[str, Any]], None] | None = None,
+    **names: str,
+) -> Route:
+    """A route; another keyword is a parameter with the name of its field."""
+    return Route(
+        method=method,
+        path=REST_PREFIX + path,
+        tag=tag,
+        names=names,
+        fixed=fixed,
+        hidden=hidden,
+        id_field=id_field,
+        adapt=adapt,
+    )
 
 
-get, post, delete = map(_route_maker, ("GET", "POST", "DELETE"))
+get = functools.partial(_route, "GET")
+post = functools.partial(_route, "POST")
+delete = functools.partial(_route, "DELETE")
 
 
 class ServiceEndpoint(Struct, frozen=True, kw_only=True):
@@ -105,8 +108,7 @@ class ServiceEndpoint(Struct, frozen=True, kw_only=True):
     kind: Kind
     routes: tuple[Route, ...]
     on_socket: bool
-    act: str
-    """The words for it in a refusal."""
+    act: str  # the words for it in a refusal
     function: Callable[..., Any]
 
     @property
@@ -120,7 +122,7 @@ class ServiceEndpoint(Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> Any:
-        """Type of the answer; the imports of its module are needed for it."""
+        """Type of the answer, read from the annotation with the imports of its module."""
         answer = typing.get_type_hints(self.function)["return"]
         origin, parameters = typing.get_origin(answer), typing.get_args(answer)
         return parameters[0] if origin is not None and getattr(origin, "is_encoded", False) else answer
@@ -167,7 +169,7 @@ def endpoint(
 
 
 def endpoints_of(*services: type) -> Iterator[ServiceEndpoint]:
-    """The endpoints that these classes declare; no object of them is needed."""
+    """The endpoints that these classes declare."""
     for service in services:
         for member in vars(service).values():
             declared = getattr(member, "__endpoint__", None)
@@ -176,7 +178,7 @@ def endpoints_of(*services: type) -> Iterator[ServiceEndpoint]:
 
 
 class BoundEndpoint(Struct, frozen=True):
-    """An endpoint of a service object; `call` takes the request, the caller and what its kind takes besides."""
+    """An endpoint of a service object; `call` takes the request, the caller, and the `report` or sink of its kind."""
 
     endpoint: ServiceEndpoint
     call: Callable[..., Any]
@@ -195,7 +197,7 @@ class EndpointTable:
                 if not declared.on_socket:
                     continue
                 if (other := self.by_request.get(declared.request)) is not None:
-                    names = [one.endpoint.function.__qualname__ for one in (other, bound)]
+                    names = [double.endpoint.function.__qualname__ for double in (other, bound)]
                     raise GridError(f"the request {declared.op} has two endpoints: {names[0]} and {names[1]}")
                 self.by_request[declared.request] = bound
 

@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
+from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree
 from distributed_grid.api.framing import JSON, STDOUT
 from distributed_grid.client.job_payload import FileDownload
 from distributed_grid.control.agent_files import AttemptFiles
@@ -104,8 +107,8 @@ class FileDeliverer:
             directory, order.patterns, self._state_dir, overwrite=order.overwrite, umask=order.umask
         )
 
-        async def header(fields: dict[str, Any]) -> None:
-            await asyncio.to_thread(download.receive, JSON, fields)
+        async def header(fields: FetchedTree | FetchedFile) -> None:
+            await asyncio.to_thread(download.receive, JSON, asdict(fields))
 
         def write(chunk: bytes) -> None:
             _need_room(directory, len(chunk))
@@ -116,7 +119,7 @@ class FileDeliverer:
 
         try:
             totals = await send_files(self._files, job, order.patterns, FileSink(header, data))
-            done = await asyncio.to_thread(download.receive, JSON, {**totals, "done": True})
+            done = await asyncio.to_thread(download.receive, JSON, {**asdict(totals), "done": True})
         finally:
             await asyncio.to_thread(download.close)
         assert done is not None

@@ -14,6 +14,7 @@ import msgspec
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
+from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree, JobNotice
 from distributed_grid.api.framing import (
     JSON,
     MAX_FRAME_BYTES,
@@ -25,13 +26,11 @@ from distributed_grid.api.framing import (
     frame,
     frame_head,
 )
-from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
-from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
+from distributed_grid.posix.sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 from distributed_grid.server.endpoints import BoundEndpoint, EndpointTable, Kind
-from distributed_grid.server.services.job_notices import JobNotice
 from distributed_grid.server.services.jobs import FileSink
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.supervision import start_logged
@@ -44,7 +43,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, in the order of its requests; a client that hangs up cancels what is being answered.
+    """Answers one client, in the order of its requests; a client that hangs up cancels the request under way.
 
     A client that does not read its answers gets no more of them, and one with too many requests waiting is cut off.
     """
@@ -105,43 +104,40 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_unanswered(self) -> bool:
-        """Whether a request has not been answered yet."""
+        """True while a request waits for its answer."""
         return self._busy or not self._messages.empty()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the client is gone, as far as is known: what is sent now is not delivered."""
+        """True once the client is known to be gone: a message sent now is not delivered."""
         return self._transport is None or self._transport.is_closing()
 
     async def _run(self) -> None:
         try:
-            await self._answer_all()
+            while True:
+                bodies = [await self._messages.get()]
+                taken = len(bodies[0])
+                while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
+                    bodies.append(self._messages.get_nowait())
+                    taken += len(bodies[-1])
+                self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
+                self._busy = True
+                try:
+                    await self._serve(self, bodies)
+                finally:
+                    self._busy = False
         finally:
-            self.close()  # whoever waits for an answer that cannot be sent hears at least that
-
-    async def _answer_all(self) -> None:
-        while True:
-            bodies = [await self._messages.get()]
-            taken = len(bodies[0])
-            while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
-                bodies.append(self._messages.get_nowait())
-                taken += len(bodies[-1])
-            self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
-            self._busy = True
-            try:
-                await self._serve(self, bodies)
-            finally:
-                self._busy = False
+            self.close()  # a client that waits for an answer sees the end at least
 
     def send_failure(self, failure: BaseException) -> None:
-        """Answer a request that failed; a bug is reported and logged, and the other clients go on."""
+        """Answer a failed request; a bug is logged, and affects no other client."""
         if isinstance(failure, GridError):
             self.send({"error": error_view(failure)})
         else:
             log.error("a request failed", exc_info=failure)
             self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
 
-    async def send_answer(self, answer: View | EncodedAnswer) -> None:
+    async def send_answer(self, answer: Any) -> None:
         """Send an answer; a long one in parts, each once the client has taken the one before. A client that takes
         nothing for long is disconnected."""
         if not isinstance(answer, EncodedAnswer):
@@ -161,11 +157,15 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""
-        body = encode_answer(message)
+        body = _encoder.encode(message)
         if len(body) > MAX_FRAME_BYTES:
-            why = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
-            body = encode_answer({"error": error_view(Refused(why))})
+            reason = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
+            body = _encoder.encode({"error": error_view(Refused(reason))})
         self.send_frame(JSON, body)
+
+    def send_last(self, answer: Any) -> None:
+        """Send the answer that ends a stream."""
+        self.send({**msgspec.to_builtins(answer), "done": True})
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
         self._write(frame(kind, body))
@@ -175,17 +175,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has received what was sent."""
+        """Wait until the client has received all messages."""
         await self._writable.wait()
 
 
-def encode_answer(message: Any) -> bytes:
-    """A message as JSON."""
-    return _encoder.encode(message)
-
-
 class Dispatcher:
-    """Answers the requests of the socket as `owner`, who may do everything; `on_request` is called for each."""
+    """Answers the requests of the socket as `owner`, an admin; `on_request` is called for each."""
 
     def __init__(self, table: EndpointTable, *, owner: str, on_request: Callable[[], None]) -> None:
         self._endpoints = table.by_request
@@ -214,7 +209,7 @@ class Dispatcher:
                 await client.drain()
 
     async def _serve_one(self, client: Connection, op: requests.Message | GridError) -> None:
-        """Answer one request; what is wrong with it is raised."""
+        """Answer one request; an invalid one is raised."""
         self._on_request()
         if isinstance(op, GridError):
             raise op
@@ -224,15 +219,13 @@ class Dispatcher:
                 answer = await bound.call(op, self._owner)
                 await client.send_answer(answer)
                 if isinstance(op, requests.TakeTask) and client.is_closing:  # it was not written: the client is gone
-                    undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer["ask_id"])
-                    start_logged(self._withdraw(undelivered), "a task that was not delivered")
+                    undelivered = requests.WithdrawAsk(op.worker_id, op.incarnation, answer.ask_id)
+                    withdrawal = self._endpoints[requests.WithdrawAsk].call(undelivered, self._owner)
+                    start_logged(withdrawal, "a task that was not delivered")
             case Kind.PROGRESS:
-                client.send({**await bound.call(op, self._owner, client.send), "done": True})
+                client.send_last(await bound.call(op, self._owner, client.send))
             case Kind.STREAM:
                 await self._stream(bound, op, client)
-
-    async def _withdraw(self, op: requests.WithdrawAsk) -> None:
-        await self._endpoints[requests.WithdrawAsk].call(op, self._owner)
 
     async def _stream(self, bound: BoundEndpoint, op: requests.Message, client: Connection) -> None:
         """Send a stream by hand: events, files, or the output of a job."""
@@ -244,7 +237,7 @@ class Dispatcher:
             client.send({"done": True})
             return
 
-        async def header(fields: dict[str, Any]) -> None:
+        async def header(fields: FetchedTree | FetchedFile) -> None:
             client.send(fields)
             await client.drain()
 
@@ -253,7 +246,7 @@ class Dispatcher:
             await client.drain()
 
         sink = FileSink(header, data) if isinstance(op, requests.FetchFiles) else _SocketOutput(client)
-        client.send({**await bound.call(op, self._owner, sink), "done": True})
+        client.send_last(await bound.call(op, self._owner, sink))
 
 
 class _SocketOutput:
@@ -272,12 +265,12 @@ class _SocketOutput:
         await self._client.drain()
 
     async def notify(self, notice: JobNotice) -> None:
-        self._client.send(msgspec.structs.asdict(notice))
+        self._client.send(notice)
         await self._client.drain()
 
 
 def _parse(body: bytes) -> requests.Message | GridError:
-    """The request, or what is wrong with it."""
+    """The request, or the error in it."""
     try:
         return requests.parse(body)
     except GridError as failure:
@@ -285,23 +278,23 @@ def _parse(body: bytes) -> requests.Message | GridError:
 
 
 class NodeMemoryDispatcher:
-    """Answers programs on other nodes, which ask through their agent: about the memory pool of `owner` alone."""
+    """Answers programs on other nodes, through their agents, about the memory pool of `owner` alone."""
 
     def __init__(self, memory: MemoryService, owner: str) -> None:
         self._endpoints = EndpointTable([memory]).by_request
         self._caller = Caller(owner)
 
     async def serve(self, node: str, body: bytes) -> bytes:
-        """The answer to one request from a node; what is wrong with it is in the answer."""
+        """The answer to one request from a node; a failure is in the answer."""
         try:
             op = requests.parse(body)
             if isinstance(op, requests.ClientHello):
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
-                return encode_answer({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
+                return _encoder.encode({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
             if (bound := self._endpoints.get(type(op))) is None:
                 raise Refused("from another node only the memory pool can be asked for")
             home = (node,) if isinstance(op, requests.AllocateBlock) else ()
-            return encode_answer(await bound.call(op, self._caller, *home))
+            return _encoder.encode(await bound.call(op, self._caller, *home))
         except GridError as error:
-            return encode_answer({"error": error_view(error)})
+            return _encoder.encode({"error": error_view(error)})

@@ -23,8 +23,9 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.agent.owner.ray_usage import RayWorkers
-from distributed_grid.agent.owner.usage_meter import SimulatedUsageMeter
+from distributed_grid.agent.owner.usage_meter import RayWorkers, SimulatedUsageMeter
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.nodes import OfferRow, RecommendationRow
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
 from distributed_grid.config_mapping import (
@@ -40,7 +41,6 @@ from distributed_grid.config_mapping import (
 )
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -49,7 +49,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseReleased,
     NodeDeclared,
-    OffloadEvaluated,
+    OffloadPressureRead,
     PolicySet,
     PressureRead,
     TimePassed,
@@ -129,8 +129,10 @@ class Story:
 
     async def offers(self) -> dict[tuple[str, str], Any]:
         viewer = Viewer(0, self.config.resource_sharing.max_offers_per_node)
-        rows = await self.grid.read(lambda ledger, now: viewer.offers(ledger))
-        return {(row["node_id"], row["resource_type"]): (row["amount"], row["generation"]) for row in rows}
+        rows = await self.grid.read_each(
+            lambda ledger: ledger.nodes, lambda ledger, name, now: OfferRow.of_node(viewer, ledger, name)
+        )
+        return {(row.node_id, row.resource_type): (row.amount, row.generation) for row in rows}
 
     async def lent(self, request: Request) -> str:
         """Where a request for a moment would be placed; nothing where it would wait."""
@@ -347,7 +349,7 @@ def balanced(resource: str, *levels: tuple[int, int]) -> Callable[[ClusterConfig
                 held = await story.grid.read(
                     lambda ledger, now: sum(is_automatic(one.request) for one in ledger.leases.values())
                 )
-                advice = await story.grid.read(lambda ledger, now: len(Viewer(0).recommendations(ledger)))
+                advice = await story.grid.read(lambda ledger, now: len(RecommendationRow.of_ledger(Viewer(0), ledger)))
                 seen.append((held, advice))
         reasons = [row.reason for row in story.store.events(types=("rebalanced",), limit=1000)]
         return seen, reasons
@@ -372,7 +374,7 @@ def offloaded(resource: str, level: int = 900) -> Callable[[ClusterConfig], Obse
         rules, seen = offload_rules(story.config), []
         for look in range(16):
             await story.beat(seconds=30)
-            event = OffloadEvaluated(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
+            event = OffloadPressureRead(readings, rebalance_rules(story.config), rules, (f"move-{look}",))
             await story.grid.handle(event)
             for move in await story.grid.read(lambda ledger, now: list(ledger.moves.values())):
                 await story.end(move.job, Ending.MOVED)

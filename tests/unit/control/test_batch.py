@@ -22,6 +22,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MoveEnd
@@ -125,7 +126,7 @@ def test_a_block_that_is_over_is_not_allocated_again(batches: int) -> None:
 
 
 def test_a_bug_names_the_entry_it_is_about() -> None:
-    def broken(ledger: Ledger, event: Event, now: int) -> StepResult:
+    def broken(ledger: Ledger, event: Cause, now: int) -> StepResult:
         if isinstance(event, LeaseReleased):
             raise IllegalStep("a bug")
         return step(ledger, event, now)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.offload_views import MAX_COMMAND_CHARS, move_view
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.moves import Move, Way
 from tests.support.builders import NOW, a_request

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import OffloadWatch
-from distributed_grid.domain.nodes import NodeObservation, Offer
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare
-from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
+from distributed_grid.domain.rows import Counter, Row, decode_as, decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseState
 from distributed_grid.domain.workers import UtilizationWindow
 from tests.support.builders import GB, NOW, a_capacity, a_node, caps, thresholds
@@ -36,7 +37,7 @@ CLAIM = Claim(1000, GB, (GpuShare(0, 500, GB),), (("fpga", 1),))
 )
 def test_a_durable_row_comes_back_as_it_was_stored(row):
     assert decode_row(row.kind, encode_row(row)) == row
-    assert row.kind not in VOLATILE
+    assert not row.is_volatile
 
 
 def test_a_row_of_a_newer_build_is_read_without_what_it_adds():
@@ -45,7 +46,7 @@ def test_a_row_of_a_newer_build_is_read_without_what_it_adds():
 
 
 def test_a_row_of_an_older_build_gets_the_defaults_of_what_it_lacks():
-    assert decode_row("node", msgspec.msgpack.encode({"name": "gpu1"})).name == "gpu1"
+    assert decode_as(Node, msgspec.msgpack.encode({"name": "gpu1"})).name == "gpu1"
 
 
 def test_what_is_measured_or_derived_anew_is_never_stored():
@@ -57,7 +58,7 @@ def test_what_is_measured_or_derived_anew_is_never_stored():
         MemoryServerRow.kind,
         UtilizationWindow.kind,
         OffloadWatch.kind,
-    } == VOLATILE
+    } == {row_type.kind for row_type in Row.__subclasses__() if row_type.is_volatile}
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
 
@@ -88,3 +89,10 @@ def test_rows_of_a_long_queue_are_not_walked_by_the_garbage_collector() -> None:
             assert not gc.is_tracked(value)
     for part in (ATTEMPT, JOB.command, CLAIM, JOB.request.ask):
         assert not gc.is_tracked(part)
+
+
+def test_every_kind_of_row_has_a_name_and_a_table_of_its_own() -> None:
+    kinds = Row.__subclasses__()
+    assert len({kind.kind for kind in kinds}) == len(kinds)
+    tables = Ledger()._tables
+    assert set(tables) == set(kinds)

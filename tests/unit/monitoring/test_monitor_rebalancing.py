@@ -9,9 +9,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.nodes import RecommendationRow
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage
@@ -22,6 +23,7 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import Batch
 from distributed_grid.scheduling.pressure.scan import automatic_leases
 from distributed_grid.server.daemon import rebalance_forever, rebalance_once
+from distributed_grid.server.services.records import held_leases
 from tests.support.builders import GB, a_node
 from tests.unit.monitoring.watched_grid import ManualClock
 
@@ -142,18 +144,17 @@ def test_recommendations_are_shown() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.beat(master=9, gpu1=1)
         await harness.round("aggressive", "offload_only")
-        viewer = Viewer(0)
-        assert await harness.grid.read(lambda ledger, now: viewer.allocations(ledger)) == []
-        assert await harness.grid.read(lambda ledger, now: viewer.recommendations(ledger)) == [
-            {
-                "node_id": "master",
-                "job_id": None,
-                "source_node": "master",
-                "target_node": "gpu1",
-                "cause": "memory",
-                "reason": "memory at 90 %, above the mark of 80 %; gpu1 is at 10 %, 7.0 GB to spare",
-                "since": "2023-11-14T22:14:02.000Z",
-            }
+        assert await harness.grid.read(lambda ledger, now: held_leases(ledger)) == []
+        assert await harness.grid.read(lambda ledger, now: RecommendationRow.of_ledger(Viewer(0), ledger)) == [
+            RecommendationRow(
+                node_id="master",
+                job_id=None,
+                source_node="master",
+                target_node="gpu1",
+                cause="memory",
+                reason="memory at 90 %, above the mark of 80 %; gpu1 is at 10 %, 7.0 GB to spare",
+                since="2023-11-14T22:14:02.000Z",
+            )
         ]
         assert (await harness.monitor.rebalancing())["recommendations"] == 1
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.api.answers.metrics import SchedulingFigures
 from distributed_grid.control.batch import batch_of, refusal_record
 from distributed_grid.domain.events import JobCancelled, LeaseAsked, LeaseExtended
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
@@ -24,7 +25,6 @@ from distributed_grid.monitoring.scheduling_metrics import (
     DAY_MS,
     HOUR_MS,
     MAX_FIRST_EVENTS,
-    SchedulingFigures,
     SchedulingMetrics,
 )
 from distributed_grid.reactor import Record

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed_grid.api.answers.common import utc
+from distributed_grid.api.answers.metrics import ResourceTrend
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.monitoring.usage_history import (
     FULL_RATE_ROWS,
     MINUTE_MS,
@@ -22,7 +23,6 @@ from distributed_grid.monitoring.usage_history import (
     ClusterHistory,
     Floats,
     NodeHistory,
-    ResourceTrend,
     theil_sen,
     trend,
 )

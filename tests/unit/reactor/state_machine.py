@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
-from distributed_grid.domain.events import Event
+from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
@@ -68,7 +68,7 @@ class World(LedgerWatch):
         self.epoch = 0
         self.asked = 0
 
-    def handle(self, event: Event) -> ObservedStep:
+    def handle(self, event: Cause) -> ObservedStep:
         """Let something happen, store what changed, and hold every law against it."""
         moment = self.begin(event)
         try:
@@ -342,7 +342,7 @@ class World(LedgerWatch):
         self.handle(events.ScalingRulesSet(scaling_rules(max_workers=most, window_ms=10_000, down_cooldown_ms=2_000)))
         self.asked += 1
         ids = tuple(f"worker-{self.asked}-{number}" for number in range(3))
-        self.handle(events.ScalingEvaluated(ids, MIDDAY_MS + self.now, warm))
+        self.handle(events.ScalingRequested(ids, MIDDAY_MS + self.now, warm))
 
     def provide(self, which: int, joins: bool) -> None:
         """A provider starts a worker, which joins or refuses to be made; or it ends one."""
@@ -369,10 +369,10 @@ class World(LedgerWatch):
         if workers:
             worker_id = workers[which % len(workers)]
             self.handle(events.WorkerEndAnnounced(worker_id, "spot notice", ends_in_ms, withdrawn=withdrawn))
-            self.handle(events.WorkersChecked(MIDDAY_MS + self.now))
+            self.handle(events.WallTimePassed(MIDDAY_MS + self.now))
 
     def look(self) -> None:
-        self.handle(events.QueueScanned())
+        self.handle(ScanQueue())
 
     def wait(self, ms: int, heard: bool) -> None:
         """Time passes, with heartbeats or in silence."""

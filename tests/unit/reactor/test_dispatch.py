@@ -1,4 +1,4 @@
-"""Budget of reports: an agent that reports without end neither fills the audit trail nor hides what others do."""
+"""Deciders of all events and follow-ups; the budget of reports of an agent that reports without end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, NodeDeclared
+from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, Event, NodeDeclared
+from distributed_grid.domain.followups import Followup
 from distributed_grid.domain.states import JobState
-from distributed_grid.reactor.dispatch import MAX_REASON_CHARS, REPORT_BURST, REPORT_REFILL_MS
+from distributed_grid.reactor.dispatch import DECIDERS, MAX_REASON_CHARS, REPORT_BURST, REPORT_REFILL_MS
 from tests.support.builders import Scenario, a_node, a_request, an_exit
 
 LIES = 10 * REPORT_BURST
@@ -22,6 +23,10 @@ def scenario() -> Scenario:
 
 def late(number: int, node: str = "gpu1", detail: str = "") -> AttemptEnded:
     return AttemptEnded(f"nobody-{number}", 1, 1, replace(an_exit(), detail=detail), (node,))
+
+
+def test_every_event_and_every_follow_up_has_a_decider() -> None:
+    assert set(DECIDERS) == {*Event.__subclasses__(), *Followup.__subclasses__()}
 
 
 def test_late_reports_of_one_node_are_bounded_and_the_rest_is_counted(scenario: Scenario) -> None:

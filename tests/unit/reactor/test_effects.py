@@ -17,7 +17,7 @@ from distributed_grid.domain.events import (
     MemoryServed,
     NodeDeclared,
     NodeDrained,
-    OffloadEvaluated,
+    OffloadPressureRead,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import PressureReading
@@ -52,7 +52,7 @@ def test_low_work_of_a_degraded_node_is_paused_again_and_again_and_goes_on_after
     grid.look(ash=500)
     grid.advance(60)
     readings = (PressureReading("ash", 500, 500, 500),)
-    stepped = grid.handle(OffloadEvaluated(readings, grid.rules, grid.offload))
+    stepped = grid.handle(OffloadPressureRead(readings, grid.rules, grid.offload))
     assert pauses([*attempt_effects(grid.ledger, stepped.changes)]) == {"r1": False}
     assert pauses([*attempt_effects(grid.ledger)]) == {}
 

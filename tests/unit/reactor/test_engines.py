@@ -19,7 +19,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseExtended,
 )
-from distributed_grid.domain.leases import MAX_EPOCH_LEAD
+from distributed_grid.domain.leases import MAX_EPOCH_LEAD, Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
@@ -124,7 +124,7 @@ def test_a_group_that_cannot_be_had_ends_the_lease_with_the_reason():
     scenario = with_ray()
     scenario.ask(a_request("r1"))
     result = scenario.handle(GroupRefused(only_binding(scenario).key, "gpu1: Ray has 0 of 1 CPU free there"))
-    (over,) = [row for row in result.changes if getattr(row, "id", "") == "r1"]
+    (over,) = [row for row in result.changes if isinstance(row, Lease) and row.id == "r1"]
     assert (over.end, over.detail) == (LeaseEnd.FAILED, "gpu1: Ray has 0 of 1 CPU free there")
     assert not scenario.ledger.bindings
     assert "gpu1" not in scenario.ledger.offers  # until it is heard again
@@ -260,7 +260,9 @@ def test_a_node_that_the_engine_loses_keeps_its_leases_until_its_hold_is_over():
     scenario.advance(20)
     assert "r1" in scenario.ledger.leases
     result = scenario.advance(11)
-    assert [(row.id, row.end) for row in result.changes if getattr(row, "end", None)] == [("r1", LeaseEnd.LOST)]
+    assert [(row.id, row.end) for row in result.changes if isinstance(row, Lease) and row.end] == [
+        ("r1", LeaseEnd.LOST)
+    ]
     assert scenario.ledger.nodes["gpu1"].engine == ""
     scenario.ledger.check()
 

@@ -18,17 +18,17 @@ from distributed_grid.domain.events import (
     EngineNode,
     EngineObserved,
     EngineRegistered,
-    Event,
     GroupBound,
     JobDetached,
     NodeStopped,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
-from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
+from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import JobAnswer, step
@@ -551,7 +551,7 @@ def test_an_end_without_a_mark_keeps_the_one_that_is_known(new_scenario):
     mark(scenario, age_s=30)
     known = scenario.job("j1").attempt.marked_at_ms
     result = scenario.end("j1", an_exit(1))
-    assert [row.attempts[0].marked_at_ms for row in result.changes if row.kind == "job"] == [known]
+    assert [row.attempts[0].marked_at_ms for row in result.changes if isinstance(row, Job)] == [known]
 
 
 def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
@@ -684,10 +684,10 @@ def test_an_end_that_could_not_be_stored_is_decided_again(far: Scenario) -> None
     far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
     for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
         far.advance(2)
-    stored = [row for row in far.ledger.rows() if row.kind not in VOLATILE]
+    stored = [row for row in far.ledger.rows() if not row.is_volatile]
     far.advance(4)
     assert attempts(far) == 2
-    observed = [row for row in far.ledger.rows() if row.kind in VOLATILE]
+    observed = [row for row in far.ledger.rows() if row.is_volatile]
     far.ledger = Ledger(stored)
     far.ledger.apply(observed)
     assert attempts(far) == 1
@@ -779,7 +779,7 @@ def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
     listed = step(scenario.ledger, AttemptsListed("gpu2", (), "boot-2", "dir-1"), scenario.now)
     assert (len(scenario.ledger.jobs), listed.later) == (jobs - MAX_LEASES_PER_STEP, [])
     left: list[int] = []
-    ahead: list[Event] = [TimePassed()]
+    ahead: list[Cause] = [TimePassed()]
     while ahead:
         ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.jobs))

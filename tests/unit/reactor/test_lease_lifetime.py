@@ -12,7 +12,6 @@ from distributed_grid.domain.events import (
     AgentRequested,
     ClaimsRead,
     ControlPlaneStarted,
-    Event,
     LeaseAsked,
     LeaseClaimed,
     LeaseReclaimed,
@@ -21,9 +20,9 @@ from distributed_grid.domain.events import (
     NodeDrained,
     NodeForgotten,
     NodeStopped,
-    QueueScanned,
     TimePassed,
 )
+from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.leases import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts, Claim, GpuShare
@@ -216,7 +215,7 @@ def test_waits_that_are_over_at_once_are_settled_so_many_in_one_step(new_scenari
     scenario = a_full_node_with(new_scenario, 2 * MAX_EXPIRED_PER_STEP + 1)
     scenario.now += 10_000
     left: list[int] = []
-    ahead: list[Event] = [TimePassed()]
+    ahead: list[Cause] = [TimePassed()]
     while ahead:
         ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.waiting))
@@ -236,8 +235,8 @@ def test_what_a_term_frees_is_offered_to_the_queue_before_a_wait_of_the_same_mom
 def test_a_scan_grants_so_many_in_one_step(new_scenario):
     scenario = a_full_node_with(new_scenario, MAX_GRANTS_PER_STEP + 2)
     released = step(scenario.ledger, LeaseReleased("full", "ada"), scenario.now)
-    assert (len(scenario.ledger.waiting), released.later) == (2, [QueueScanned()])
-    assert step(scenario.ledger, QueueScanned(), scenario.now).later == []
+    assert (len(scenario.ledger.waiting), released.later) == (2, [ScanQueue()])
+    assert step(scenario.ledger, ScanQueue(), scenario.now).later == []
     assert not scenario.ledger.waiting
 
 
@@ -249,7 +248,7 @@ def test_nodes_that_are_gone_at_once_are_lost_so_many_leases_in_one_step(new_sce
     scenario.advance(7, heard=False)
     scenario.now += 60_000
     left: list[int] = []
-    ahead: list[Event] = [TimePassed()]
+    ahead: list[Cause] = [TimePassed()]
     while ahead:
         ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.leases))
@@ -271,7 +270,7 @@ def test_what_one_node_lent_is_ended_so_much_in_one_step(new_scenario, event):
         scenario.advance(7, heard=False)
         scenario.now += 60_000
     left: list[int] = []
-    ahead: list[Event] = [event]
+    ahead: list[Cause] = [event]
     while ahead:
         ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.leases))

@@ -29,11 +29,10 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Ending, Job, Outcome
-from distributed_grid.domain.leases import Request
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState, LeaseEnd, NodeState
 from distributed_grid.reactor import decide
 from distributed_grid.reactor.dispatch import REPORT_BURST
@@ -358,7 +357,7 @@ def test_what_an_agent_withdraws_is_withdrawn_with_its_heartbeat_before_anything
     far_scenario: Scenario,
 ) -> None:
     seen = decide(far_scenario.ledger, HeartbeatReceived("gpu2", Usage(), yields=True, generation=5), far_scenario.now)
-    assert all(row.kind in VOLATILE for row in seen.changes)
+    assert all(row.is_volatile for row in seen.changes)
     far_scenario.ledger.apply(seen.changes)
     assert far_scenario.submit(a_request("r1")).state is JobState.QUEUED
 
@@ -424,7 +423,7 @@ def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, Leas
     for _ in range(int(seconds / 2)):
         scenario.now += 2000
         result = scenario.heartbeat("gpu1", usage)
-        over += [(row.id, row.end) for row in result.changes if getattr(row, "end", None)]
+        over += [(row.id, row.end) for row in result.changes if isinstance(row, Lease) and row.end]
     return over
 
 

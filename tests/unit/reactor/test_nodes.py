@@ -24,7 +24,7 @@ from distributed_grid.domain.leases import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, GpuDevice
-from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
+from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.effects import attempt_effects
@@ -269,7 +269,7 @@ def test_nodes_with_the_most_that_can_be_reported_are_summed_and_stored(new_scen
     total = sum(int(columns.memory[columns.row_of(node.name)]) for node in nodes)
     assert int(columns.memory.sum()) == total > 2**50
     for row in scenario.ledger.rows():
-        if row.kind not in VOLATILE:
+        if not row.is_volatile:
             assert decode_row(row.kind, encode_row(row)) == row
 
 

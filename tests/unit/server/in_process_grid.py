@@ -11,9 +11,12 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.explanation import Explanation
+from distributed_grid.api.answers.jobs import JobDetail
+from distributed_grid.api.answers.leases import AllocationDetail
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -98,11 +101,11 @@ class InProcessGrid:
             await self.grid.handle(HeartbeatReceived(name, Usage()))
         await self.grid.handle(TimePassed())
 
-    async def submit(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
+    async def submit(self, request_id: str, user: str = "ann", **fields: Any) -> JobDetail:
         op = requests.convert({"request_id": request_id, "argv": ["true"], **fields}, requests.SubmitJob)
         return await self.jobs.submit(op, Caller(user))
 
-    async def ask(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
+    async def ask(self, request_id: str, user: str = "ann", **fields: Any) -> AllocationDetail:
         message = {"request_id": request_id, "resource_type": "cpu", "amount": 1, **fields}
         return await self.leases.request(requests.convert(message, requests.RequestLease), Caller(user))
 
@@ -122,7 +125,7 @@ class InProcessGrid:
         job = await self.grid.read(lambda ledger, now: ledger.jobs[uid])
         return job.attempts[-1].number, job.attempts[-1].fence
 
-    async def explain(self, name: str, kind: str = "") -> dict[str, Any]:
+    async def explain(self, name: str, kind: str = "") -> Explanation:
         return await explain(self.grid, self.viewer, name, kind=kind)
 
     async def handle(self, event: Event) -> None:

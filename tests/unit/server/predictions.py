@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distributed_grid.adapters.stores.task_history import TaskHistory
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.prediction.task_runs import TaskRun, TierSettings, task_shape
 from distributed_grid.server.prediction.service import PredictionService
 

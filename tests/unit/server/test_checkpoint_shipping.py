@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from distributed_grid import wire
-from distributed_grid.agent.files.attempt_files import AttemptFileReader
+from distributed_grid.agent.files.attempt_files import AttemptFileReader, StoredWorkDirs
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, make_root
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.domain.events import AttemptEnded, JobCancelled, NodeForgotten
 from distributed_grid.domain.jobs import Ending, Job, Outcome
@@ -84,7 +83,7 @@ class Shipping:
     async def displaced(self, uid: str, node: str = FAR) -> Path:
         """A job whose first attempt is over and has left something; where it is. Nothing is read before a yield."""
         view = await self.grid.submit(uid, resource_type="cpu", amount=1, require=[node])
-        assert view["job"]["uid"] == uid
+        assert view.job.uid == uid
         await self.grid.starts(uid)
         left = (self.agent.root if node == FAR else self.jobs) / f"{uid}.1" / CHECKPOINT_DIR
         left.mkdir(parents=True)
@@ -196,7 +195,7 @@ def test_a_directory_that_is_gone_or_holds_too_much_is_given_up_with_its_reason(
 def test_a_node_that_is_gone_holds_up_nobody_who_has_a_place(with_shipping) -> None:
     async def scenario(shipping: Shipping) -> None:
         view = await shipping.grid.submit("j1", resource_type="cpu", amount=1, prefer=[FAR])
-        assert view["job"]["node_id"] == FAR
+        assert view.job.node_id == FAR
         await shipping.grid.starts("j1")
         shipping.agent.agents.clear()
         await shipping.grid.handle(NodeForgotten(FAR))

@@ -122,8 +122,8 @@ def test_caches_shipped_files_brought_files_and_jobs_that_go_on_are_no_results(a
         gone = await home.job("r3")
         assert not (home.agent.root / gone.lease_id).exists()
         view = await home.grid.submit("r4", resource_type="cpu", amount=1, restartable=True)
-        await home.grid.starts(view["job"]["uid"])
-        await home.grid.ends(view["job"]["uid"], Ending.RECLAIMED)
+        await home.grid.starts(view.job.uid)
+        await home.grid.ends(view.job.uid, Ending.RECLAIMED)
         (ended, *_) = (await find_job(home.grid.grid, "r4")).attempts
         home.agent.ran(ended.lease_id, b"so far\n", partial=b"1")
         await guard_of(home).check(NODE, set())

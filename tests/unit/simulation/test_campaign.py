@@ -100,10 +100,10 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
 def test_a_load_uses_what_can_be_asked_for() -> None:
     scenarios = [draw_scenario(seed) for seed in range(25)]
     asked = [
-        request.event_at(1).request
+        event.request
         for scenario in scenarios
         for request in scenario.requests
-        if isinstance(request.event, JobSubmitted | LeaseAsked)
+        if isinstance(event := request.event_at(1), JobSubmitted | LeaseAsked)
     ]
     assert {request.strategy for request in asked} == {None, *Strategy} - {Strategy.NODE_SPECIFIC}
     assert {request.priority for request in asked} == {*Priority}

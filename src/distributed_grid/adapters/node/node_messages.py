@@ -1,4 +1,4 @@
-"""What the children for SSH and for Ray report of nodes, and how an operation on a node fails."""
+"""Reports of the SSH and Ray children about nodes, and the failure of an operation on a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, FilePath, Name, Report, Seconds, Text
+from distributed_grid.adapters.child_process import ChildAnswer, ChildCommand, FilePath, Name, Report, Seconds, Text
 from distributed_grid.errors import GridError, Refused
 
 MAX_DATA_BYTES = 1024 * 1024
@@ -36,7 +36,7 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True):
-    """What was seen on a node."""
+    """Facts of a node, at the last inspection."""
 
     python: Name = ""
     machine: Name = ""
@@ -63,8 +63,8 @@ class AgentLinkChanged(Report, frozen=True):
     facts: NodeFacts | None = None
 
 
-class RunFinished(Answer, frozen=True):
-    """An operation on a node is over; `problem` says why it failed, `summary` what was done."""
+class RunFinished(ChildAnswer, frozen=True):
+    """End of an operation on a node; `problem` is its failure, `summary` its result."""
 
     problem: Text = ""
     summary: Text = ""
@@ -73,7 +73,7 @@ class RunFinished(Answer, frozen=True):
 
     @property
     def answer(self) -> dict[str, Any]:
-        """What the node answered, as `pack_answer` packed it."""
+        """The node's answer, from `pack_answer`."""
         try:
             return msgspec.msgpack.decode(self.data, type=dict[str, Any]) if self.data else {}
         except (msgspec.DecodeError, RecursionError) as broken:

@@ -71,7 +71,7 @@ def _sum_by_key(parts: Iterable[tuple[SummaryKey, SummaryTotals]]) -> Folded:
 
 
 def _ended_key(row: EndedRow) -> SummaryKey:
-    return SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, row.target)
+    return SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, target=row.target)
 
 
 def _event_key(row: EventRow) -> SummaryKey:

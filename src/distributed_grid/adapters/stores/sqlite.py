@@ -226,8 +226,8 @@ class SqliteStore:
 
     @contextmanager
     def _counting(self, action: str) -> Iterator[None]:
-        """Translate errors and count those of the disk: what was tried too often is final, until somebody opens the
-        file anew."""
+        """Translate errors and count those of the disk: after too many tries a failure is final, until the file is
+        opened anew."""
         self._io_errors.check()
         try:
             with translate_sqlite_errors(self._path, action):

@@ -117,7 +117,7 @@ class TaskHistory:
         return self._attempt(read, [], "it begins anew")
 
     def summary(self, user: str, key: str) -> RunSummary:
-        """What is left of the runs that are too old; an empty one where there were none."""
+        """Summary of the runs that are too old; empty without any."""
 
         def read(db: sqlite3.Connection) -> RunSummary:
             found = db.execute(

@@ -1,1 +1,1 @@
-"""Indexes derived from the ledger's rows: what is free, claimed and running, per node."""
+"""Indexes derived from the ledger's rows: free, claimed and running resources per node."""

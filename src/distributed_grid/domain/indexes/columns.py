@@ -24,12 +24,12 @@ _FLAG_COLUMNS = ("open", "local", "home", "simulated", "pull", "asking", "keeps_
 _MODEL = _FREE_COLUMNS.index("model")
 
 WHOLE = 1_000_000
-"""All that a node offers of a resource, where parts are compared."""
+"""A node's whole offer of a resource, where parts are compared."""
 THOUSANDTH = WHOLE // 1000
-"""Nodes that differ by less are equal: what is free is rounded down to it."""
+"""Nodes that differ by less are equal: free amounts are rounded down to it."""
 
 WHOLE_ONLY = WHOLE_GPU + 1
-"""Stands for what is free of an idle device that is only lent whole."""
+"""Free part of an idle device that is only lent whole."""
 NO_DEVICE = -1
 
 
@@ -48,20 +48,16 @@ class FreeColumns:
         self.names: list[str] = []
         self.models: dict[frozenset[str], int] = {frozenset(): 0}
         self._size = 0
-        self.clock = 0
-        """How often what is free on any row was written."""
-        self.terms = 0
-        """How often what a node lends at most was written, with its rank, speed, cost and models."""
+        self.clock = 0  # counts the writes of free amounts, on any row
+        self.terms = 0  # counts the writes of a node's most, with its rank, speed, cost and models
         self._table: Column = np.zeros((len(_FREE_COLUMNS), 16), dtype=np.int64)
         self._flags: NDArray[np.bool_] = np.zeros((len(_FLAG_COLUMNS), 16), dtype=np.bool_)
         self._devices: Column = np.full((16, 1), NO_DEVICE, dtype=np.int64)
         self._changed: Column = np.zeros(16, dtype=np.int64)
-        self.layout = 0
-        """Grows when the arrays are replaced."""
+        self.layout = 0  # grows when the arrays are replaced
         self._cut()
 
     def _grow(self) -> None:
-        """Twice the room."""
         self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
         self._flags = np.concatenate((self._flags, np.zeros_like(self._flags)), axis=1)
         self._changed = np.concatenate((self._changed, np.zeros_like(self._changed)))
@@ -124,12 +120,12 @@ class FreeColumns:
         return mask
 
     def touch(self, row: int) -> None:
-        """Note that a row was written anew: `changed` grows with every such note."""
+        """Note that a row was written: its `changed` grows."""
         self.clock += 1
         self.changed[row] = self.clock
 
     def put_devices(self, row: int, free: Sequence[int]) -> None:
-        """Write what is left of each device of a node, in their order."""
+        """Write the free part of each device of a node, in their order."""
         if len(free) > self._devices.shape[1]:
             more = len(free) - self._devices.shape[1]
             self._devices = np.pad(self._devices, ((0, 0), (0, more)), constant_values=NO_DEVICE)
@@ -149,12 +145,12 @@ class FreeColumns:
         return self.of_model(wanted)[self.model]
 
     def of_model(self, wanted: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Which numbers of models (`model_of`) have a GPU of a wanted one; without a wish all of them."""
+        """Mask over the numbers of models (`model_of`) with a GPU of a wanted one; without a wish all of them."""
         fits = [not wanted or any(is_model(name, wanted) for name in names) for names in self.models]
         return np.array(fits, dtype=np.bool_)
 
     def equals(self, other: FreeColumns) -> bool:
-        """Whether both say the same of every node, whatever the order of the rows."""
+        """Whether every node has the same values, in any order of the rows."""
         if set(self.rows) != set(other.rows):
             return False
         mine, its = [*self.rows.values()], [other.rows[node] for node in self.rows]
@@ -200,7 +196,7 @@ class RunningColumns:
         return found
 
     def put(self, lease: Lease, job: Job | None, row: int) -> None:
-        """Take a lease in as it now is: `job` is what runs under it, `row` its node's."""
+        """Write a lease with its job; `row` is that of its node."""
         if lease.state is LeaseState.RELEASING:
             self.leaving.setdefault(lease.node, {})[lease.id] = None
         is_preemptible = not (lease.request.block or lease.request.worker)
@@ -224,14 +220,12 @@ class RunningColumns:
         )
 
     def update_job(self, lease: Lease, job: Job) -> None:
-        """Take in what is new of the job under a lease."""
         slot = self.slots.get(lease.id)
         if slot is not None:
             table = self._table
             table[_BEGAN, slot], table[_SINCE, slot], table[_SPENT, slot] = _run_history(lease, job)
 
     def remove(self, lease: Lease) -> None:
-        """Forget a lease."""
         self._drop(lease.id)
         there = self.leaving.get(lease.node)
         if there is not None and lease.id in there:
@@ -261,7 +255,7 @@ class RunningColumns:
             self.slots[last] = slot
 
     def facts(self, nodes: Sequence[str]) -> dict[str, tuple[str | int, ...]]:
-        """All that is known, by lease and with the node's name: equal where two ledgers say the same."""
+        """All columns by lease, with the node's name: equal for equal ledgers."""
         found: dict[str, tuple[str | int, ...]] = {}
         for lease_id, slot in self.slots.items():
             row, *facts = self._table[:, slot].tolist()
@@ -270,10 +264,10 @@ class RunningColumns:
 
 
 def _run_history(lease: Lease, job: Job | None) -> tuple[int, int, int]:
-    """When it started, when it started or marked a checkpoint, and how often its job was displaced before."""
+    """Start of a lease's run, its last checkpoint mark or start, and earlier preemptions of its job."""
     if job is None:
         return lease.granted_at_ms, lease.granted_at_ms, 0
-    spent = sum(one.outcome is not None and one.outcome.ending is Ending.PREEMPTED for one in job.attempts)
+    spent = sum(run.outcome is not None and run.outcome.ending is Ending.PREEMPTED for run in job.attempts)
     attempt = job.attempt
     if attempt is None or attempt.lease_id != lease.id:
         return lease.granted_at_ms, lease.granted_at_ms, spent

@@ -29,7 +29,6 @@ class NodeClaims:
             self.add(claim)
 
     def copy(self) -> NodeClaims:
-        """An independent copy."""
         other = NodeClaims()
         other.cpu_milli, other.memory_bytes = self.cpu_milli, self.memory_bytes
         other.gpu_milli, other.gpu_memory = dict(self.gpu_milli), dict(self.gpu_memory)
@@ -52,14 +51,13 @@ class NodeClaims:
             _count(self.custom, name, sign * count)
 
     def free_milli(self, device: GpuDevice) -> int:
-        """How much of a device is left to lend."""
         return WHOLE_GPU - self.gpu_milli.get(device.index, 0)
 
     def free_memory(self, device: GpuDevice) -> int:
         return device.memory_bytes - self.gpu_memory.get(device.index, 0)
 
     def whole_free(self, lends: Capacity) -> int:
-        """How many devices nobody is on."""
+        """Number of devices without a claim."""
         if not lends.gpus:
             return 0
         return sum(1 for device in lends.gpus if not self.gpu_milli.get(device.index, 0))
@@ -113,7 +111,7 @@ class NodeClaims:
         return (GpuShare(index, ask.gpu_milli, memory),)
 
     def excess_over(self, limit: Capacity) -> str | None:
-        """What is taken beyond a limit, in words, or None."""
+        """The first resource whose claims exceed a limit, in words, or None."""
         if self.cpu_milli > limit.cpu_milli:
             return f"{self.cpu_milli} of {limit.cpu_milli} millicores lent"
         if self.memory_bytes > limit.memory_bytes:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from distributed_grid.domain.leases import Lease, Request
 
 NAMES_PER_GROUP = 16
-"""A request that names so many nodes, labels or jobs costs as much again as one that names none."""
+"""Names (nodes, labels, jobs) of a request that cost as much again as a request without names."""
 AgeKey = tuple[int, str]
 RankKey = tuple[int, int, str]
 """Priority (negated), age or latest start, id of the lease."""
@@ -43,24 +43,15 @@ class WaitingIndex:
     )
 
     def __init__(self) -> None:
-        self.heads: list[RankKey] = []
-        """The head of each group, by priority, then age."""
+        self.heads: list[RankKey] = []  # the head of each group, by priority, then age
         self.heads_by_user: dict[str, list[RankKey]] = {}
-        """The same for each user."""
-        self.deadlines: list[RankKey] = []
-        """The heads with a deadline, by priority, then latest start."""
-        self.by_user: dict[str, list[RankKey]] = {}
-        """All waiting requests of each user, by priority, then age."""
-        self.oldest_of_users: list[AgeKey] = []
-        """The oldest request of each user, by age."""
-        self.members: dict[str, list[AgeKey]] = {}
-        """The group of each head, by the id of the head's lease."""
-        self.weights: dict[str, int] = {}
-        """The scan weight of each group, by the id of the head's lease."""
-        self.weight = 0
-        """The scan weight of all groups together."""
-        self.work = 0
-        """The work of all waiting requests together."""
+        self.deadlines: list[RankKey] = []  # the heads with a deadline, by priority, then latest start
+        self.by_user: dict[str, list[RankKey]] = {}  # all waiting requests of each user, by priority, then age
+        self.oldest_of_users: list[AgeKey] = []  # the oldest request of each user, by age
+        self.members: dict[str, list[AgeKey]] = {}  # the group of each head, by the id of the head's lease
+        self.weights: dict[str, int] = {}  # the scan weight of each group, by the id of the head's lease
+        self.weight = 0  # of all groups together
+        self.work = 0  # of all waiting requests together
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WaitingIndex):
@@ -117,7 +108,7 @@ class WaitingIndex:
         self.weight -= self.weights.pop(age[1])
 
     def _change_user(self, lease: Lease, *, waits: bool) -> None:
-        """Add or remove a request of a user, and note who is the user's oldest now."""
+        """Add or remove a request of a user, and update the oldest one of the user."""
         user = lease.request.user
         before = self.oldest_of(user)
         if waits:

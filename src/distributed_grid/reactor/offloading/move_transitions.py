@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import QueueScanned
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -178,7 +178,7 @@ def place_moved_job(ledger: Ledger, move: Move, lease: Lease, job: Job, now: int
         return Decision(_changed(ledger, there, job)), move.lease_id
     decision = release_reservation(ledger, move, f"{job.id} cannot use it", now)
     decision.changes += _changed(ledger, anywhere, job)
-    decision.follow.append(QueueScanned())
+    decision.follow.append(ScanQueue())
     return decision, ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import CheckMove
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -62,7 +63,7 @@ def on_requested(ledger: Ledger, event: events.MoveRequested, now: int) -> Decis
     decision.changes.append(move)
     decision.records.insert(0, move_record("move-requested", move, move.reason))
     decision.answer = MoveAnswer(move)
-    decision.follow.insert(0, events.MoveChecked(move.id))
+    decision.follow.insert(0, CheckMove(move.id))
     return decision
 
 
@@ -87,14 +88,14 @@ def _check_nodes(ledger: Ledger, move: Move) -> None:
         raise Refused(f"{target.name} is a pull worker, which asks for its work itself; choose another node with -t")
 
 
-def on_checked(ledger: Ledger, event: events.MoveChecked, now: int) -> Decision:
-    """Take the next step of a move, if there is one; then look again."""
-    move = ledger.moves.get(event.move_id)
+def check_move(ledger: Ledger, check: CheckMove, now: int) -> Decision:
+    """Take the next step of a move, if there is one; then check again."""
+    move = ledger.moves.get(check.move_id)
     if move is None:
         return Decision()
     decision = _check(ledger, move, now)
     if decision.changes:
-        decision.follow.insert(0, event)
+        decision.follow.insert(0, check)
     return decision
 
 
@@ -104,10 +105,10 @@ def _check(ledger: Ledger, move: Move, now: int) -> Decision:
     return process_moves.check_process_move(ledger, move, now)
 
 
-def due_moves(ledger: Ledger, now: int) -> list[events.Event]:
+def due_moves(ledger: Ledger, now: int) -> list[CheckMove]:
     """The checks of moves that time, a node or a boot id has something to say to."""
     due = (move for move in ledger.moves.values() if _check(ledger, move, now).changes)
-    return [events.MoveChecked(move.id) for move, _ in zip(due, range(MAX_CHECKED_PER_STEP), strict=False)]
+    return [CheckMove(move.id) for move, _ in zip(due, range(MAX_CHECKED_PER_STEP), strict=False)]
 
 
 def follow_changes(ledger: Ledger, decision: Decision, now: int) -> Decision:
@@ -134,7 +135,7 @@ def follow_changes(ledger: Ledger, decision: Decision, now: int) -> Decision:
         decision.changes += after.changes
         decision.records += after.records
         decision.follow += after.follow
-    decision.follow[:0] = [events.MoveChecked(move_id) for move_id in checks if move_id not in jobs]
+    decision.follow[:0] = [CheckMove(move_id) for move_id in checks if move_id not in jobs]
     return decision
 
 
@@ -156,7 +157,7 @@ def _after_end(ledger: Ledger, move: Move, job: Job | None, lost: Lease | None, 
         return process_moves.record_job_end(ledger, move, job, now)
     assert lost is not None
     if move.is_decided or move.commit_asked_at_ms:
-        return Decision([move], follow=[events.MoveChecked(move.id)])
+        return Decision([move], follow=[CheckMove(move.id)])
     why = f"the room on {move.target} was lost: {lost.detail or lost.end}"
     return end_move(ledger, move, MoveEnd.FAILED, why, now)
 

@@ -13,7 +13,6 @@ import zlib
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
-    Event,
     NodeDrained,
     NodeForgotten,
     NodeResumed,
@@ -31,6 +30,7 @@ from distributed_grid.domain.events import (
     WorkerTerminationAccepted,
     WorkerTerminationRequested,
 )
+from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter, Row
@@ -242,7 +242,7 @@ def end_worker(
     changes: list[Row] = [charge_unseen(spent, worker, now) if worker.waits else spent, gone]
     if worker.spare or worker.end_requested:
         changes.append(Counter(SCALED_DOWN, now))
-    follow: list[Event] = release_host(ledger, worker)
+    follow: list[Cause] = [*release_host(ledger, worker)]
     if worker.node in ledger.nodes:
         follow += [NodeStopped(worker.node), NodeForgotten(worker.node)]
     return Decision(changes, [worker_record("worker-gone", gone, why)], WorkerAnswer(gone), follow)

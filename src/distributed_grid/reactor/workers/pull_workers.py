@@ -11,17 +11,16 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AttemptEnded,
-    Event,
     HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
     NodeDeclared,
     PullWorkerRegistered,
-    QueueScanned,
     ReassessmentRequested,
     TaskAsked,
     TaskAskWithdrawn,
 )
+from distributed_grid.domain.followups import Cause, ScanQueue
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.ledger import Ledger
@@ -45,7 +44,7 @@ def on_registered(ledger: Ledger, event: PullWorkerRegistered, now: int) -> Deci
     taken = [job.attempt for job in ledger.jobs_of(node.name) if job.attempt is not None]
     stale = [one.lease_id for one in taken if one.started_at_ms and one.machine != node.incarnation]
     why = f"{node.name} was registered anew, by another process than the one that ran it"
-    lost: list[Event] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
+    lost: list[Cause] = [LeaseLost(lease_id, why) for lease_id in stale[:MAX_LEASES_PER_STEP]]
     decision.follow = [*lost, HeartbeatReceived(node.name, event.usage), *decision.follow]
     if stale[MAX_LEASES_PER_STEP:]:
         decision.later = [event]
@@ -90,7 +89,7 @@ def on_task_asked(ledger: Ledger, event: TaskAsked, now: int) -> Decision:
     seen = ledger.observations.get(node.name) or NodeObservation(node.name, 0)
     over.changes.append(replace(seen, asking_since_ms=now))
     if ledger.waiting and not seen.asking_since_ms:
-        over.follow.append(QueueScanned())
+        over.follow.append(ScanQueue())
     return over
 
 

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     OutputsCollected,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerDrainRequested,
     WorkerRequested,
     WorkerResumed,
     WorkerTerminationRequested,
 )
+from distributed_grid.domain.followups import ScaleWorkers
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
@@ -37,26 +38,25 @@ def on_rules_set(ledger: Ledger, event: ScalingRulesSet, now: int) -> Decision:
     return Decision([event.rules] if event.rules != ledger.scaling else [])
 
 
-def on_evaluated(ledger: Ledger, event: ScalingEvaluated, now: int) -> Decision:
-    """Evaluate, or carry out the next part of a plan."""
-    if event.plan is not None:
-        return _carry_out(ledger, event, event.plan, now)
+def on_scaling_requested(ledger: Ledger, event: ScalingRequested, now: int) -> Decision:
+    """Evaluate the pool; its plan follows."""
     evaluation = evaluate(ledger, now, event.wall_ms, warm=event.warm, limit=len(event.ids))
     plan = evaluation.plan
     decision = Decision([evaluation.window], answer=ScalingAnswer(plan))
     if plan.action != "none":
-        decision.follow = [replace(event, plan=plan)]
+        decision.follow = [ScaleWorkers(plan=plan, ids=event.ids, wall_ms=event.wall_ms)]
     return decision
 
 
-def _carry_out(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now: int) -> Decision:
-    """Do one thing of a plan; the rest follows, so much of it in this step."""
-    decision, rest = _next_action(ledger, event, plan, now)
+def scale_workers(ledger: Ledger, order: ScaleWorkers, now: int) -> Decision:
+    """Take one action of a plan; the rest follows, a bounded number of actions in this step."""
+    plan = order.plan
+    decision, rest = _next_action(ledger, order, now)
     decision.answer = None
     if not rest.worker_ids and not (rest.action == "scale_up" and rest.count):
         return decision
-    ids = event.ids if rest.count == plan.count or plan.action == "scale_down" else event.ids[1:]
-    following = replace(event, plan=rest, ids=ids)
+    ids = order.ids if rest.count == plan.count or plan.action == "scale_down" else order.ids[1:]
+    following = replace(order, plan=rest, ids=ids)
     left = len(rest.worker_ids) + (rest.count if rest.action == "scale_up" else 0)
     if left % MAX_ACTIONS_PER_STEP:
         decision.follow.append(following)
@@ -65,8 +65,9 @@ def _carry_out(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now: 
     return decision
 
 
-def _next_action(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now: int) -> tuple[Decision, ScalingPlan]:
-    """The first thing that a plan calls for, and what is left of it."""
+def _next_action(ledger: Ledger, order: ScaleWorkers, now: int) -> tuple[Decision, ScalingPlan]:
+    """The first action of a plan, and the rest of the plan."""
+    plan = order.plan
     try:
         if plan.worker_ids:
             worker_id, *others = plan.worker_ids
@@ -74,8 +75,8 @@ def _next_action(ledger: Ledger, event: ScalingEvaluated, plan: ScalingPlan, now
             return _resume_or_drain(ledger, plan, worker_id, now), rest
         assert plan.worker is not None, "workers are started of some type"
         rest = replace(plan, count=plan.count - 1)
-        wanted = replace(plan.worker, id=event.ids[0], by=GRID_USER, why=plan.reason)
-        return lifecycle.on_requested(ledger, WorkerRequested(wanted, event.wall_ms), now), rest
+        wanted = replace(plan.worker, id=order.ids[0], by=GRID_USER, why=plan.reason)
+        return lifecycle.on_requested(ledger, WorkerRequested(wanted, order.wall_ms), now), rest
     except GridError as refusal:
         record = Record("not-scaled", GRID_USER, "scaling", "", str(refusal), {"action": plan.action})
         return Decision(records=[record]), replace(plan, worker_ids=(), count=0)

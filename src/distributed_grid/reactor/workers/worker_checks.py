@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkersChecked, WorkerTerminationRequested
+from distributed_grid.domain.events import Event, WallTimePassed, WorkerDrainRequested, WorkerTerminationRequested
+from distributed_grid.domain.followups import CheckWorkers
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Counter
@@ -51,23 +52,27 @@ DRAIN_LEAD_MS, TERMINATE_LEAD_MS = 300_000, 60_000
 DAY_ALARM, HOUR_ALARM = "budget_day_exceeded", "budget_hour_exceeded"
 
 
-def on_checked(ledger: Ledger, event: WorkersChecked, now: int) -> Decision:
-    """Do what the time calls for, for so many workers in one step."""
+def on_wall_time_passed(ledger: Ledger, event: WallTimePassed, now: int) -> Decision:
+    return check_workers(ledger, CheckWorkers(event.wall_ms), now)
+
+
+def check_workers(ledger: Ledger, check: CheckWorkers, now: int) -> Decision:
+    """Settle deadlines and budgets, for a bounded number of workers in one step."""
     decision = Decision()
     for worker in ledger.workers.values():
-        one = _overdue(ledger, worker, now, event.wall_ms)
-        if one is None:
+        overdue = _overdue(ledger, worker, now, check.wall_ms)
+        if overdue is None:
             continue
-        add_to(decision, one)
+        add_to(decision, overdue)
         if max(len(decision.records), len(decision.follow)) >= MAX_WORKERS_PER_STEP:
-            decision.later.append(event)
+            decision.later.append(check)
             return decision
     decision.changes += [
         replace(closure, opened=True) for closure in ledger.offer_closures.values() if closure.until_ms <= now
     ]
     if ledger.workers:
-        _settle_all(ledger, decision, now, event.wall_ms)
-        _guard_budgets(ledger, decision, now, event.wall_ms)
+        _settle_all(ledger, decision, now, check.wall_ms)
+        _guard_budgets(ledger, decision, now, check.wall_ms)
     return decision
 
 
@@ -153,7 +158,7 @@ def _guard_budgets(ledger: Ledger, decision: Decision, now: int, wall_ms: int) -
                     follow.setdefault(worker.id, WorkerDrainRequested(worker.id, GRID_USER, limit.why, force=True))
     decision.follow += list(follow.values())[:MAX_WORKERS_PER_STEP]
     if len(follow) > MAX_WORKERS_PER_STEP:
-        decision.later.append(WorkersChecked(wall_ms))
+        decision.later.append(CheckWorkers(wall_ms))
 
 
 def _is_short(workers: Sequence[Worker], limit: _DayLimit, state: BudgetState, now: int, lead_ms: int) -> bool:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class AdvertisedAddress(Struct, frozen=True):
-    """How other machines reach the port: for the text of a join token."""
+    """Addresses of the port for other machines, and its certificate."""
 
     addresses: tuple[str, ...]
     fingerprint: str
@@ -31,8 +31,8 @@ class AdvertisedAddress(Struct, frozen=True):
 
     @property
     def is_loopback_only(self) -> bool:
-        """Whether only this machine can reach any of them."""
-        return all(one.startswith(("127.", "localhost:", "[::1]:")) for one in self.addresses)
+        """True if only this machine can reach them."""
+        return all(address.startswith(("127.", "localhost:", "[::1]:")) for address in self.addresses)
 
 
 class Admission:
@@ -56,7 +56,7 @@ class Admission:
         self._disconnect = disconnect
 
     def admit(self, path: str, headers: Mapping[str, str]) -> str | None:
-        """The node that may open a channel with these headers, if any."""
+        """The node that may connect with these headers, if any."""
         if path.partition("?")[0] != AGENT_PATH or "origin" in headers:
             return None
         node, _, key = bearer_token(headers.get("authorization", "")).rpartition(".")
@@ -68,12 +68,12 @@ class Admission:
             if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
                 raise BadInput(f"{name!r} is no login name such as ana: letters, digits and _ . @ $ -, at most 64")
         expires = self._expiry(op.ttl_seconds)
-        token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
+        token = UserToken(id=op.token_id, hash=op.secret_hash, user=op.user, team=op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
     @endpoint(ADMIN)
     async def identify_token(self, op: requests.IdentifyToken, caller: Caller) -> dict[str, Any]:
-        """The user of a token that is valid, for whoever was shown it."""
+        """The user of a valid token."""
         token = self.tokens.user_by_hash(op.token_id, op.secret_hash)
         if token is None:
             raise Refused("the token is not valid")
@@ -81,23 +81,22 @@ class Admission:
 
     @endpoint(ADMIN)
     async def create_join_token(self, op: requests.CreateJoinToken, caller: Caller) -> dict[str, Any]:
-        """Everything the caller needs to print the token; only the caller knows the secret."""
+        """The parts of the token's text but the secret, which only the caller knows."""
         if op.node:
             self._check_name(op.node)
-        grant = JoinGrant(op.token_id, op.secret_hash, op.node, expires_ms=self._expiry(op.ttl_seconds))
+        grant = JoinGrant(id=op.token_id, hash=op.secret_hash, node=op.node, expires_ms=self._expiry(op.ttl_seconds))
         address = await self._advertise()
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
         view = grant_view(made, self.tokens.now_ms())
         return {"join_token": view, "addresses": list(address.addresses), "fingerprint": address.fingerprint}
 
     async def address(self) -> AdvertisedAddress:
-        """How other machines reach the port now."""
         return await self._advertise()
 
     async def grant_join(self, token_id: str, secret: str, node: str, ttl_seconds: float) -> str:
-        """The text of a join token for this name; the same one again as long as it is not over."""
+        """The text of a join token for this name; the same one again while it is valid."""
         self._check_name(node)
-        grant = JoinGrant(token_id, hash_of(secret), node, expires_ms=self._expiry(ttl_seconds))
+        grant = JoinGrant(id=token_id, hash=hash_of(secret), node=node, expires_ms=self._expiry(ttl_seconds))
         await asyncio.to_thread(self.tokens.add_grant, grant)
         address = await self._advertise()
         return JoinToken(address.addresses, address.fingerprint, token_id, secret).text()
@@ -140,17 +139,17 @@ class Admission:
             token.id,
             token.secret,
             node=op.node,
-            hostname=self._free(op.hostname),
+            hostname=f"{op.hostname[:56]}-joined" if op.hostname in self._configured else op.hostname,
             key_hash=op.key_hash,
         )
-        self._disconnect(used.used_by)  # who connected with the key that this one replaces
+        self._disconnect(used.used_by)  # a connection with the replaced key
         log.info("%s joined with the token %s", used.used_by, used.id)
         address = await self._advertise()
         joined_at = iso_time(used.used_ms)
         return {"node": used.used_by, "joined_at": joined_at, "agent_socket": address.socket or None}
 
     def check_join_token(self, text: str) -> None:
-        """Forbidden for a token with which nobody can join any more; one that is good stays so."""
+        """Forbidden for a token that cannot be exchanged; a valid one stays unused."""
         token = JoinToken.parse(text)
         self.tokens.check_unused(token.id, token.secret)
 
@@ -162,22 +161,18 @@ class Admission:
         if name in self._configured:
             raise Refused(f"{name} is a node of the config, and joins from there")
 
-    def _free(self, hostname: str) -> str:
-        """The name of a machine that requested none: its host name, unless that is a node of the config."""
-        return f"{hostname[:56]}-joined" if hostname in self._configured else hostname
-
     def _expiry(self, ttl_seconds: float) -> int:
         return self.tokens.now_ms() + round(1000 * ttl_seconds) if ttl_seconds else 0
 
 
 def bearer_token(header: str) -> str:
-    """The token in an Authorization header; empty where there is none."""
+    """The token in an Authorization header, or ""."""
     scheme, _, credentials = header.partition(" ")
     return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
 def token_view(token: UserToken, now: int) -> dict[str, Any]:
-    """A token as it is shown: never its secret, nor the hash."""
+    """A token without its hash."""
     return {
         "token_id": token.id,
         "user": token.user,
@@ -190,7 +185,7 @@ def token_view(token: UserToken, now: int) -> dict[str, Any]:
 
 
 def grant_view(grant: JoinGrant, now: int) -> dict[str, Any]:
-    """A join token as it is shown: never its secret, nor any hash."""
+    """A join token without its hashes."""
     return {
         "token_id": grant.id,
         "node_id": grant.node or None,
@@ -203,7 +198,7 @@ def grant_view(grant: JoinGrant, now: int) -> dict[str, Any]:
 
 
 def iso_time(at_ms: int) -> str | None:
-    """A wall-clock time in ISO 8601; None for "never"."""
+    """A wall-clock time in ISO 8601; None for 0."""
     if not at_ms:
         return None
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

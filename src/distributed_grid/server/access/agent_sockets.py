@@ -2,13 +2,14 @@
 
 SSH or the Ray node actor forwards to such a socket, and it serves only its own node. Agents that joined come over TCP
 (`rest/listener.py`), or over one socket for all of them where they have the login of the control plane on its machine.
-What a connection needs (`agent_websocket.py`) is loaded with the first one.
+The class of a connection (`agent_websocket.py`) is loaded with the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -18,19 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.wire import AgentSide, FromAgent, ToAgent
 
 if TYPE_CHECKING:
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
 
-MAX_CONNECTIONS = 4
-"""Connections of one node: the newest ones stay, since its agent may not know yet that an older one is dead."""
-MAX_STRANGERS = 16
-"""Connections to one node's socket that have not said what they want yet."""
+MAX_CONNECTIONS = 4  # of one node; the newest stay, since its agent may not know yet that an older one is dead
+MAX_STRANGERS = 16  # connections to one node's socket before their upgrade
 BACKLOG = 64
-MAX_WAITING = 1024
-"""Agents that may wait to be accepted at the socket for all that joined."""
+MAX_WAITING = 1024  # backlog of the socket for all agents that joined
 log = logging.getLogger(__name__)
 
 
@@ -39,7 +37,7 @@ class AgentMessageSink(Protocol):
 
     def received(self, message: FromAgent, via: AgentSide) -> None: ...
     def rejected(self, why: str, via: AgentSide) -> None:
-        """It broke the protocol, and is being disconnected."""
+        """The agent broke the protocol, and is being disconnected."""
 
     def gone(self, via: AgentSide) -> None:
         """The connection has ended; a second call changes nothing."""
@@ -52,7 +50,7 @@ class AgentConnections:
         self._of_node: dict[str, list[AgentWebSocket]] = {}
 
     def add(self, websocket: AgentWebSocket) -> None:
-        """One more connection of its node; the oldest one beyond the limit is closed."""
+        """Add a connection of its node; beyond the limit the oldest is closed."""
         (node,) = websocket.nodes
         connections = self._of_node.setdefault(node, [])
         connections.append(websocket)
@@ -63,23 +61,20 @@ class AgentConnections:
     def discard(self, websocket: AgentWebSocket) -> None:
         """A connection has ended; harmless for one that was never admitted."""
         for node in websocket.nodes:
-            left = [one for one in self._of_node.pop(node, ()) if one is not websocket]
+            left = [other for other in self._of_node.pop(node, ()) if other is not websocket]
             if left:
                 self._of_node[node] = left
 
     def close(self, node: str, why: str) -> None:
-        """End the connections of a node."""
         for websocket in list(self._of_node.get(node, ())):
             websocket.close(why)
 
     def close_all(self, why: str) -> None:
-        """End the connections of all nodes."""
         for node in list(self._of_node):
             self.close(node, why)
 
     def send_all(self, message: ToAgent) -> None:
-        """Send every agent a message."""
-        for websocket in [one for connections in self._of_node.values() for one in connections]:
+        for websocket in itertools.chain.from_iterable([*self._of_node.values()]):
             websocket.send(message)
 
 
@@ -97,7 +92,7 @@ class AgentSockets:
         return self._folder / f"{node}.sock"
 
     async def open(self, nodes: Iterable[str]) -> None:
-        """Listen for each node; what an earlier daemon left is replaced."""
+        """Listen for each node; sockets of an earlier daemon are replaced."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         for left in self._folder.glob("*.sock"):
@@ -106,7 +101,7 @@ class AgentSockets:
             await self.add(node)
 
     async def add(self, node: str) -> None:
-        """Listen for one more node; adding one twice changes nothing."""
+        """Listen for another node; a second time changes nothing."""
         if node not in self._servers:
             listener = _bind_private(self.path_of(node))
             self._servers[node] = await asyncio.get_running_loop().create_unix_server(
@@ -114,7 +109,7 @@ class AgentSockets:
             )
 
     def remove(self, node: str) -> None:
-        """Listen for a node no more; removing one that is not there is harmless."""
+        """Close the socket of a node; an unknown node is harmless."""
         server = self._servers.pop(node, None)
         if server is not None:
             server.close()
@@ -145,7 +140,7 @@ class AgentSockets:
         for server in self._servers.values():
             server.close()
         self._servers = {}
-        for websocket in [one for here in self._websockets.values() for one in here]:
+        for websocket in list(itertools.chain.from_iterable(self._websockets.values())):
             websocket.close("the control plane is leaving")
         for left in self._folder.glob("*.sock"):
             with contextlib.suppress(OSError):
@@ -164,7 +159,7 @@ class JoinedAgentSocket:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen; what an earlier daemon left is replaced."""
+        """Listen; the socket of an earlier daemon is replaced."""
         self.path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._accept, sock=_bind_private(self.path), backlog=MAX_WAITING)

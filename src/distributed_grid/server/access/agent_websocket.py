@@ -2,8 +2,8 @@
 
 Without a web framework, because a thousand agents send a heartbeat every 2 s.
 
-- Who may connect, and as which node, is decided before the upgrade; what an agent says of other nodes does not count.
-- No input crashes or hangs this side: what is not a message of the protocol ends the connection with a reason.
+- The node of a connection is decided before the upgrade; statements of an agent about other nodes do not count.
+- No input crashes or hangs this side: an invalid message ends the connection with a reason.
 - An agent that does not read is cut off before its unread orders fill the memory.
 """
 
@@ -37,7 +37,7 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
-"""From the path and headers of a request to the node that may speak here, or None."""
+"""The node that may connect with the path and headers of a request, or None."""
 
 
 class AgentWebSocket(asyncio.Protocol):
@@ -54,8 +54,7 @@ class AgentWebSocket(asyncio.Protocol):
         on_close: Callable[[AgentWebSocket], None] | None = None,
         refusal: str = "",
     ) -> None:
-        """With a `refusal` the connection is told so, and closed. `on_greeted` is called once the agent has its
-        welcome."""
+        """With a `refusal` the connection gets that answer and is closed. `on_greeted` is called after the welcome."""
         self._agents = agents
         self._admit = admit
         self._hello_seconds = hello_seconds
@@ -76,7 +75,7 @@ class AgentWebSocket(asyncio.Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Of its socket; -1 where it is closed."""
+        """File descriptor of the socket; -1 once it is closed."""
         return -1 if self._transport is None else int(self._transport.get_extra_info("socket").fileno())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,7 +83,9 @@ class AgentWebSocket(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         if self._refusal:
-            transport.write(_refusal_answer(self._refusal))
+            body = f"{self._refusal}\n".encode()
+            head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            transport.write(head.encode() + body)
             transport.close()
             return
         self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
@@ -104,7 +105,11 @@ class AgentWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._socket.receive_data(data)
-        self._process_events()
+        for event in self._socket.events_received():
+            if isinstance(event, Request):
+                self._upgrade(event)
+            elif isinstance(event, Frame):
+                self._on_frame(event)
         self._flush()
 
     def eof_received(self) -> None:
@@ -112,7 +117,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._flush()
 
     def send(self, message: ToAgent) -> None:
-        """Pass an order on; one for an agent that has gone is derived anew when it is back."""
+        """Send an order; one for a disconnected agent is derived anew at its return."""
         if self._transport is None or self._socket.state is not State.OPEN:
             return
         self._socket.send_binary(encode(message))
@@ -146,13 +151,6 @@ class AgentWebSocket(asyncio.Protocol):
         if self._socket.state is State.CLOSED:
             self._transport.close()
 
-    def _process_events(self) -> None:
-        for event in self._socket.events_received():
-            if isinstance(event, Request):
-                self._upgrade(event)
-            elif isinstance(event, Frame):
-                self._on_frame(event)
-
     def _upgrade(self, request: Request) -> None:
         try:
             headers = {name.lower(): value for name, value in request.headers.raw_items()}
@@ -178,31 +176,22 @@ class AgentWebSocket(asyncio.Protocol):
             return
         data, self._parts = b"".join(self._parts), []
         try:
-            self._received(data)
+            if not self._greeted:
+                check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
+            message = decode_from_agent(data)
+            if isinstance(message, AgentHello) is self._greeted:
+                raise ProtocolError("an agent greets once, and first of all")
+            if not self._greeted:
+                assert isinstance(message, AgentHello)
+                if message.node != self._node:
+                    raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
+                self._greeted = True
+                if self._deadline is not None:
+                    self._deadline.cancel()
+            self._agents.received(message, self)
         except ProtocolError as broken:
             self._refuse(str(broken))
-
-    def _received(self, data: bytes) -> None:
-        if not self._greeted:
-            check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
-        message = decode_from_agent(data)
-        if isinstance(message, AgentHello) is self._greeted:
-            raise ProtocolError("an agent greets once, and first of all")
-        if not self._greeted:
-            assert isinstance(message, AgentHello)
-            if message.node != self._node:
-                raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
-            self._greeted = True
-            if self._deadline is not None:
-                self._deadline.cancel()
-        self._agents.received(message, self)
 
     def _refuse(self, message: str) -> None:
         self._agents.rejected(message[:1000], self)
         self.send(RejectAgent(message[:1000]))
-
-
-def _refusal_answer(why: str) -> bytes:
-    body = f"{why}\n".encode()
-    head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body

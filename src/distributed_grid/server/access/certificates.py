@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 VALID_FROM, VALID_UNTIL = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""Not read off the wall clock: one that was wrong when the certificate was made would make it invalid afterwards."""
+"""Not from the wall clock: a wrong one at that moment would make the certificate invalid later."""
 
 
 class Certificate(NamedTuple):
@@ -39,7 +39,9 @@ def ensure_certificate(folder: Path, names: Iterable[str]) -> Certificate:
     """The certificate in this folder; where there is none, one for these names is made."""
     certificate, key = folder / "certificate.pem", folder / "certificate.key"
     if not (certificate.exists() and key.exists()):
-        _write_certificate(certificate, key, names)
+        made = make_certificate(f"grid {socket.gethostname()}", names)
+        write_private(key, made.key)
+        write_private(certificate, made.certificate)
     return load_certificate(certificate, key)
 
 
@@ -47,8 +49,8 @@ def load_certificate(certificate: Path, key: Path) -> Certificate:
     """The certificate in these files, checked: it can be read and the key fits."""
     try:
         server_context(certificate, key)
-        first = certificate.read_text().partition("-----END CERTIFICATE-----")
-        der = ssl.PEM_cert_to_DER_cert(_strip_preamble(first[0]) + first[1])
+        text, end, _ = certificate.read_text().partition("-----END CERTIFICATE-----")
+        der = ssl.PEM_cert_to_DER_cert(text[max(text.find("-----BEGIN CERTIFICATE-----"), 0) :] + end)
     except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
         raise GridError(f"cannot use the certificate {certificate}: {failure}") from failure
     return Certificate(certificate, key, fingerprint_of(der), ssl.DER_cert_to_PEM_cert(der))
@@ -69,16 +71,6 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 def fingerprint_of(der: bytes) -> str:
     """The SHA-256 of a certificate, as hexadecimal digits."""
     return hashlib.sha256(der).hexdigest()
-
-
-def _strip_preamble(text: str) -> str:
-    return text[max(text.find("-----BEGIN CERTIFICATE-----"), 0) :]
-
-
-def _write_certificate(certificate: Path, key: Path, names: Iterable[str]) -> None:
-    made = make_certificate(f"grid {socket.gethostname()}", names)
-    write_private(key, made.key)
-    write_private(certificate, made.certificate)
 
 
 class PemCertificate(NamedTuple):

@@ -12,8 +12,7 @@ import ssl
 from typing import Any
 
 HANDSHAKE_SECONDS = 15.0
-RECORD_BYTES = 16 * 1024
-"""As much as a record of TLS holds."""
+RECORD_BYTES = 16 * 1024  # of one TLS record
 BUFFER_BYTES = 128 * 1024
 
 
@@ -27,7 +26,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         buffer: memoryview,
         handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
-        """Connections of one event loop can share the `buffer`: it is empty again when the loop goes on."""
+        """Connections of one event loop can share the `buffer`, which is empty between two callbacks."""
         super().__init__()
         self._context = context
         self._buffer = buffer
@@ -75,7 +74,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._protocol.resume_writing()
 
     def _shake_hands(self) -> bool:
-        """Go on with the handshake; True once it is done."""
+        """Continue the handshake; True once it is done."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -92,13 +91,13 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _read(self) -> None:
-        """Pass on what has arrived; after a whole message nothing is left, and nothing is tried in vain."""
+        """Pass on decrypted data, without a read in vain after a whole message."""
         while self._is_open and not self._is_paused and not self.is_closing():
             try:
                 data = self._tls.read(RECORD_BYTES)
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLError:  # damaged on the way, or by somebody
+            except ssl.SSLError:  # damaged or forged
                 self._flush()
                 self._end()
                 return
@@ -135,17 +134,17 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
             sent = self._tls.write(data)
             while sent < len(data):
                 sent += self._tls.write(memoryview(data)[sent:])
-        except ssl.SSLError:  # the other end has sent what makes this one fail
+        except ssl.SSLError:  # the peer has broken the session
             self._end()
             return
         self._flush()
 
     def close(self) -> None:
-        """Say that this is the end, and close when everything is sent. Safe twice."""
+        """Send the closing alert, and close when everything is sent. Safe twice."""
         if self.is_closing():
             return
         if self._is_open:
-            with contextlib.suppress(ssl.SSLError):  # nobody waits for the other end to say the same
+            with contextlib.suppress(ssl.SSLError):  # the peer's closing alert is not awaited
                 self._tls.unwrap()
             self._flush()
         self._end()
@@ -182,7 +181,7 @@ class TlsConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_paused = False
         if self._transport is not None and not self.is_closing():
             self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self._read)  # what was decrypted or waited meanwhile
+            asyncio.get_running_loop().call_soon(self._read)  # data that arrived meanwhile
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if self._transport is not None:

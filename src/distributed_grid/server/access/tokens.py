@@ -1,7 +1,7 @@
 """Access tokens: those of users, and those with which nodes join; their text and their store.
 
 - Only hashes of secrets are stored; the one clear text on disk is the owner's own, 0600, beside them.
-- What was granted, used or revoked is durable before anybody learns of it.
+- A grant, a use and a revocation are durable before their answers.
 - A join token is good for one key: the same key again gets the same answer, another one is refused.
 """
 
@@ -26,24 +26,22 @@ from distributed_grid.errors import Conflict, GridError, NotFound, Refused, Stor
 from distributed_grid.posix.private_files import write_private
 
 PREFIX = "grid_"
-HISTORY_MS = 30 * 86_400_000
-"""How long a token that was revoked stays listed."""
-MAX_EXPIRED = 1_000
-"""How many tokens that have expired stay listed."""
+HISTORY_MS = 30 * 86_400_000  # revoked tokens stay listed
+MAX_EXPIRED = 1_000  # expired tokens that stay listed
 
 
 def new_token_id() -> str:
-    """An id for a token; it may be shown."""
+    """Public id of a token."""
     return secrets.token_hex(6)
 
 
 def new_secret() -> str:
-    """256 bits that only their holder knows."""
+    """256 random bits as text."""
     return secrets.token_urlsafe(32)
 
 
 def hash_of(secret: str) -> str:
-    """What is stored of a secret. A plain hash is enough for 256 random bits."""
+    """Stored form of a secret: a plain hash is enough for 256 random bits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -53,7 +51,7 @@ def secret_matches(secret: str, stored_hash: str) -> bool:
 
 
 def bearer_text(token_id: str, secret: str) -> str:
-    """What a person copies and a program sends."""
+    """Text of a token, for the Authorization header."""
     return f"{PREFIX}{token_id}_{secret}"
 
 
@@ -66,7 +64,7 @@ def split_token(text: str) -> tuple[str, str]:
 
 
 class Forbidden(Refused):
-    """The caller may not do that: it belongs to somebody else, or the token is not valid."""
+    """The caller may not do that: the work of another user, or an invalid token."""
 
 
 class Caller(Struct, frozen=True):
@@ -79,7 +77,7 @@ class Caller(Struct, frozen=True):
 
     @property
     def reader(self) -> str | None:
-        """The user whose work an answer may show; None for an admin, who sees everybody's."""
+        """The user whose work an answer may show; None for an admin, who sees all work."""
         return None if self.admin else self.user
 
     def must_own(self, owner: str, what: str) -> None:
@@ -88,7 +86,7 @@ class Caller(Struct, frozen=True):
             raise Forbidden(f"{what} belongs to {owner}, not to {self.user}")
 
 
-class UserToken(Struct, frozen=True):
+class UserToken(Struct, frozen=True, kw_only=True):
     """Authenticates a user; `expires_ms` 0 is never."""
 
     id: str
@@ -101,12 +99,12 @@ class UserToken(Struct, frozen=True):
     revoked_ms: int = 0
 
     def problem(self, now: int) -> str | None:
-        """Why it is not valid any more."""
+        """Reason why it is invalid, or None."""
         return _problem(self, now)
 
 
-class JoinGrant(Struct, frozen=True):
-    """Lets one node join, once; `node` empty is any name. Once used it holds the hash of the node's key."""
+class JoinGrant(Struct, frozen=True, kw_only=True):
+    """Lets one node join, once; an empty `node` is any name. A used one has the hash of the node's key."""
 
     id: str
     hash: str
@@ -119,7 +117,7 @@ class JoinGrant(Struct, frozen=True):
     used_ms: int = 0
 
     def problem(self, now: int) -> str | None:
-        """Why it cannot be exchanged any more; one that was used has no time limit of its own."""
+        """Reason why it cannot be exchanged, or None; a used one does not expire."""
         return _problem(self, 0 if self.used_by else now)
 
     @property
@@ -135,30 +133,33 @@ class _TokenFile(Struct, frozen=True):
 T = TypeVar("T", UserToken, JoinGrant)
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class TokenStore:
     """The file of tokens; one process at a time has it open, and calls from several threads take turns."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int] = _wall_clock_ms) -> None:
+    def __init__(self, folder: Path, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._path = folder / "tokens.json"
         self._owner_path = folder / "token"
         self.now_ms = now_ms
         self._lock = threading.Lock()
-        self._file = self._load()
+        try:
+            self._file = msgspec.json.decode(self._path.read_bytes(), type=_TokenFile)
+        except FileNotFoundError:
+            self._file = _TokenFile()
+        except (OSError, msgspec.DecodeError) as failure:
+            raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
 
     def ensure_owner(self, user: str) -> None:
         """Ensure that the owner's token file holds a valid admin token; otherwise make a new one."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            found = self.user_of(self._owner_path.read_text().strip())
-            if found is not None and found.admin:
+            token = self.user_of(self._owner_path.read_text().strip())
+            if token is not None and token.admin:
                 return
         token_id, secret = new_token_id(), new_secret()
         with self._lock:
             kept = {name: token for name, token in self._file.tokens.items() if not token.admin}
-            kept[token_id] = UserToken(token_id, hash_of(secret), user, admin=True, created_ms=self.now_ms())
+            kept[token_id] = UserToken(
+                id=token_id, hash=hash_of(secret), user=user, admin=True, created_ms=self.now_ms()
+            )
             self._write(self._owner_path, bearer_text(token_id, secret).encode() + b"\n")
             self._save(replace(self._file, tokens=kept))
 
@@ -171,7 +172,7 @@ class TokenStore:
         return token
 
     def user_by_hash(self, token_id: str, secret_hash: str) -> UserToken | None:
-        """The valid token of this id whose secret has this hash."""
+        """The valid token with this id and this hash of its secret."""
         token = self._file.tokens.get(token_id)
         if token is None or not hmac.compare_digest(secret_hash, token.hash) or token.problem(self.now_ms()):
             return None
@@ -211,14 +212,14 @@ class TokenStore:
             return grant
 
     def check_unused(self, token_id: str, secret: str) -> JoinGrant:
-        """The join token of this text, if it can still be exchanged; that is left to `exchange`."""
+        """The join token with this secret; Forbidden if it cannot be exchanged any more."""
         grant = self._grant(token_id, secret)
         if grant.used_by:
             raise Forbidden("the join token was used already")
         return grant
 
     def _grant(self, token_id: str, secret: str) -> JoinGrant:
-        """The join token of this text, unless it is over."""
+        """The join token with this secret; Forbidden for an invalid one."""
         grant = self._file.grants.get(token_id)
         if grant is None or not secret_matches(secret, grant.hash):
             raise Forbidden("the join token is unknown")
@@ -227,10 +228,10 @@ class TokenStore:
         return grant
 
     def exchange(self, token_id: str, secret: str, *, node: str, hostname: str, key_hash: str) -> JoinGrant:
-        """Give a node its right to come in, for the token; durable before this returns.
+        """Grant a node the right to connect, in exchange for the token; durable before this returns.
 
         The node is called `node`, else as the token says, else `hostname`.
-        The same token with the same key answers the same again, so an answer that was lost is asked for anew.
+        The same token with the same key gets the same answer, so a request with a lost answer can be repeated.
         """
         with self._lock:
             grant = self._grant(token_id, secret)
@@ -271,14 +272,6 @@ class TokenStore:
             self._save(replace(self._file, grants={**self._file.grants, grant.id: grant}))
             return grant
 
-    def _load(self) -> _TokenFile:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_TokenFile)
-        except FileNotFoundError:
-            return _TokenFile()
-        except (OSError, msgspec.DecodeError) as failure:
-            raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
-
     def _save(self, file: _TokenFile) -> None:
         """Write the file durably, then use it; a write that fails changes nothing."""
         now = self.now_ms()
@@ -302,7 +295,7 @@ def _problem(token: UserToken | JoinGrant, now: int) -> str | None:
 def _without_history(tokens: dict[str, T], now: int) -> dict[str, T]:
     """The tokens without those that were revoked long ago, and without the oldest of too many that have expired.
 
-    One that has expired goes by number, not by age: while the wall clock is ahead it only seems so.
+    Expired ones are limited by number, not by age: a wall clock that is ahead makes valid ones seem expired.
     """
     expired = [token for token in tokens.values() if token.problem(now) and not token.revoked_ms]
     expired.sort(key=lambda token: token.expires_ms, reverse=True)
@@ -325,7 +318,7 @@ def _must_match(known: tuple[str, ...], again: tuple[str, ...], token_id: str) -
 
 
 def _find_by_prefix(tokens: dict[str, T], name: str, what: str) -> T:
-    found = [token for key, token in tokens.items() if fits(key, name)]
-    if len(found) != 1:
-        raise NotFound(f"{name!r} fits several {what}s") if found else not_found(what, name)
-    return found[0]
+    matches = [token for key, token in tokens.items() if fits(key, name)]
+    if len(matches) != 1:
+        raise NotFound(f"{name!r} fits several {what}s") if matches else not_found(what, name)
+    return matches[0]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import OffloadEvaluated
+from distributed_grid.domain.events import OffloadPressureRead
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MOVE_PREFIX, OffloadRules
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
@@ -88,7 +88,7 @@ class AutoOffloader:
         if is_on or is_degraded:
             readings = await self._monitor.readings(AHEAD_MS if lenders else 0, only=lenders) if is_on else ()
             ids = tuple(f"{MOVE_PREFIX}{secrets.token_hex(6)}" for _ in range(MAX_MOVES_PER_LOOK if is_on else 0))
-            await self._grid.handle(OffloadEvaluated(readings, self.rules, self.offload, ids))
+            await self._grid.handle(OffloadPressureRead(readings, self.rules, self.offload, ids))
         await self._send_alerts()
 
     def _what_is_needed(self, ledger: Ledger, now: int) -> tuple[bool, bool, frozenset[str]]:

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.task_history import KEPT_MS, TaskHistory
 from distributed_grid.api import requests
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.control.views import View
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import (

@@ -15,8 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, NodeFacts
-from distributed_grid.adapters.ray.cluster_connection import AUTO, CLIENT_SCHEME, RAY_MISSING
-from distributed_grid.adapters.ray.driver_messages import Connect
+from distributed_grid.adapters.ray.driver_messages import AUTO, CLIENT_SCHEME, RAY_MISSING, Connect
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig

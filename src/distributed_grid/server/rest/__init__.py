@@ -1,1 +1,1 @@
-"""REST: the TCP listener, and the FastAPI application that it loads on the first connection."""
+"""REST: the TCP listener, and the Starlette application that it loads on the first connection."""

@@ -1,12 +1,13 @@
 """REST application and its HTTP server, inside the daemon's event loop. Agents' WebSockets are passed on.
 
-Imported when the first connection arrives, not before: FastAPI takes a second and 40 MB. OpenAPI needs a token, too.
+Imported when the first connection arrives: most control planes never get one. OpenAPI needs a token, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 import ssl
@@ -16,24 +17,25 @@ from typing import Any, cast
 
 import h11
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from distributed_grid import __version__
-from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
+from distributed_grid.errors import GridError
+from distributed_grid.posix.sockets import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
-from distributed_grid.server.rest import routes
-from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
+from distributed_grid.server.rest.openapi import Handler, openapi_document
+from distributed_grid.server.rest.request_checks import HostCheck, IsKnownHost
 from distributed_grid.server.rest.responses import JsonResponse, error_response, http_error_response
+from distributed_grid.server.rest.routes import RestApi
 from distributed_grid.supervision import start_essential
 
-ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ARRIVAL_SECONDS = {"headers": 15.0, "body": 30.0}
 """How long each part of a request may take to arrive."""
 SHUTDOWN_SECONDS = 0.5
@@ -43,47 +45,46 @@ AgentEndpoint = Callable[[], asyncio.Protocol]
 
 def make_app(
     services: RestServices, admission: Admission, *, is_known_host: IsKnownHost, on_request: Callable[[], None]
-) -> FastAPI:
+) -> Starlette:
     """The application; `is_known_host` says whether a Host header may name it."""
-    app = FastAPI(
-        title="grid",
-        version=__version__,
-        description=ABOUT,
-        routes=[
-            *routes.router.routes,
-            *routes.prometheus_router.routes,
-        ],  # as they are: to include them is to make anew
-        openapi_url=None,  # served below, to those with a token
-        docs_url=None,  # the page that draws it would be fetched from the internet
-        redoc_url=None,
-        redirect_slashes=False,
+    api = RestApi(services, admission)
+    operations = api.operations()
+    make_document = functools.cache(lambda: openapi_document(operations))
+
+    async def openapi(request: Request) -> Response:
+        api.caller_of(request)
+        return JsonResponse(make_document())
+
+    handlers: dict[str, dict[str, Handler]] = {"/openapi.json": {"GET": openapi}}
+    for operation in operations:
+        handlers.setdefault(operation.route.path, {})[operation.route.method] = operation.serve
+    routes = [Route(path, _dispatcher(by_method), methods=[*by_method]) for path, by_method in handlers.items()]
+    for route in routes:
+        (route.methods or set()).discard("HEAD")  # Starlette adds it to GET: it would begin streams
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)],
+        exception_handlers={GridError: _grid_error, HTTPException: _http_error, Exception: _bug},
     )
-    app.state.services, app.state.admission = services, admission
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(call: Authenticated) -> JsonResponse:
-        return JsonResponse(app.openapi())
-
-    app.add_exception_handler(GridError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _bug)
-    app.add_middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)
+    app.router.redirect_slashes = False
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+def _dispatcher(by_method: Mapping[str, Handler]) -> Handler:
+    """The handler of a path, so that a wrong method is refused with all those of the path."""
+
+    async def serve(request: Request) -> Response:
+        return await by_method[request.method](request)
+
+    return serve
+
+
+async def _grid_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GridError)
     return error_response(error)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    slips = "; ".join(f"{'.'.join(map(str, slip['loc'][1:]))}: {slip['msg']}" for slip in error.errors()[:5])
-    return error_response(BadInput(f"invalid request: {slips}"))
-
-
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "NotFound", 405: "BadInput"}
     return http_error_response(
@@ -101,7 +102,7 @@ class UvicornServer:
     def __init__(
         self,
         listener: LimitedListener,
-        app: FastAPI,
+        app: Starlette,
         *,
         agent_endpoint: AgentEndpoint,
         tls: ssl.SSLContext | None,
@@ -121,9 +122,9 @@ class UvicornServer:
             return agent_endpoint()
 
         config = uvicorn.Config(
-            cast(Any, app),
-            http=cast(type[asyncio.Protocol], connection),
-            ws=cast(type[asyncio.Protocol], websocket),
+            cast("Any", app),
+            http=cast("type[asyncio.Protocol]", connection),
+            ws=cast("type[asyncio.Protocol]", websocket),
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -144,7 +145,7 @@ class UvicornServer:
         gc.freeze()
 
     async def stop(self) -> None:
-        """Let nobody new in, give answers under way a moment, cut streams and agents off."""
+        """Close the port, wait a moment for answers under way, cut off streams and agents."""
         self._server.ending.set()
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=4 * SHUTDOWN_SECONDS)
@@ -153,18 +154,17 @@ class UvicornServer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way, such as a stream somebody follows."""
+        """True while an answer is under way, such as a followed stream."""
         return bool(self._server.server_state.tasks)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signals, clock and manner of leaving."""
+    """uvicorn without its own signals, clock and shutdown."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ending = asyncio.Event()
-        self.transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-        """The connections made so far, those of agents included."""
+        self.transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()  # those of agents included
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ class _Server(uvicorn.Server):
 
 
 class _HttpConnection(H11Protocol):
-    """A connection that is remembered, whose peer does not have too many, and whose requests arrive within a while."""
+    """HTTP connection with a limit per peer, and a deadline for each part of a request."""
 
     def __init__(
         self,
@@ -231,13 +231,13 @@ class _HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _awaited(self) -> str:
-        """What of a request has begun and is not there yet; between requests nothing is."""
+        """The part of a request that has begun to arrive: headers, body, or none between requests."""
         if self.conn.their_state is h11.SEND_BODY:
             return "body"
         return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else ""
 
     def _await(self, part: str) -> None:
-        """Let the other side go on with this part, for so long at most."""
+        """Set the deadline for this part; none for an empty one."""
         if part == self._awaits:
             return
         self._awaits = part
@@ -248,7 +248,7 @@ class _HttpConnection(H11Protocol):
             self._deadline = self.loop.call_later(self._arrival_seconds[part], self._give_up)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP. An answer to an earlier request that is still under way can be sent no more."""
+        """Refuse a broken request, and drop an unfinished answer to an earlier one."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -264,7 +264,7 @@ class _HttpConnection(H11Protocol):
 
 
 def _too_many(peer: str, limit: int) -> bytes:
-    """The whole answer to a connection too many."""
+    """Answer to a connection beyond the limit of its peer."""
     message = f"{peer} has {limit} connections already, which is the limit (server.max_connections_per_peer)"
     body = http_error_response(429, "Refused", message).body
     head = f"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -1,12 +1,12 @@
 """TCP listener for REST and for agents that joined: address, TLS, and loading the HTTP server on demand.
 
-- Until the first connection it costs a socket; what serves it is imported then, in a thread.
+- Until the first connection it costs a socket; the HTTP server is imported then, in a thread.
 - Every connection uses TLS, on loopback too: another user can bind the port while no control plane runs.
-- The certificate is made in a thread when it is needed first: at the first connection, for a join token, and when
-  somebody asks for the address or wants the daemon to stay.
-- Where it listens is in `rest.json` (0600) while it does. A port that nobody named is in `port.json`, and is tried
-  first by the next control plane.
-- Agents of this login on this machine have a Unix socket beside it, whose path never changes (`agents.sock`).
+- The certificate is made in a thread when it is needed first: for the first connection, a join token, a question about
+  the address, or a daemon that stays.
+- `rest.json` (0600) has the address while it listens. `port.json` has a port without a configured number, which the
+  next control plane tries first.
+- Agents of this login on this machine use a Unix socket beside it with a constant path (`agents.sock`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,18 +32,13 @@ from distributed_grid.agent.join_client import AGENT_SOCKET
 from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.peer_limits import LimitedListener
 from distributed_grid.posix.private_files import write_private
+from distributed_grid.posix.sockets import LimitedListener
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink, JoinedAgentSocket
 from distributed_grid.server.access.tokens import TokenStore
-from distributed_grid.server.services.auto_offload import AutoOffloadService
-from distributed_grid.server.services.boosts import BoostService
+from distributed_grid.server.endpoints import EndpointTable
 from distributed_grid.server.services.jobs import JobService
-from distributed_grid.server.services.leases import LeaseService
-from distributed_grid.server.services.nodes import NodeService
-from distributed_grid.server.services.offloading import OffloadingService
-from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.workers.agent_packages import AgentPackages
 from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import ControlPlaneAddress
@@ -51,7 +46,7 @@ from distributed_grid.wire import ControlPlaneAddress
 if TYPE_CHECKING:
     import ssl
 
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from distributed_grid.server.access.agent_websocket import AgentWebSocket
     from distributed_grid.server.access.certificates import Certificate
@@ -59,26 +54,23 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PORT = 7433
-OTHER_PORTS = range(17_433, 18_433)
-"""Instead of 7433; not of those that the kernel gives to connections, so that the next control plane finds it free."""
+OTHER_PORTS = range(17_433, 18_433)  # below the kernel's ephemeral ports, so that the next control plane finds it free
 MAX_TRIES = 16
 LISTEN_BACKLOG = 1024
-MAX_REMEMBERED = 16
-"""Hosts whose port is remembered."""
+MAX_REMEMBERED = 16  # hosts with a remembered port
 WILDCARDS = ("0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915
 log = logging.getLogger(__name__)
 
 
 class Address(Struct, frozen=True):
-    """Where to listen. `port` None is 7433, or any free port where that is taken and the address is local."""
+    """Address to listen at. `port` None is 7433, or any free port where that is taken and the address is local."""
 
     host: str = "127.0.0.1"
     port: int | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -90,11 +82,11 @@ class Address(Struct, frozen=True):
 
     @property
     def has_named_port(self) -> bool:
-        """Whether somebody chose the port: then it is that one or none."""
+        """True for a chosen port: no other one replaces it."""
         return bool(self.port)
 
     def bind(self, remembered_port: int = 0) -> socket.socket:
-        """A listening socket; a port that was named is used, or the failure raised."""
+        """A listening socket; GridError where a named port is taken."""
         default = DEFAULT_PORT if self.port is None else self.port
         ports = (
             [default, *random.sample(OTHER_PORTS, MAX_TRIES), 0] if self.port is None and self.is_local else [default]
@@ -109,13 +101,13 @@ class Address(Struct, frozen=True):
             except OSError as failure:
                 if port is not ports[-1]:
                     continue
-                at = host_port(self.host, port)
-                raise GridError(f"cannot listen on {at}: {failure.strerror or failure}") from failure
+                place = host_port(self.host, port)
+                raise GridError(f"cannot listen on {place}: {failure.strerror or failure}") from failure
         raise AssertionError("there is always a port to try")
 
     def _bind(self, port: int) -> socket.socket:
-        found = socket.getaddrinfo(self.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(self.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,37 +134,31 @@ def parse_address(text: str) -> Address:
 
 
 def host_port(host: str, port: int) -> str:
-    """Host and port as they stand in an address."""
+    """`HOST:PORT`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def own_addresses() -> list[str]:
-    """The IPv4 addresses of this machine that others might reach it by, interface by interface."""
-    found = []
+    """IPv4 addresses of this machine for others, in the order of its interfaces."""
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # an interface without an address
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith("127."):
-                found.append(address)
-    return found
+                addresses.append(address)
+    return addresses
 
 
 class RestServices(NamedTuple):
-    """The services that answer REST requests."""
+    """The endpoints of all services, complete at the first request, and two services whose bytes REST streams."""
 
-    nodes: NodeService
-    leases: LeaseService
-    boosts: BoostService
+    endpoints: Callable[[], EndpointTable]
     jobs: JobService
-    reports: ReportService
     packages: AgentPackages
-    offloading: OffloadingService
-    auto_offload: AutoOffloadService
 
 
 class RestListener:
@@ -205,7 +191,10 @@ class RestListener:
         self._agent_socket = JoinedAgentSocket(folder / AGENT_SOCKET, self._accept_agent)
         self._moved = ""
         self.admission = Admission(
-            TokenStore(folder), configured=configured, advertise=self.advertise, disconnect=self._disconnect
+            TokenStore(folder),
+            configured=configured,
+            advertise=self.advertise,
+            disconnect=lambda node: self._agent_connections.close(node, "revoked"),
         )
 
     async def start(self, owner: str) -> None:
@@ -215,7 +204,7 @@ class RestListener:
         await self._agent_socket.open()
 
     async def listen(self, op: KeepRunning) -> None:
-        """Listen at another address from now on; if that fails, nothing changes and the reason is raised."""
+        """Listen at another address from now on; a failure changes nothing."""
         if op.listen:
             await self._open(parse_address(op.listen))
             self._write("listen.json", msgspec.json.encode(self._address))
@@ -235,7 +224,7 @@ class RestListener:
 
     @property
     def url(self) -> str | None:
-        """Where this machine's own programs find it."""
+        """Address for programs of this machine."""
         if self._listener is None:
             return None
         host, port = self._bound_to
@@ -243,7 +232,7 @@ class RestListener:
 
     @property
     def notices(self) -> list[str]:
-        """A line where the port of the last control plane was taken by another program."""
+        """A line about another program that took the port of the last control plane."""
         return [self._moved] if self._moved else []
 
     @property
@@ -252,21 +241,23 @@ class RestListener:
         return is_loading or (self._server is not None and self._server.is_busy)
 
     async def certify(self) -> Certificate:
-        """The certificate of this port; it is made where there is none."""
+        """The certificate of this port, made where there is none."""
         async with self._certifying:
             if self._certificate is None:
                 self._certificate = await self._certificate_for(self._address)
                 if self._listener is not None:
-                    self._write("rest.json", msgspec.json.encode(self._description()))
+                    self._write_description()
             return self._certificate
 
     async def advertise(self) -> AdvertisedAddress:
-        """The addresses that other machines may try, best first, and the certificate they find there."""
+        """Addresses for other machines, best first, with the fingerprint of the certificate."""
         certificate = await self.certify()
         return AdvertisedAddress(self._addresses(), certificate.fingerprint, str(self._agent_socket.path))
 
     async def _open(self, address: Address) -> None:
-        if self._listener is not None and self._serves(address):
+        before = self._address
+        has_port = address.port in (0, before.port) or not (address.has_named_port or before.has_named_port)
+        if self._listener is not None and address.host == before.host and has_port:
             self._address = address
             return
         if self._settings.certificate and self._settings.key:
@@ -282,21 +273,14 @@ class RestListener:
         self._bound_to = (address.host, listener.getsockname()[1])
         self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
         self._remember_port(remembered)
-        self._write("rest.json", msgspec.json.encode(self._description()))
+        self._write_description()
         asyncio.get_running_loop().add_reader(listener.fileno(), self._on_first_connection, listener)
-
-    def _serves(self, address: Address) -> bool:
-        """Whether this address is listened on already: any port is good for one that names none."""
-        had = self._address
-        is_same = address.port == had.port or address.port == 0 or not (address.has_named_port or had.has_named_port)
-        return address.host == had.host and is_same
 
     def _bind(self, address: Address, remembered_port: int) -> LimitedListener:
         return LimitedListener.of(address.bind(remembered_port), self._settings.max_connections_per_peer)
 
     async def _bind_again(self, address: Address, remembered_port: int) -> LimitedListener:
-        """A listener at another address of the port in use, which has to be given up for it; where that fails, the
-        old one is back."""
+        """A listener at another address of the port in use, which is closed first, and opened again on a failure."""
         before = replace(self._address, port=self._bound_to[1])
         self._tell_agents(address, address.port or remembered_port or DEFAULT_PORT)
         await self._close()
@@ -321,15 +305,15 @@ class RestListener:
             listener.close()
 
     def _remembered_ports(self) -> dict[str, int]:
-        """By host, the ports that earlier control planes found free."""
+        """Ports of earlier control planes, by host."""
         try:
-            found = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
+            ports = msgspec.json.decode((self._folder / "port.json").read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError):
             return {}
-        return {host: port for host, port in found.items() if 0 < port < 65536}
+        return {host: port for host, port in ports.items() if 0 < port < 65536}
 
     def _remember_port(self, remembered: int) -> None:
-        """Keep the port for the next control plane; one that it was not given is told to everybody who asks."""
+        """Store the port for the next control plane, and keep a notice where it differs from the stored one."""
         self._moved = ""
         if self._address.has_named_port:
             return
@@ -345,7 +329,7 @@ class RestListener:
             self._write("port.json", msgspec.json.encode(dict(list(ports.items())[-MAX_REMEMBERED:])))
 
     def _tell_agents(self, address: Address, port: int) -> None:
-        """Tell the agents that are connected where they will find this control plane."""
+        """Send the future address to the connected agents."""
         if self._certificate is not None:
             message = self._address_message(self._certificate, self._addresses(address, port))
             self._agent_connections.send_all(message)
@@ -391,22 +375,20 @@ class RestListener:
         )
 
     def _send_address(self, websocket: AgentWebSocket) -> None:
-        """Tell an agent where it finds this control plane from now on."""
+        """Send an agent the address of this control plane, at once if there is a certificate."""
+
+        async def send_certified() -> None:
+            websocket.send(self._address_message(await self.certify(), self._addresses()))
+
         if self._certificate is not None:
             websocket.send(self._address_message(self._certificate, self._addresses()))
         else:
-            start_logged(self._send_address_certified(websocket), "the certificate for an agent")
-
-    async def _send_address_certified(self, websocket: AgentWebSocket) -> None:
-        websocket.send(self._address_message(await self.certify(), self._addresses()))
+            start_logged(send_certified(), "the certificate for an agent")
 
     def _address_message(self, certificate: Certificate, addresses: tuple[str, ...]) -> ControlPlaneAddress:
         return ControlPlaneAddress(
             addresses[:64], certificate.fingerprint, certificate.pem, str(self._agent_socket.path)
         )
-
-    def _disconnect(self, node: str) -> None:
-        self._agent_connections.close(node, "revoked")
 
     def _configured_address(self) -> Address:
         settings = self._settings
@@ -434,7 +416,7 @@ class RestListener:
         return await asyncio.to_thread(make)
 
     def _names(self, address: Address) -> list[str]:
-        """Every name that this port is reached by."""
+        """All names of this port, for its certificate."""
         hosts = own_addresses() if address.is_wildcard else [address.host]
         return list(dict.fromkeys([*self._settings.names, *hosts, socket.gethostname()]))
 
@@ -447,28 +429,28 @@ class RestListener:
         return False
 
     def _addresses(self, address: Address | None = None, port: int = 0) -> tuple[str, ...]:
-        """The addresses at which this port is reached, or would be at another address."""
+        """The addresses of this port, or of another one."""
         address = address or self._address
         hosts = [*self._settings.names, *(own_addresses() if address.is_wildcard else [address.host])]
         return tuple(host_port(host, port or self._bound_to[1]) for host in dict.fromkeys(hosts))
 
-    def _description(self) -> dict[str, Any]:
-        fingerprint = self._certificate.fingerprint if self._certificate else None
-        return {
+    def _write_description(self) -> None:
+        description = {
             "url": self.url,
             "host": self._bound_to[0],
             "port": self._bound_to[1],
-            "fingerprint": fingerprint,
+            "fingerprint": self._certificate.fingerprint if self._certificate else None,
             "certificate": str(self._certificate.certificate) if self._certificate else None,
             "agent_socket": str(self._agent_socket.path),
         }
+        self._write("rest.json", msgspec.json.encode(description))
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
 
 
-def _load_server() -> tuple[Callable[..., FastAPI], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
-    """The application and its server, with everything they import: a second and 40 MB."""
+def _load_server() -> tuple[Callable[..., Starlette], type[UvicornServer], Callable[[Path, Path], ssl.SSLContext]]:
+    """The application and its server, with everything they import."""
     from distributed_grid.server.access.certificates import server_context
     from distributed_grid.server.rest.app import UvicornServer, make_app
 

@@ -78,7 +78,7 @@ class EncodedResponse(Response):
     """An answer that is encoded already, sent in parts with back-pressure. A reader that takes nothing for long is
     disconnected."""
 
-    def __init__(self, answer: EncodedAnswer) -> None:
+    def __init__(self, answer: EncodedAnswer[Any]) -> None:
         self._answer = answer
         super().__init__(media_type=JSON)
         self.headers["content-length"] = str(answer.size)

@@ -15,17 +15,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from distributed_grid.api.answers.common import headline, utc
 from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost, StoredClaim
 from distributed_grid.control.grid import BOOSTS, Grid
-from distributed_grid.control.views import headline
 from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic, is_boost
-from distributed_grid.domain.resources import Amounts, Claim, Priority
+from distributed_grid.domain.resources import Amounts, Priority
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
-from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.reactor.lease_lifetime import CLAIMS_READ
 from distributed_grid.state_dir import machine_id
 
@@ -142,30 +141,31 @@ class BoostFileSync:
 
 
 def stored_boosts(ledger: Ledger, offset_ms: int, machine: str) -> list[StoredBoost]:
-    """Every boost that holds something, as it is written down."""
-    held = (one for one in ledger.leases.values() if one.holds and is_boost(one) and not is_automatic(one.request))
-    return [_stored(lease, lease.claim, offset_ms, machine) for lease in held if lease.claim is not None]
-
-
-def _stored(lease: Lease, claim: Claim, offset_ms: int, machine: str) -> StoredBoost:
-    kind, amount = headline(lease.request.ask)
-    return StoredBoost(
-        boost_id=lease.id,
-        source_node=lease.node,
-        target_node=lease.request.target,
-        resource_type=kind,
-        amount=amount,
-        allocated_at=utc(lease.granted_at_ms + offset_ms),
-        expires_at=utc(lease.ends_at_ms + offset_ms) if lease.ends_at_ms else None,
-        is_active=lease.state is LeaseState.ACTIVE,
-        state=_STATES[lease.state],
-        user=lease.request.user,
-        team=lease.request.team,
-        priority=lease.request.priority.name.lower(),
-        fence=lease.fence,
-        claim=StoredClaim.of(claim),
-        machine_id=machine,
-    )
+    """Every boost that holds something, as the file has it; those of the rebalancer are not kept."""
+    boosts = []
+    for lease in ledger.leases.values():
+        if not lease.holds or not is_boost(lease) or is_automatic(lease.request) or lease.claim is None:
+            continue
+        kind, amount = headline(lease.request.ask)
+        boost = StoredBoost(
+            boost_id=lease.id,
+            source_node=lease.node,
+            target_node=lease.request.target,
+            resource_type=kind,
+            amount=amount,
+            allocated_at=utc(lease.granted_at_ms + offset_ms),
+            expires_at=utc(lease.ends_at_ms + offset_ms) if lease.ends_at_ms else None,
+            is_active=lease.state is LeaseState.ACTIVE,
+            state=_STATES[lease.state],
+            user=lease.request.user,
+            team=lease.request.team,
+            priority=lease.request.priority.name.lower(),
+            fence=lease.fence,
+            claim=StoredClaim.of(lease.claim),
+            machine_id=machine,
+        )
+        boosts.append(boost)
+    return boosts
 
 
 _STATES: dict[LeaseState, Literal["reserving", "active", "releasing"]] = {
@@ -194,7 +194,14 @@ def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
         team=boost.team,
         anti_affinity=(boost.target_node,),
     )
-    return LeaseClaimed(request, boost.source_node, claim, boost.fence, granted_at_ms, ends_at_ms)
+    return LeaseClaimed(
+        request=request,
+        node=boost.source_node,
+        claim=claim,
+        fence=boost.fence,
+        granted_at_ms=granted_at_ms,
+        ends_at_ms=ends_at_ms,
+    )
 
 
 def _ms(moment: str) -> int:

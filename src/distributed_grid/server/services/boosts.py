@@ -1,22 +1,26 @@
 """Boosts: resources of one node lent to another for a while, and commands that use them. Used by socket and REST.
 
 A boost is a lease for a target node that somebody requested, or the rebalancer (`is_boost`); the ledger is its only
-record. What the rebalancer holds for a node may be used by everybody. The source is never the target; a named source is
-preferred, or with `only` the only lender. A refusal begins with the words that the guides document, and goes on with
-what keeps each node from lending.
+record. A boost of the rebalancer may be used by everybody. The source is never the target; a named source is preferred,
+or with `only` the only lender. A refusal begins with the documented words; the reasons of each node follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.boosts import BoostDetail, BoostRow, BoostStatus
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.jobs import JobDetail, JobRow
+from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow, DecisionRow
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer, held_leases
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
@@ -32,7 +36,7 @@ from distributed_grid.server.endpoints import READ, USER, delete, endpoint, get,
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.jobs import fetch_order
 from distributed_grid.server.services.leases import LeaseService
-from distributed_grid.server.services.records import find_lease
+from distributed_grid.server.services.records import find_lease, held_leases
 
 BIND_SECONDS = 60.0
 """How long a boost may take from its grant to its use: others have to make room, or an engine has to reserve it."""
@@ -68,7 +72,7 @@ class BoostService:
         self._is_stopping = is_stopping
 
     @endpoint(READ, get("/boosts", "boosts"))
-    async def list(self, op: requests.ListBoosts, caller: Caller) -> View:
+    async def list(self, op: requests.ListBoosts, caller: Caller) -> BoostStatus:
         """The boosts of a node, or all of them, summed up by type."""
 
         viewer = self._viewer().for_reader(caller.reader)
@@ -78,40 +82,49 @@ class BoostService:
                 raise NotFound(_unknown_target(op.node, ledger))
             return [lease.id for lease, _ in held_leases(ledger) if op.node in ("", lease.request.target)]
 
-        def view_boost(ledger: Ledger, lease_id: str, now: int) -> list[View]:
+        def boost_of(ledger: Ledger, lease_id: str, now: int) -> Sequence[BoostRow]:
             lease = ledger.leases.get(lease_id)
-            return [viewer.boost(ledger, lease)] if lease is not None and lease.holds and is_boost(lease) else []
+            return [BoostRow.of(viewer, ledger, lease)] if lease is not None and lease.holds and is_boost(lease) else ()
 
-        boosts = await self._grid.read_each(held, view_boost)
-        active = [boost for boost in boosts if boost["is_active"]]
-        totals: Counter[str] = Counter()
+        boosts = await self._grid.read_each(held, boost_of)
+        active = [boost for boost in boosts if boost.is_active]
+        totals: defaultdict[str, float] = defaultdict(float)
         for boost in active:
-            totals[boost["resource_type"]] += boost["amount"]
-        return {
-            "active_boosts": len(active),
-            "totals": {kind: round(amount, 3) for kind, amount in sorted(totals.items())},
-            "boosts": boosts,
-            "persistence_file": str(self._boost_file.path),
-            "warnings": self._boost_file.warnings(),
-        }
+            totals[boost.resource_type] += boost.amount
+        return BoostStatus(
+            active_boosts=len(active),
+            totals={kind: round(amount, 3) for kind, amount in sorted(totals.items())},
+            boosts=boosts,
+            persistence_file=str(self._boost_file.path),
+            warnings=self._boost_file.warnings(),
+        )
 
     @endpoint(USER, post("/boosts", "boosts"), on_socket=False)
-    async def request(self, op: requests.RequestBoost, caller: Caller) -> View:
+    async def request(self, op: requests.RequestBoost, caller: Caller) -> BoostDetail:
         """The boost as it was decided: granted, or still waiting for its turn."""
         answer = await self._request_lease(op, caller)
-        boost = None if op.dry_run else await self._current(answer["allocation"]["allocation_id"])
-        return {**answer, "boost": boost, "note": await self._note(op, answer["decision"]["node_id"])}
+        return BoostDetail(
+            boost=None if op.dry_run else await self._current(answer.allocation.allocation_id),
+            note=await self._note(op, answer.decision.node_id if isinstance(answer.decision, DecisionRow) else None),
+            allocation=answer.allocation,
+            reasons=answer.reasons,
+            decision=answer.decision,
+        )
 
     @endpoint(USER)
-    async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> View:
-        """The boost once it can be used; one that nobody waits for any more is given back."""
+    async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> BoostDetail:
+        """The boost once it can be used; it is released if its client hangs up meanwhile."""
         try:
             answer = await self.request(op, caller)
-            if op.dry_run or answer["boost"]["is_active"]:
+            if answer.boost is None or answer.boost.is_active:
                 return answer
-            lease = await self._until_active(answer["boost"]["boost_id"], op, caller)
-            allocation, note = self._viewer().lease(lease), await self._note(op, lease.node)
-            return {**answer, "boost": await self._view(lease), "allocation": allocation, "note": note}
+            lease = await self._until_active(answer.boost.boost_id, op, caller)
+            return replace(
+                answer,
+                boost=await self._row(lease),
+                allocation=AllocationRow.of(self._viewer(), lease),
+                note=await self._note(op, lease.node),
+            )
         except asyncio.CancelledError:
             if not self._is_stopping() and not op.dry_run:  # the client hung up: nobody would know of this boost
                 with contextlib.suppress(NotFound):
@@ -123,41 +136,38 @@ class BoostService:
         if not op.source or lender in (None, op.source):
             return None
 
-        def why(ledger: Ledger, now: int) -> str:
+        def reason(ledger: Ledger, now: int) -> str:
             lease, node = ledger.leases.get(op.request_id), ledger.nodes.get(op.source)
             if lease is None or node is None:  # in a dry run there is no lease
                 return ""
             return f": {why_not_there(ledger, lease.request, node, now)}"
 
-        return f"{lender} lends it instead of {op.source}{await self._grid.read(why)}"
+        return f"{lender} lends it instead of {op.source}{await self._grid.read(reason)}"
 
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
 
     @endpoint(USER, delete("/boosts/{name}", "boosts", name="boost_id"))
-    async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
+    async def release(self, op: requests.ReleaseBoost, caller: Caller) -> BoostDetail:
         """Releasing what is over already is harmless; the answer says when it ended."""
         boost = await self.find(op.boost_id)
         answer = await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
-        return {
-            "boost": await self._view(await self.find(boost.id)),
-            "already_ended_at": answer["already_ended_at"],
-        }
+        return BoostDetail(boost=await self._row(await self.find(boost.id)), already_ended_at=answer.already_ended_at)
 
     @endpoint(USER, post("/boosts/{name}/extend", "boosts", name="boost_id"))
-    async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
+    async def extend(self, op: requests.ExtendBoost, caller: Caller) -> BoostDetail:
         boost = await self.find(op.boost_id)
         await self._leases.extend(requests.ExtendLease(op.request_id, boost.id, op.seconds), caller)
-        return {"boost": await self._view(await self.find(boost.id))}
+        return BoostDetail(boost=await self._row(await self.find(boost.id)))
 
     @endpoint(READ, get("/boosts/{name}", "boosts", name="boost_id"))
-    async def get(self, op: requests.GetBoost, caller: Caller) -> View:
+    async def get(self, op: requests.GetBoost, caller: Caller) -> BoostDetail:
         """One boost, alive or ended."""
         boost, viewer = await self.find(op.boost_id), self._viewer().for_reader(caller.reader)
-        return {"boost": await self._grid.read(lambda ledger, now: viewer.boost(ledger, boost))}
+        return BoostDetail(boost=await self._grid.read(lambda ledger, now: BoostRow.of(viewer, ledger, boost)))
 
     @endpoint(USER)
-    async def run(self, op: requests.RunInBoost, caller: Caller) -> View:
+    async def run(self, op: requests.RunInBoost, caller: Caller) -> JobDetail:
         """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
         lease = await self.find(op.boost_id)
         user = caller.user if is_automatic(lease.request) else lease.request.user
@@ -180,9 +190,9 @@ class BoostService:
             JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request, fetch=fetch_order(op))
         )
         assert isinstance(answer, JobAnswer)
-        return {"job": self._viewer().job(answer.job)}
+        return JobDetail(job=JobRow.of(self._viewer(), answer.job))
 
-    async def _request_lease(self, op: requests.RequestBoost, caller: Caller) -> View:
+    async def _request_lease(self, op: requests.RequestBoost, caller: Caller) -> AllocationDetail:
         lease_request = requests.RequestLease(
             request_id=op.request_id,
             resource_type=op.resource_type,
@@ -253,22 +263,22 @@ class BoostService:
                 return lease
         raise not_found("boost", name)
 
-    async def _current(self, lease_id: str) -> View:
+    async def _current(self, lease_id: str) -> BoostRow:
         """A boost as it is now, looked for among the ended ones only where it is not alive."""
 
-        def view_living(ledger: Ledger, now: int) -> View | None:
+        def living(ledger: Ledger, now: int) -> BoostRow | None:
             lease = ledger.leases.get(lease_id)
-            return None if lease is None else self._viewer().boost(ledger, lease)
+            return None if lease is None else BoostRow.of(self._viewer(), ledger, lease)
 
-        found = await self._grid.read(view_living)
-        return found if found is not None else await self._view(await find_lease(self._grid, lease_id))
+        row = await self._grid.read(living)
+        return row if row is not None else await self._row(await find_lease(self._grid, lease_id))
 
-    async def _view(self, lease: Lease) -> View:
-        return await self._grid.read(lambda ledger, now: self._viewer().boost(ledger, lease))
+    async def _row(self, lease: Lease) -> BoostRow:
+        return await self._grid.read(lambda ledger, now: BoostRow.of(self._viewer(), ledger, lease))
 
 
 def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
-    """A boost that was asked for again after its end; one that ended before it could be used is refused."""
+    """A boost that was requested again after its end; one that ended before it could be used is refused."""
     if not lease.granted_at_ms:
         raise TimedOut(f"{NO_ROOM}: {lease.detail}")
     if just_now or lease.end is LeaseEnd.FAILED:
@@ -278,7 +288,7 @@ def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
 
 
 def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
-    """Refuse a boost for or from a node that is not there, or that would lend to itself."""
+    """Refuse a boost for or from an unknown node, or one that would lend to itself."""
     if op.only and not op.source:
         raise BadInput("only the source may lend it: name one")
     if op.target not in ledger.nodes:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import to_builtins
+
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.nodes import NodeRow
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.cluster import ClusterService
@@ -55,7 +59,7 @@ class ClusterCommandService:
 
     def _node_resources(self, ledger: Ledger, now: int) -> dict[str, View]:
         """What each node has, has free and has lent, and why it does not lend more."""
-        found = {node.name: self._viewer().node(ledger, node, now) for node in ledger.nodes.values()}
+        found = {node.name: to_builtins(NodeRow.of(ledger, node, now)) for node in ledger.nodes.values()}
         return {name: {field: view[field] for field in RESOURCE_FIELDS} for name, view in found.items()}
 
     def _with_versions(self, row: View) -> View:

@@ -7,8 +7,8 @@ A job that runs once without a pause has none, and costs no query.
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
 
+from distributed_grid.api.answers.jobs import JobNotice
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.states import JobState
@@ -18,17 +18,6 @@ from distributed_grid.reactor.decision import Record
 MAX_NOTICES = 1_000
 """Notices that are read at once; the others follow with the next change."""
 TYPES = ("paused", "resumed", "requeued", "started")
-
-
-class JobNotice(Struct, frozen=True):
-    """One change of a running job; `seq` is the number of its audit record, `attempt` the attempt that has begun."""
-
-    seq: int
-    notice: str
-    node_id: str
-    reason: str
-    attempt: int
-    message: str
 
 
 class JobNotices:
@@ -74,7 +63,14 @@ def notice_of(row: EventRow, job_id: str) -> JobNotice | None:
         "requeued": f"{job_id} ended on {record.node} and is run again{reason}",
         "started": attempt_line(job_id, attempt, record.node),
     }
-    return JobNotice(row.seq, record.type, record.node, record.reason, attempt, texts[record.type])
+    return JobNotice(
+        seq=row.seq,
+        notice=record.type,
+        node_id=record.node,
+        reason=record.reason,
+        attempt=attempt,
+        message=texts[record.type],
+    )
 
 
 def attempt_line(job_id: str, number: int, node: str) -> str:

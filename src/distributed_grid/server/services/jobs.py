@@ -15,10 +15,23 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.jobs import (
+    DeliveryDetail,
+    DeliveryRow,
+    FetchedFile,
+    FetchedFiles,
+    FetchedTree,
+    FetchRecorded,
+    JobDetail,
+    JobList,
+    JobNotice,
+    JobRow,
+    LiveJobs,
+)
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.control.agent_files import AttemptFiles, in_work
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.deliveries import DeliveredFiles, FetchOrder
 from distributed_grid.domain.events import FilesFetched, JobCancelled, JobDetached, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
@@ -34,14 +47,14 @@ from distributed_grid.server.answers import AnswerRenderer, EncodedAnswer
 from distributed_grid.server.endpoints import READ, USER, endpoint, get, post
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.server.prediction.job_sizing import JobSizer
-from distributed_grid.server.services.job_notices import JobNotice, JobNotices, attempt_line
+from distributed_grid.server.services.job_notices import JobNotices, attempt_line
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_delivery, find_job
 from distributed_grid.trees.content_store import GRACE_SECONDS, ContentMissing, ContentStore
 from distributed_grid.trees.file_selection import FilePatterns
 from distributed_grid.trees.manifest import EXECUTABLE, ManifestEntry, decode
 from distributed_grid.trees.paths import to_bytes
-from distributed_grid.trees.protected_paths import is_unremarkable
+from distributed_grid.trees.secret_files import is_unremarkable
 
 MAX_PREFERRED_NAMED = 3
 MAX_CONTENT_BYTES = 10 * 1024**3
@@ -114,7 +127,11 @@ class OutputStream:
         if attempt.number > self._announced and self._divides:
             self._announced = attempt.number
             line = attempt_line(job.id, attempt.number, attempt.node)
-            await self._sink.notify(JobNotice(0, "started", attempt.node, "", attempt.number, line))
+            await self._sink.notify(
+                JobNotice(
+                    seq=0, notice="started", node_id=attempt.node, reason="", attempt=attempt.number, message=line
+                )
+            )
 
     async def _send_attempts(self, job: Job, attempts: tuple[Attempt, ...]) -> bool:
         anything = False
@@ -174,7 +191,8 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
         try:
             anything = await output.send_new(job)
         except Unreachable:
-            if job.is_over and (remaining <= 0 or _is_lost(job)):
+            is_lost = job.outcome is not None and job.outcome.ending is Ending.LOST
+            if job.is_over and (remaining <= 0 or is_lost):
                 return job
             remaining -= MAX_POLL_SECONDS if job.is_over else 0
             await asyncio.sleep(MAX_POLL_SECONDS)
@@ -190,48 +208,39 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
             continue
 
 
-def _is_lost(job: Job) -> bool:
-    return job.outcome is not None and job.outcome.ending is Ending.LOST
-
-
 class FileSink:
     """Receives the files of a job: a header for each, then its bytes."""
 
     def __init__(
-        self, header: Callable[[dict[str, Any]], Awaitable[None]], data: Callable[[bytes], Awaitable[None]]
+        self, header: Callable[[FetchedTree | FetchedFile], Awaitable[None]], data: Callable[[bytes], Awaitable[None]]
     ) -> None:
         self.header = header
         self.data = data
 
 
-async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], sink: FileSink) -> dict[str, Any]:
+async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], sink: FileSink) -> FetchedFiles:
     """Send the files of a job's last attempt that fit and that it has made or changed, after a header about the job;
     the totals. A job that ran in its caller's own directory has left them there already."""
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or not (attempt.started_at_ms or attempt.outcome is not None):
         raise Refused(f"{job.id} has not run yet")
     if files.is_here(attempt) and job.command.cwd and not files.was_brought_home(attempt):
-        return {"files": 0, "bytes": 0, "in_place": True, "skipped": [], "unchanged": 0}
+        return FetchedFiles(files=0, bytes=0, in_place=True, skipped=[], unchanged=0)
     found = await files.find(attempt, patterns, job.command.workdir)
-    await sink.header({"job_id": job.id, "workdir": job.command.workdir})
+    await sink.header(FetchedTree(job.id, job.command.workdir))
     entries = [entry for entry in found.entries if not is_unremarkable(tuple(to_bytes(entry.path).split(b"/")))]
     total = 0
     for entry in entries:
         total += await _send_file(files, attempt, entry, sink)
-    return {
-        "files": len(entries),
-        "bytes": total,
-        "in_place": False,
-        "skipped": list(found.skipped),
-        "unchanged": found.unchanged,
-    }
+    return FetchedFiles(
+        files=len(entries), bytes=total, in_place=False, skipped=list(found.skipped), unchanged=found.unchanged
+    )
 
 
 async def _send_file(files: AttemptFiles, attempt: Attempt, entry: ManifestEntry, sink: FileSink) -> int:
     """One file as it was listed; of one that has grown meanwhile no more than that."""
-    executable = entry.mode == EXECUTABLE
-    await sink.header({"file": entry.path.encode("utf-8", "surrogateescape").hex(), "size": entry.size,
-                         "executable": executable})  # fmt: skip
+    name = entry.path.encode("utf-8", "surrogateescape").hex()
+    await sink.header(FetchedFile(name, entry.size, executable=entry.mode == EXECUTABLE))
     sent = 0
     while sent < entry.size:
         _, data = await files.read(attempt, in_work(entry), sent, min(FILE_CHUNK_BYTES, entry.size - sent))
@@ -272,27 +281,36 @@ class JobService:
         self._sizer = sizer
 
     @endpoint(USER, post("/jobs", "jobs", hidden=LOCAL_FIELDS, adapt=_complete_environment))
-    async def submit(self, op: requests.SubmitJob, caller: Caller) -> View:
+    async def submit(self, op: requests.SubmitJob, caller: Caller) -> JobDetail:
         command = Command(
-            op.argv,
-            tuple(sorted(op.env.items())),
-            op.cwd,
-            round(1000 * op.timeout_seconds),
-            round(1000 * op.grace_seconds),
-            op.workdir,
-            op.given,
+            argv=op.argv,
+            env=tuple(sorted(op.env.items())),
+            cwd=op.cwd,
+            timeout_ms=round(1000 * op.timeout_seconds),
+            grace_ms=round(1000 * op.grace_seconds),
+            workdir=op.workdir,
+            given=op.given,
         )
-        job_id = op.job_id or f"job-{op.request_id[:12]}"
         request = replace(await self._converter.convert(op, caller), limits_memory=True)
-        estimate = await self._sizer.estimate(op, caller.user) if self._sizer is not None else None
-        order = fetch_order(op)
-        event = JobSubmitted(job_id, command, request, op.retries, estimate, op.restartable, order)
+        event = JobSubmitted(
+            id=op.job_id or f"job-{op.request_id[:12]}",
+            command=command,
+            request=request,
+            retries=op.retries,
+            estimate=await self._sizer.estimate(op, caller.user) if self._sizer is not None else None,
+            restartable=op.restartable,
+            fetch=fetch_order(op),
+        )
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
-        why, viewer = list(answer.reasons), self._viewer().for_reader(caller.reader)
-        decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
-        note = await self._preference_note(request, answer.lease.node if answer.lease is not None else "")
-        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision, "note": note}
+        viewer = self._viewer().for_reader(caller.reader)
+        decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, answer.reasons, answer.job.uid)
+        return JobDetail(
+            job=JobRow.of(viewer, answer.job),
+            reasons=list(answer.reasons),
+            decision=decision,
+            note=await self._preference_note(request, answer.lease.node if answer.lease is not None else ""),
+        )
 
     async def _preference_note(self, request: Request, node: str) -> str | None:
         """One line where a request is placed on another node than the preferred ones; None where there is nothing to
@@ -310,14 +328,13 @@ class JobService:
         return await self._grid.read(write_note)
 
     @endpoint(READ, get("/jobs", "jobs", fixed={"all": True}))
-    async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer:
-        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit.
-        `more`: some that ended before are kept, but not listed; `total` counts them, too. `omitted`: so many that fit
-        are left out for length, the newest ones."""
+    async def list(self, op: requests.ListJobs, caller: Caller) -> EncodedAnswer[JobList]:
+        """The living jobs, after those that ended last; `all` leaves the ended ones their whole limit. The newest ones
+        are left out for length."""
         reader = caller.reader
         return await self._renderer.shared(("jobs", op, reader), lambda: self._render_list(op, reader))
 
-    async def _render_list(self, op: requests.ListJobs, reader: str | None) -> EncodedAnswer:
+    async def _render_list(self, op: requests.ListJobs, reader: str | None) -> EncodedAnswer[JobList]:
         def fits(job: Job) -> bool:
             return op.user in (None, job.request.user)
 
@@ -333,26 +350,31 @@ class JobService:
             shown: list[Job | EndedRow] = [row for row in reversed(rows[:room]) if row.request_id not in uids]
             shown += living
             if op.state is not None:
-                shown = await self._grid.slices.select(shown, lambda row: op.state == _state(row))
+                state = op.state
+                shown = await self._grid.slices.select(
+                    shown, lambda row: state == (row.state if isinstance(row, Job) else JobState.ENDED)
+                )
             viewer = self._viewer().for_reader(reader)
-            omitted = await writer.rows("jobs", shown, lambda row: viewer.listed_job(_decoded(row)))
+            omitted = await writer.rows(
+                "jobs", shown, lambda row: JobRow.listed(viewer, row if isinstance(row, Job) else ended_job(row))
+            )
             writer.field("more", more)
             writer.field("total", len(living) + kept)
             writer.field("omitted", omitted)
             return writer.finish()
 
     @endpoint(READ)
-    async def list_live(self, op: requests.ListLiveJobs, caller: Caller) -> View:
+    async def list_live(self, op: requests.ListLiveJobs, caller: Caller) -> LiveJobs:
         """The uids of the caller's jobs that have not ended."""
 
         own = await self._grid.scan(lambda ledger: ledger.jobs.values(), lambda job: job.request.user == caller.user)
-        return {"uids": [job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))]}
+        return LiveJobs([job.uid for job in sorted(own, key=lambda job: (job.submitted_at_ms, job.uid))])
 
     @endpoint(READ, get("/jobs/{name}", "jobs", name="job_id"))
-    async def get(self, op: requests.GetJob, caller: Caller) -> View:
+    async def get(self, op: requests.GetJob, caller: Caller) -> JobDetail:
         job = await find_job(self._grid, op.job_id)
         delivery, viewer = await find_delivery(self._grid, job), self._viewer().for_reader(caller.reader)
-        return {"job": viewer.job(job), "delivery": viewer.delivery(job, delivery)}
+        return JobDetail(job=JobRow.of(viewer, job), delivery=DeliveryRow.of(viewer, job, delivery))
 
     async def find_own(self, name: str, caller: Caller) -> Job:
         """A job whose output and files the caller may read; Forbidden where it is somebody else's."""
@@ -361,16 +383,22 @@ class JobService:
         return job
 
     @endpoint(USER)
-    async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> View:
+    async def record_fetch(self, op: requests.RecordFetch, caller: Caller) -> FetchRecorded:
         """Record that the files of a job were fetched by hand."""
         job = await self.find_own(op.job_id, caller)
-        node = job.attempts[-1].node if job.attempts else ""
-        delivered = DeliveredFiles(op.directory, op.files, op.bytes)
-        await self._grid.handle(FilesFetched(job.uid, job.id, caller.user, node, op.patterns, delivered))
-        return {"job_id": job.id}
+        fetched = FilesFetched(
+            job=job.uid,
+            job_id=job.id,
+            user=caller.user,
+            node=job.attempts[-1].node if job.attempts else "",
+            patterns=op.patterns,
+            delivered=DeliveredFiles(op.directory, op.files, op.bytes),
+        )
+        await self._grid.handle(fetched)
+        return FetchRecorded(job.id)
 
     @endpoint(READ)
-    async def wait_for_delivery(self, op: requests.WaitForDelivery, caller: Caller) -> View:
+    async def wait_for_delivery(self, op: requests.WaitForDelivery, caller: Caller) -> DeliveryDetail:
         """The delivery of an ended job when it is over, or as it is after the time that was given."""
         job = await self.find_own(op.job_id, caller)
         changed = self._grid.watch(job.uid)
@@ -384,10 +412,10 @@ class JobService:
             pass
         finally:
             self._grid.unwatch(job.uid, changed)
-        return {"delivery": self._viewer().delivery(job, await find_delivery(self._grid, job))}
+        return DeliveryDetail(DeliveryRow.of(self._viewer(), job, await find_delivery(self._grid, job)))
 
     @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"))
-    async def cancel(self, op: requests.CancelJob, caller: Caller) -> View:
+    async def cancel(self, op: requests.CancelJob, caller: Caller) -> JobDetail:
         """Cancelling a job that has ended is harmless."""
         job = await find_job(self._grid, op.job_id)
         caller.must_own(job.request.user, f"the job {job.id}")
@@ -397,10 +425,10 @@ class JobService:
             except NotFound:  # it ended by itself a moment ago
                 pass
             job = await find_job(self._grid, job.uid)
-        return {"job": self._viewer().job(job)}
+        return JobDetail(job=JobRow.of(self._viewer(), job))
 
     @endpoint(USER)
-    async def detach(self, op: requests.DetachJob, caller: Caller) -> View:
+    async def detach(self, op: requests.DetachJob, caller: Caller) -> JobDetail:
         """Detaching a job that has ended changes nothing."""
         job = await find_job(self._grid, op.job_id)
         caller.must_own(job.request.user, f"the job {job.id}")
@@ -408,10 +436,10 @@ class JobService:
             with contextlib.suppress(NotFound):  # it ended a moment ago
                 await self._grid.handle(JobDetached(job.uid, caller.user, op.reason))
             job = await find_job(self._grid, job.uid)
-        return {"job": self._viewer().job(job)}
+        return JobDetail(job=JobRow.of(self._viewer(), job))
 
     @endpoint(READ)
-    async def wait(self, op: requests.WaitForJob, caller: Caller) -> View:
+    async def wait(self, op: requests.WaitForJob, caller: Caller) -> JobDetail:
         job = await find_job(self._grid, op.job_id)
         if not job.is_over:
             try:
@@ -419,7 +447,7 @@ class JobService:
                     job = await self._until_over(job)
             except TimeoutError:
                 raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
-        return {"job": self._viewer().for_reader(caller.reader).job(job)}
+        return JobDetail(job=JobRow.of(self._viewer().for_reader(caller.reader), job))
 
     async def _until_over(self, job: Job) -> Job:
         changed = self._grid.watch(job.uid)
@@ -434,7 +462,7 @@ class JobService:
             self._grid.unwatch(job.uid, changed)
 
     @endpoint(READ, streams=True)
-    async def read_logs(self, op: requests.ReadLogs, caller: Caller, sink: OutputSink) -> View:
+    async def read_logs(self, op: requests.ReadLogs, caller: Caller, sink: OutputSink) -> JobDetail:
         """Send a job's output; the job as it is, or with `follow` as it ended."""
         job = await self.find_own(op.job_id, caller)
 
@@ -455,20 +483,12 @@ class JobService:
                 self._grid.unwatch(job.uid, changed)
         else:
             await output.send_new(job)
-        return {"job": self._viewer().job(job)}
+        return JobDetail(job=JobRow.of(self._viewer(), job))
 
     @endpoint(READ, streams=True)
-    async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> View:
+    async def fetch_files(self, op: requests.FetchFiles, caller: Caller, sink: FileSink) -> FetchedFiles:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
-
-
-def _decoded(row: Job | EndedRow) -> Job:
-    return row if isinstance(row, Job) else ended_job(row)
-
-
-def _state(row: Job | EndedRow) -> str:
-    return str(row.state) if isinstance(row, Job) else str(JobState.ENDED)
 
 
 def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:
@@ -495,24 +515,21 @@ async def trim_content(
     grid: Grid, content: ContentStore, *, max_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
 ) -> int:
     """Remove the oldest content beyond `max_bytes`, but nothing that a living job needs; the bytes removed."""
-    manifests = await grid.read(_manifests_in_use)
-    return await asyncio.to_thread(_trim, content, manifests, max_bytes, grace_seconds)
 
+    def manifests_in_use(ledger: Ledger, now: int) -> set[str]:
+        used = {job.command.workdir for job in ledger.jobs.values()}
+        for move in ledger.moves.values():
+            used |= {move.shipped, move.final, move.results}
+        used |= {delivery.shipped for delivery in ledger.deliveries.values()}
+        return used - {""}
 
-def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
-    used = {job.command.workdir for job in ledger.jobs.values()}
-    for move in ledger.moves.values():
-        used |= {move.shipped, move.final, move.results}
-    used |= {delivery.shipped for delivery in ledger.deliveries.values()}
-    return used - {""}
+    manifests = await grid.read(manifests_in_use)
 
+    def trim() -> int:
+        keep = set(manifests)
+        for digest in manifests:
+            with contextlib.suppress(ContentMissing), content.open(digest) as file:
+                keep.update(decode(file.read()).contents())
+        return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)
 
-def _trim(content: ContentStore, manifests: set[str], max_bytes: int, grace_seconds: float) -> int:
-    keep = set(manifests)
-    for digest in manifests:
-        try:
-            with content.open(digest) as file:
-                keep |= decode(file.read()).contents().keys()
-        except ContentMissing:
-            continue
-    return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)
+    return await asyncio.to_thread(trim)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.leases import AllocationDetail, AllocationRow
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
 from distributed_grid.domain.leases import FOREVER_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -119,19 +120,23 @@ def request_of(
 ) -> Request:
     """The request in the ledger's units; BadInput says what is wrong with it."""
     timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.SubmitJob) else 0
+    kind = "cpu" if op.resource_type is None else op.resource_type
+    named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)
+    others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
+    gpu = Amounts(gpu_memory_bytes=round(op.gpu_memory_gb * GB), gpu_models=op.gpu_models)
     return Request(
-        op.request_id,
-        user,
-        _ask(op, custom),
-        Priority.parse(op.priority),
-        op.prefer,
-        op.require,
-        FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
-        round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
-        op.target,
+        id=op.request_id,
+        user=user,
+        ask=combine_amounts(named, *others, gpu),
+        priority=Priority.parse(op.priority),
+        prefer=op.prefer,
+        require=op.require,
+        wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
+        duration_ms=round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
+        target=op.target,
         team=team,
         strategy=Strategy.parse(op.strategy) if op.strategy else None,
-        labels=tuple(_label(word) for word in op.labels),
+        labels=tuple(parse_label(word) for word in op.labels),
         affinity=op.affinity,
         anti_affinity=op.anti_affinity,
         group=op.group,
@@ -141,15 +146,7 @@ def request_of(
     )
 
 
-def _ask(op: requests.RequestLease | requests.SubmitJob, custom: Collection[str]) -> Amounts:
-    kind = "cpu" if op.resource_type is None else op.resource_type
-    named = amounts_of(kind, 1.0 if op.amount is None else op.amount, custom)
-    others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
-    memory = round(op.gpu_memory_gb * GB)
-    return combine_amounts(named, *others, Amounts(gpu_memory_bytes=memory, gpu_models=op.gpu_models))
-
-
-def _label(word: str) -> tuple[str, str]:
+def parse_label(word: str) -> tuple[str, str]:
     key, _, value = word.partition("=")
     if not key:
         raise BadInput(f"a label needs a key: {word!r}")
@@ -179,19 +176,19 @@ class LeaseService:
         self._engine_seconds = engine_seconds
 
     @endpoint(USER, post("/leases", "leases"), on_socket=False)
-    async def request(self, op: requests.RequestLease, caller: Caller) -> View:
+    async def request(self, op: requests.RequestLease, caller: Caller) -> AllocationDetail:
         """The lease as it was decided: granted, or still queued."""
         answer = await self._decide(op, caller)
-        return await self._view(answer.lease, answer)
+        return await self._detail(answer.lease, answer)
 
     @endpoint(USER)
-    async def request_and_wait(self, op: requests.RequestLease, caller: Caller) -> View:
+    async def request_and_wait(self, op: requests.RequestLease, caller: Caller) -> AllocationDetail:
         """The lease once it is granted; released when its client hangs up meanwhile."""
         answer = await self._decide(op, caller)
         lease = answer.lease
         if not op.dry_run and _is_pending(lease):
             lease = await self._until_granted(lease.id, caller)
-        return await self._view(lease, answer)
+        return await self._detail(lease, answer)
 
     async def _decide(self, op: requests.RequestLease, caller: Caller) -> LeaseAnswer:
         event = LeaseAsked(await self._converter.convert(op, caller), op.again)
@@ -199,10 +196,12 @@ class LeaseService:
         assert isinstance(answer, LeaseAnswer)
         return answer
 
-    async def _view(self, lease: Lease, answer: LeaseAnswer) -> View:
-        why, viewer = list(answer.reasons), self._viewer()
-        decision = await decision_on(self._grid, viewer, lease, answer.choice, why, lease.id)
-        return {"allocation": viewer.lease(lease), "reasons": why, "decision": decision}
+    async def _detail(self, lease: Lease, answer: LeaseAnswer) -> AllocationDetail:
+        viewer = self._viewer()
+        decision = await decision_on(self._grid, viewer, lease, answer.choice, answer.reasons, lease.id)
+        return AllocationDetail(
+            allocation=AllocationRow.of(viewer, lease), reasons=list(answer.reasons), decision=decision
+        )
 
     async def _until_granted(self, lease_id: str, caller: Caller) -> Lease:
         changed = self._grid.watch(lease_id)
@@ -225,13 +224,13 @@ class LeaseService:
             self._grid.unwatch(lease_id, changed)
 
     @endpoint(READ, get("/leases/{name}", "leases", name="allocation_id"))
-    async def get(self, op: requests.GetLease, caller: Caller) -> View:
+    async def get(self, op: requests.GetLease, caller: Caller) -> AllocationDetail:
         """One lease, alive or ended."""
         lease = await find_lease(self._grid, op.allocation_id)
-        return {"allocation": self._viewer().for_reader(caller.reader).lease(lease)}
+        return AllocationDetail(allocation=AllocationRow.of(self._viewer().for_reader(caller.reader), lease))
 
     @endpoint(USER, delete("/leases/{name}", "leases", name="allocation_id", hidden=("exact",)))
-    async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
+    async def release(self, op: requests.ReleaseLease, caller: Caller) -> AllocationDetail:
         """Releasing a lease that has ended is harmless; the answer says when it ended."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
@@ -245,17 +244,19 @@ class LeaseService:
                 lease = await find_lease(self._grid, lease.id)
                 already_ended_ms = lease.ended_at_ms
         viewer = self._viewer()
-        return {"allocation": viewer.lease(lease), "already_ended_at": viewer.time(already_ended_ms)}
+        return AllocationDetail(
+            allocation=AllocationRow.of(viewer, lease), already_ended_at=viewer.time(already_ended_ms)
+        )
 
     @endpoint(USER, post("/leases/{name}/extend", "leases", name="allocation_id"))
-    async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
+    async def extend(self, op: requests.ExtendLease, caller: Caller) -> AllocationDetail:
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
         extended = LeaseExtended(lease.id, caller.user, round(1000 * op.seconds), op.request_id)
         answer = await self._grid.handle(extended)
         assert isinstance(answer, LeaseAnswer)
         await self._until_engine_knows(answer.lease)
-        return {"allocation": self._viewer().lease(answer.lease)}
+        return AllocationDetail(allocation=AllocationRow.of(self._viewer(), answer.lease))
 
     async def _until_engine_knows(self, lease: Lease) -> None:
         """Wait until the engine that reserves a lease has acknowledged its end, or the lease is over."""

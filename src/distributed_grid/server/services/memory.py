@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import issue_use_ticket
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View
 from distributed_grid.domain.blocks import Block, BlockCopy
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed
 from distributed_grid.domain.ledger import Ledger

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.agent_questions import AgentQuestions
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.offload_views import IsConnected, consent_view, move_view, proposal_view
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View
 from distributed_grid.domain.events import (
     ConsentGiven,
     ConsentWithdrawn,
@@ -218,7 +219,7 @@ class OffloadingService:
 
     # ------------------------------------------------------------------ moving
 
-    @endpoint(USER, post("/moves", "moves", adapt=_name_move))
+    @endpoint(USER, post("/moves", "moves", id_field="move_id", adapt=_name_move))
     async def execute(self, op: requests.ExecuteOffload, caller: Caller) -> View:
         """Begin to move a job or a process; the same request again is answered with how that move stands."""
         if not _MOVE_ID.fullmatch(op.move_id):

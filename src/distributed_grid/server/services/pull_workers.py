@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.worker_resources import (
     ReportedResources,
     reported_resources,
@@ -22,7 +23,7 @@ from distributed_grid.api.worker_resources import (
     resources_view,
 )
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer, held_leases
+from distributed_grid.control.views import View
 from distributed_grid.domain.events import (
     HeartbeatReceived,
     LeaseAsked,
@@ -45,6 +46,7 @@ from distributed_grid.scheduling.placement.placement import fitness_of
 from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.endpoints import ADMIN, READ, USER, endpoint
+from distributed_grid.server.services.records import held_leases
 
 RESERVATION_MS = 3_600_000
 HEARTBEATS_PER_HOLD = 6

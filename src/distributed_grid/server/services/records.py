@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, TypeVar, Unpack
@@ -11,10 +11,12 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 from msgspec import Struct
 
+from distributed_grid.api.answers.common import HIDDEN, Viewer
+from distributed_grid.api.answers.leases import DecisionRow
+from distributed_grid.api.answers.reports import EventRecord
 from distributed_grid.api.id_prefixes import is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid, event_key
-from distributed_grid.control.views import HIDDEN, View, Viewer
 from distributed_grid.domain.deliveries import Delivery
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -23,9 +25,9 @@ from distributed_grid.domain.moves import Move
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
-from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, Store
+from distributed_grid.ports import EndedFilters, EndedRow, EventRow, Store
 from distributed_grid.reactor.decision import RECORD_TYPES
-from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up, scores
+from distributed_grid.scheduling.placement.explanation import Choice
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_start
 
@@ -143,37 +145,45 @@ def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], 
     return next(iter(found.values()))
 
 
-async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[View, None]:
+def held_leases(ledger: Ledger) -> list[tuple[Lease, Job | None]]:
+    """The leases that hold something, the oldest first, each with its job."""
+    held = sorted(
+        (lease for node in ledger.leases_on for lease in ledger.leases_of(node)), key=lambda lease: lease.asked_at_ms
+    )
+    return [(lease, ledger.jobs.get(lease.job)) for lease in held]
+
+
+async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[EventRecord, None]:
     """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more.
 
     A follower is woken by events of its types or subject only, and reads what is new since its last look.
     """
     check_event_types(op.types)
-    if op.subject is not None:
-        op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
-    keys = [event_key(type_=name) for name in op.types] if op.subject is None else [event_key(subject=op.subject)]
+    subject = op.subject
+    if subject is not None:
+        with contextlib.suppress(NotFound):  # else no job: the name is the subject
+            subject = (await find_job(grid, subject)).uid
+    keys = [event_key(type_=name) for name in op.types] if subject is None else [event_key(subject=subject)]
     woken = asyncio.Event()
     for key in keys or [event_key()]:
         grid.watch(key, woken)
-    seen, left, newest = op.after or 0, op.limit, op.after is None
+    seen, left, newest, page = op.after or 0, op.limit, op.after is None, EVENTS_PER_PAGE
+
+    def read_page(store: Store) -> list[EventRow]:
+        return store.events(after_seq=seen, limit=page, newest=newest, subject=subject, types=op.types)
+
     try:
         if op.limit > EVENTS_PER_PAGE and op.after is None:
-            seen = await grid.query(
-                functools.partial(_begin_of_newest, count=op.limit, subject=op.subject, types=op.types)
-            )
+            seen = await grid.query(lambda store: store.begin_of_newest(op.limit, subject=subject, types=op.types))
             newest = False
         while True:
             woken.clear()
             known = grid.last_event_seq
             page = EVENTS_PER_PAGE if op.follow and not newest else min(left, EVENTS_PER_PAGE)
-            rows = await grid.query(
-                functools.partial(
-                    _events, after_seq=seen, limit=page, newest=newest, subject=op.subject, types=op.types
-                )
-            )
+            rows = await grid.query(read_page)
             for number, row in enumerate(rows, 1):
                 seen = row.seq
-                yield event_view(row, viewer)
+                yield event_record(row, viewer)
                 if number % EVENTS_PER_SLICE == 0:
                     await grid.slices.wait()
             left -= len(rows)
@@ -197,55 +207,26 @@ def check_event_types(types: Iterable[str]) -> None:
             raise BadInput(f"no event is of type {name[:80]!r}; {hint}")
 
 
-def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:
-    return store.events(limit=limit, newest=newest, **filters)
-
-
-def _begin_of_newest(store: Store, *, count: int, **filters: Unpack[EventFilters]) -> int:
-    return store.begin_of_newest(count, **filters)
-
-
-async def _uid_of(grid: Grid, name: str) -> str:
-    """The subject of a job's events; any other name stays as it is."""
-    try:
-        return (await find_job(grid, name)).uid
-    except NotFound:
-        return name
-
-
-def event_view(row: EventRow, viewer: Viewer) -> View:
-    """An event as it is shown."""
+def event_record(row: EventRow, viewer: Viewer) -> EventRecord:
+    """An event as the reader sees it: about another user's work without the reason, and of the details the ids alone.
+    The subject of a consent is a command line."""
     record = msgspec.json.decode(row.blob)
+    data: dict[str, Any] = record.get("data") or {}
+    job_id, reason, subject = data.get("job_id"), record.get("reason") or None, row.subject
     if not viewer.shows(row.user) and not row.type.startswith(PUBLIC_EVENTS):
-        return _without_texts(row, record, viewer)
-    return {
-        "seq": row.seq,
-        "time": viewer.time(row.at_ms),
-        "type": row.type,
-        "user": row.user or None,
-        "subject": row.subject,
-        "job_id": record.get("data", {}).get("job_id"),
-        "node_id": row.node or None,
-        "reason": record.get("reason") or None,
-        "data": record.get("data") or {},
-    }
-
-
-def _without_texts(row: EventRow, record: dict[str, Any], viewer: Viewer) -> View:
-    """An event about another user's work: no reason, and of the details the ids alone. A consent is named by a command
-    line."""
-    data = record.get("data") or {}
-    return {
-        "seq": row.seq,
-        "time": viewer.time(row.at_ms),
-        "type": row.type,
-        "user": row.user or None,
-        "subject": HIDDEN if row.type == "move-consent" else row.subject,
-        "job_id": data.get("job_id"),
-        "node_id": row.node or None,
-        "reason": None,
-        "data": {name: data[name] for name in ("job_id", "allocation_id") if name in data},
-    }
+        data = {name: data[name] for name in ("job_id", "allocation_id") if name in data}
+        reason, subject = None, HIDDEN if row.type == "move-consent" else row.subject
+    return EventRecord(
+        seq=row.seq,
+        time=viewer.time(row.at_ms),
+        type=row.type,
+        user=row.user or None,
+        subject=subject,
+        job_id=job_id,
+        node_id=row.node or None,
+        reason=reason,
+        data=data,
+    )
 
 
 class DecisionRecord(Struct, frozen=True):
@@ -265,14 +246,14 @@ def decode_record(row: EventRow) -> DecisionRecord:
 
 
 async def history_of(grid: Grid, subject: str) -> list[DecisionRecord]:
-    """What happened to it, in order."""
+    """Its events, in order."""
     rows = await grid.query(lambda store: store.events(subject=subject, limit=MAX_EVENTS, newest=True))
     return [decode_record(row) for row in rows]
 
 
 def grants_of(history: Iterable[DecisionRecord], lease_id: str) -> list[DecisionRecord]:
-    """When this lease was granted, if it was."""
-    return [one for one in history if one.row.type == "granted" and one.is_about(lease_id)]
+    """Grants of this lease."""
+    return [record for record in history if record.row.type == "granted" and record.is_about(lease_id)]
 
 
 def choice_in(grant: DecisionRecord) -> Choice | None:
@@ -282,9 +263,9 @@ def choice_in(grant: DecisionRecord) -> Choice | None:
 
 
 async def decision_on(
-    grid: Grid, viewer: Viewer, lease: Lease | None, choice: Choice | None, why: Iterable[str], subject: str
-) -> View:
-    """Where a request goes and why, or why nowhere yet; what was decided earlier is found under its `subject`."""
+    grid: Grid, viewer: Viewer, lease: Lease | None, choice: Choice | None, reasons: Iterable[str], subject: str
+) -> DecisionRow:
+    """The placement of a request and its reasons, or none yet; an earlier decision is found under its `subject`."""
     if choice is None and lease is not None and lease.state is LeaseState.ASKED:
         waits = lease
 
@@ -292,48 +273,14 @@ async def decision_on(
             return str(strategy_of(ledger, waits.request)), estimate_newcomer_start(ledger, waits, now)
 
         strategy, starts_at_ms = await grid.read(read)
-        return _undecided(strategy, list(why), viewer.time(starts_at_ms or 0))
+        return DecisionRow.undecided(strategy, reasons, viewer.time(starts_at_ms or 0))
     if choice is None:
         earlier = await history_of(grid, subject)
-        found = grants_of(earlier, lease.gang or lease.id) if lease is not None else []
-        last = found or [one for one in earlier if one.row.type == "granted" and lease is None]
+        grants = grants_of(earlier, lease.gang or lease.id) if lease is not None else []
+        last = grants or [record for record in earlier if record.row.type == "granted" and lease is None]
         choice = choice_in(last[-1]) if last else None
     if choice is None:
         ended = [lease.detail] if lease is not None and lease.detail else []
-        return _undecided(str(grid.ledger.policy.strategy), [*why, *ended], None)
+        return DecisionRow.undecided(str(grid.ledger.policy.strategy), [*reasons, *ended], None)
     starts = viewer.time(lease.granted_at_ms) if lease is not None and not lease.awaits else None
-    return decision_view(choice, starts)
-
-
-def decision_view(choice: Choice, starts: str | None) -> View:
-    """A choice as it is shown."""
-    return {
-        "node_id": choice.node,
-        "strategy": str(choice.strategy),
-        "confidence": choice.confidence / 1000,
-        "reasoning": list(reasoning(choice)),
-        "alternatives": [{"node_id": one.node, "score": one.score, "why": one.why} for one in runners_up(choice)],
-        "scores": [
-            {
-                "node_id": one.node,
-                "score": one.score,
-                "criterion": one.criterion or None,
-                "room": one.room,
-                "priority": one.priority,
-            }
-            for one in scores(choice)
-        ],
-        "estimated_start": starts,
-    }
-
-
-def _undecided(strategy: str, why: list[str], starts: str | None) -> View:
-    return {
-        "node_id": None,
-        "strategy": strategy,
-        "confidence": 0.0,
-        "reasoning": why,
-        "alternatives": [],
-        "scores": [],
-        "estimated_start": starts,
-    }
+    return DecisionRow.of(choice, starts)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.explanation import Explanation
+from distributed_grid.api.answers.metrics import MetricsAnswer
+from distributed_grid.api.answers.reports import EventRecord, LendingReport, LendingRow, LentTotals
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.offload_views import IsConnected
-from distributed_grid.control.views import GB, View, Viewer
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import claimed_amount
-from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.resources import GB, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
@@ -54,7 +59,7 @@ class ReportService:
         get("/leases/{name}/explain", "leases", name="id", fixed={"kind": "lease"}),
         get("/jobs/{name}/explain", "jobs", name="id", fixed={"kind": "job"}),
     )
-    async def explain(self, op: requests.Explain, caller: Caller) -> View:
+    async def explain(self, op: requests.Explain, caller: Caller) -> Explanation:
         """Why it waits, why it is there, why it was stopped, when it will start. Only for its owner and admins."""
         viewer, is_connected = self._viewer().for_reader(caller.reader), self._is_connected
         return await self._renderer.shared(
@@ -63,17 +68,17 @@ class ReportService:
         )
 
     @endpoint(READ, get("/ledger", "leases"))
-    async def lending(self, op: requests.GetLendingReport, caller: Caller) -> View:
-        """Who lent whom how much."""
+    async def lending(self, op: requests.GetLendingReport, caller: Caller) -> LendingReport:
+        """Amounts that were lent, by lender and borrower."""
 
-        async def report() -> View:
+        async def report() -> LendingReport:
             since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
             return await lending_report(self._grid, self._viewer(), since_ms=since_ms, by=op.by)
 
         return await self._renderer.shared(op, report)
 
     @endpoint(READ, streams=True)
-    def events(self, op: requests.ListEvents, caller: Caller) -> AsyncGenerator[View, None]:
+    def events(self, op: requests.ListEvents, caller: Caller) -> AsyncGenerator[EventRecord, None]:
         """The audit trail, event by event, and with `follow` without an end."""
         return stream_events(self._grid, self._viewer().for_reader(caller.reader), op)
 
@@ -86,33 +91,35 @@ class ReportService:
         get("/metrics/trend/{name}/{resource_type}", "metrics", name="node", fixed={"kind": "trend"}),
         get("/metrics/history/{name}", "metrics", name="node", fixed={"kind": "history"}, hidden=("resource_type",)),
     )
-    async def metrics(self, op: requests.GetMetrics, caller: Caller) -> View:
+    async def metrics(self, op: requests.GetMetrics, caller: Caller) -> MetricsAnswer:
         return await self._renderer.shared(op, lambda: self._metrics(op))
 
-    async def _metrics(self, op: requests.GetMetrics) -> View:
-        if op.kind == "snapshots":
-            return {"snapshots": await self._monitor.snapshots()}
-        if op.kind == "levels":
-            return {"levels": await self._monitor.levels()}
-        if op.kind == "summary":
-            return {"summary": await self._monitor.summary()}
-        if op.kind == "rebalancing":
-            return {"rebalancing": await self._monitor.rebalancing()}
-        if op.kind == "scheduling":
-            return {"scheduling": await self._monitor.scheduling()}
-        if op.kind == "prometheus":
-            return {"text": (await self._monitor.prometheus()).decode()}
+    async def _metrics(self, op: requests.GetMetrics) -> MetricsAnswer:
+        monitor = self._monitor
+        match op.kind:
+            case "snapshots":
+                return MetricsAnswer(snapshots=await monitor.snapshots())
+            case "levels":
+                return MetricsAnswer(levels=await monitor.levels())
+            case "summary":
+                return MetricsAnswer(summary=await monitor.summary())
+            case "rebalancing":
+                return MetricsAnswer(rebalancing=await monitor.rebalancing())
+            case "scheduling":
+                return MetricsAnswer(scheduling=await monitor.scheduling())
+            case "prometheus":
+                return MetricsAnswer(text=(await monitor.prometheus()).decode())
         if not op.node:
             raise BadInput(f"metrics of kind {op.kind} are about one node: name it")
         if op.kind == "trend":
             if not op.resource_type:
                 raise BadInput("a trend is about one resource: cpu, memory or gpu")
-            return {"trend": await self._monitor.trend(op.node, op.resource_type, op.window)}
-        return {"history": await self._monitor.history(op.node, 60 if op.window is None else op.window)}
+            return MetricsAnswer(trend=await monitor.trend(op.node, op.resource_type, op.window))
+        return MetricsAnswer(history=await monitor.history(op.node, 60 if op.window is None else op.window))
 
 
 class LentSum(Struct):
-    """What was lent: leases, and amounts times milliseconds. Of it, what is still held: leases and amounts."""
+    """Sum of loans: leases, and amounts times milliseconds; `held` is the part that is still held, without times."""
 
     count: int = 0
     cpu_milli_ms: int = 0
@@ -127,21 +134,21 @@ class LentSum(Struct):
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def view(self) -> View:
-        return {
-            "leases": self.count,
-            "core_hours": self.cpu_milli_ms / 1000 / HOUR_MS,
-            "gb_hours": self.memory_byte_ms / GB / HOUR_MS,
-            "gpu_hours": self.gpu_milli_ms / 1000 / HOUR_MS,
-            "held_leases": self.held,
-            "held_cores": self.held_cpu_milli / 1000,
-            "held_gb": self.held_memory_bytes / GB,
-            "held_gpus": self.held_gpu_milli / 1000,
-        }
+    def totals(self) -> LentTotals:
+        return LentTotals(
+            leases=self.count,
+            core_hours=self.cpu_milli_ms / 1000 / HOUR_MS,
+            gb_hours=self.memory_byte_ms / GB / HOUR_MS,
+            gpu_hours=self.gpu_milli_ms / 1000 / HOUR_MS,
+            held_leases=self.held,
+            held_cores=self.held_cpu_milli / 1000,
+            held_gb=self.held_memory_bytes / GB,
+            held_gpus=self.held_gpu_milli / 1000,
+        )
 
 
 class LentEntry(Struct, frozen=True):
-    """What one user had from one node, for one target; the day only counts where it is asked for."""
+    """Loans of one node to one user, for one target; the day is that of a report by days."""
 
     user: str
     node: str
@@ -150,78 +157,74 @@ class LentEntry(Struct, frozen=True):
     sum: LentSum
 
 
-async def lending_report(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> View:
+async def lending_report(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> LendingReport:
     """The answer to `grid ledger`: lender by borrower, or summed up by one of them or by day."""
-    now, living = await grid.read(lambda ledger, now: (now, _living(ledger, now, since_ms)))
+
+    def living(ledger: Ledger, now: int) -> tuple[int, list[LentEntry]]:
+        """The loans that are held now, up to now, as today's."""
+        entries = []
+        for lease in ledger.leases.values():
+            if not lease.holds:
+                continue
+            request, ask = lease.request, lease.request.ask
+            ms = max(now - max(lease.granted_at_ms, since_ms), 0)
+            total = LentSum(
+                count=1,
+                cpu_milli_ms=ask.cpu_milli * ms,
+                memory_byte_ms=ask.memory_bytes * ms,
+                gpu_milli_ms=ask.gpu_milli * ms,
+                held=1,
+                held_cpu_milli=claimed_amount(lease, ResourceType.CPU),
+                held_memory_bytes=claimed_amount(lease, ResourceType.MEMORY),
+                held_gpu_milli=claimed_amount(lease, ResourceType.GPU),
+            )
+            entries.append(LentEntry(request.user, lease.node, request.target, now // DAY_MS, total))
+        return now, entries
+
+    now, held = await grid.read(living)
     over = await grid.query(lambda store: store.lent(since_ms=since_ms))
-    entries = [*map(_entry, over), *living]
-    rows = _rows(entries, by)
+    entries = [*map(_entry, over), *held]
+    lenders = _summed(entries, lambda entry: (entry.node,), ("node_id",))
+    borrowers = _summed(entries, lambda entry: (entry.user,), ("user",))
     if by == "day":
         days = await grid.query(lambda store: store.lent(since_ms=since_ms, by_day=True))
-        rows = _summed([*map(_entry, days), *living], lambda one: (_date(one.day),), ("day",))
-    return {
-        "since": viewer.time(since_ms),
-        "until": viewer.time(now),
-        "by": by or None,
-        "rows": rows,
-        "lenders": _summed(entries, lambda one: (one.node,), ("node_id",)),
-        "borrowers": _summed(entries, lambda one: (one.user,), ("user",)),
-        "total": _total(entries),
-    }
-
-
-def _rows(entries: list[LentEntry], by: str) -> list[View]:
-    if by == "user":
-        return _summed(entries, lambda one: (one.user,), ("user",))
-    if by == "node":
-        return _summed(entries, lambda one: (one.node,), ("node_id",))
-    return _summed(entries, lambda one: (one.node, one.user, one.target or None), ("node_id", "user", "target_node"))
+        rows = _summed([*map(_entry, days), *held], lambda entry: (_date(entry.day),), ("day",))
+    elif by:
+        rows = borrowers if by == "user" else lenders
+    else:
+        names = ("node_id", "user", "target_node")
+        rows = _summed(entries, lambda entry: (entry.node, entry.user, entry.target or None), names)
+    total = LentSum()
+    for entry in entries:
+        total.add(entry.sum)
+    return LendingReport(
+        since=viewer.time(since_ms),
+        until=viewer.time(now),
+        by=by or None,
+        rows=rows,
+        lenders=lenders,
+        borrowers=borrowers,
+        total=total.totals(),
+    )
 
 
 def _summed(
     entries: Iterable[LentEntry], key_of: Callable[[LentEntry], tuple[str | None, ...]], names: tuple[str, ...]
-) -> list[View]:
+) -> list[LendingRow]:
     """One row for each key, in order."""
     sums: dict[tuple[str | None, ...], LentSum] = {}
-    for one in entries:
-        sums.setdefault(key_of(one), LentSum()).add(one.sum)
-    ordered = sorted(sums, key=lambda key: tuple(part or "" for part in key))
-    return [{**dict(zip(names, key, strict=True)), **sums[key].view()} for key in ordered]
-
-
-def _total(entries: Iterable[LentEntry]) -> View:
-    total = LentSum()
-    for one in entries:
-        total.add(one.sum)
-    return total.view()
+    for entry in entries:
+        sums.setdefault(key_of(entry), LentSum()).add(entry.sum)
+    rows = []
+    for key in sorted(sums, key=lambda key: tuple(part or "" for part in key)):
+        named: dict[str, Any] = dict(zip(names, key, strict=True))
+        rows.append(LendingRow(**named, **asdict(sums[key].totals())))
+    return rows
 
 
 def _entry(row: LentRow) -> LentEntry:
     total = LentSum(row.count, row.cpu_milli_ms, row.memory_byte_ms, row.gpu_milli_ms)
     return LentEntry(row.user, row.node, row.target, row.day, total)
-
-
-def _living(ledger: Ledger, now: int, since_ms: int) -> list[LentEntry]:
-    """What is held now, up to now, as today's."""
-    entries = []
-    for lease in ledger.leases.values():
-        if not lease.holds:
-            continue
-        request, ask = lease.request, lease.request.ask
-        ms = max(now - max(lease.granted_at_ms, since_ms), 0)
-        total = LentSum(
-            1,
-            ask.cpu_milli * ms,
-            ask.memory_bytes * ms,
-            ask.gpu_milli * ms,
-            1,
-            *(
-                claimed_amount(lease, resource)
-                for resource in (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU)
-            ),
-        )
-        entries.append(LentEntry(request.user, lease.node, request.target, now // DAY_MS, total))
-    return entries
 
 
 def _date(day: int) -> str:

@@ -1,7 +1,8 @@
 """Tasks: submitted as jobs, handed out to the pull workers that ask, reported by them. Used by the socket.
 
-An answer that a task was handed out, or a report taken in, comes after that is durable. A report counts once, for the
-attempt of its fence, and only from the worker that was given it; any other changes nothing, and hears why.
+A task that is handed out, and a report that is taken in, is durable before the answer. A report counts once, for the
+attempt of its fence, and only from the worker that was given it; any other is answered with the reason and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,18 @@ from typing import Any
 import msgspec
 
 from distributed_grid.api import requests
-from distributed_grid.api.worker_resources import required_amounts, requirements_view
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.jobs import JobDetail, JobRow
+from distributed_grid.api.answers.tasks import (
+    AskWithdrawn,
+    AssignedTask,
+    TaskAssignment,
+    TaskList,
+    TaskReportAnswer,
+    TaskRow,
+)
+from distributed_grid.api.worker_resources import required_amounts
 from distributed_grid.control.grid import Grid, tasks_key
-from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AttemptEnded, JobSubmitted, NodeHeard, TaskAsked, TaskAskWithdrawn
 from distributed_grid.domain.jobs import MAX_DETAIL_CHARS, Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import FOREVER_MS, Request, WorkerKind
@@ -33,6 +43,7 @@ from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.endpoints import ADMIN, USER, endpoint
 from distributed_grid.server.prediction.job_sizing import JobSizer
 from distributed_grid.server.prediction.run_recording import command_shape
+from distributed_grid.server.services.leases import parse_label
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
 from distributed_grid.supervision import start_logged
@@ -55,7 +66,7 @@ class TaskService:
         self._waiting: dict[str, set[asyncio.Event]] = {}  # requests that wait for a task, by worker
 
     @endpoint(USER)
-    async def submit(self, op: requests.SubmitTask, caller: Caller) -> View:
+    async def submit(self, op: requests.SubmitTask, caller: Caller) -> JobDetail:
         """Queue a task; the same request id again gets the same one."""
         user = op.user or caller.user
         if user != caller.user and not caller.admin:
@@ -75,7 +86,7 @@ class TaskService:
             wait_ms=FOREVER_MS if op.wait_seconds is None else round(1000 * op.wait_seconds),
             team=caller.team if user == caller.user else "",
             strategy=Strategy.FITTEST,
-            labels=tuple(_label(word) for word in op.labels),
+            labels=tuple(parse_label(word) for word in op.labels),
             expects_ms=command.timeout_ms,
             limits_memory=True,
             runs_on=WorkerKind.ANY if op.argv else WorkerKind.PULL,
@@ -84,7 +95,7 @@ class TaskService:
         estimate = await self._estimate(op, command, user)
         answer = await self._grid.handle(JobSubmitted(task_id, command, request, op.retries, estimate))
         assert isinstance(answer, JobAnswer)
-        return {"job": self._viewer().job(answer.job), "reasons": list(answer.reasons)}
+        return JobDetail(job=JobRow.of(self._viewer(), answer.job), reasons=list(answer.reasons))
 
     async def _estimate(self, op: requests.SubmitTask, command: Command, user: str) -> JobEstimate | None:
         """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
@@ -101,7 +112,7 @@ class TaskService:
         return estimate
 
     @endpoint(ADMIN)
-    async def list(self, op: requests.ListTasks, caller: Caller) -> View:
+    async def list(self, op: requests.ListTasks, caller: Caller) -> TaskList:
         """The waiting tasks, the oldest first."""
 
         def waiting_task(ledger: Ledger, lease_id: str, now: int) -> list[Job]:
@@ -109,13 +120,13 @@ class TaskService:
             job = ledger.jobs.get(lease.job) if lease is not None and lease.state is LeaseState.ASKED else None
             return [job] if job is not None and job.request.runs_on is not WorkerKind.AGENT else []
 
-        found = await self._grid.read_each(
+        jobs = await self._grid.read_each(
             lambda ledger: [lease_id for *_, lease_id in ledger.waiting], waiting_task, limit=op.limit + 1
         )
-        return {"tasks": [_described(job) for job in found[: op.limit]], "more": len(found) > op.limit}
+        return TaskList([TaskRow.of(job) for job in jobs[: op.limit]], more=len(jobs) > op.limit)
 
     @endpoint(ADMIN)
-    async def take(self, op: requests.TakeTask, caller: Caller) -> View:
+    async def take(self, op: requests.TakeTask, caller: Caller) -> TaskAssignment:
         """The task that a worker is to run now, or None; the same one again until it is reported.
 
         Cancelled, because its connection is gone, it gives back whatever it was about to answer.
@@ -146,7 +157,7 @@ class TaskService:
             waiting.discard(changed)
             if not waiting:
                 self._waiting.pop(op.worker_id, None)
-        return {"task": task_view(job) if job is not None else None, "ask_id": op.ask_id}
+        return TaskAssignment(AssignedTask.of(job) if job is not None else None, op.ask_id)
 
     async def _give_back(self, op: requests.TakeTask, asking: asyncio.Task[Job | None] | None) -> None:
         if asking is not None:
@@ -155,11 +166,11 @@ class TaskService:
         await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
 
     @endpoint(ADMIN)
-    async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> View:
+    async def withdraw(self, op: requests.WithdrawAsk, caller: Caller) -> AskWithdrawn:
         """The answer with this `ask_id` was not delivered; another connection on which the worker asks does so again. A
         second call changes nothing."""
         await self._withdraw(op.worker_id, op.incarnation, op.ask_id)
-        return {"worker_id": op.worker_id}
+        return AskWithdrawn(op.worker_id)
 
     async def _withdraw(self, worker_id: str, incarnation: str, ask_id: str) -> None:
         await self._grid.handle_with_retry(TaskAskWithdrawn(worker_id, incarnation, ask_id))
@@ -180,7 +191,7 @@ class TaskService:
         return any(job.id not in op.running for job in self._grid.ledger.jobs_of(op.worker_id))
 
     @endpoint(ADMIN)
-    async def report(self, op: requests.ReportTask, caller: Caller) -> View:
+    async def report(self, op: requests.ReportTask, caller: Caller) -> TaskReportAnswer:
         """Close the attempt of a fence; one that is not running there any more is left as it is, and the answer says
         so. The same report again is accepted again; one that contradicts the first is not."""
         job = await self._find(op.task_id)
@@ -198,11 +209,11 @@ class TaskService:
             job = await self._find(op.task_id)
             attempt = next((one for one in job.attempts if one.fence == op.fence), None) if job is not None else None
         if job is None or attempt is None or attempt.outcome is None or attempt.outcome.ending is Ending.LOST:
-            why = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
-            return _not_accepted(f"this attempt of {op.task_id} was given up: {why}")
+            reason = attempt.outcome.detail if attempt is not None and attempt.outcome is not None else "it is over"
+            return _not_accepted(f"this attempt of {op.task_id} was given up: {reason}")
         if _contradicts(op, result, job, attempt):
-            said = "completed" if attempt.outcome.exit_code == 0 else "failed"
-            return _not_accepted(f"this attempt of {op.task_id} was reported before, as {said}: that report counts")
+            result = "completed" if attempt.outcome.exit_code == 0 else "failed"
+            return _not_accepted(f"this attempt of {op.task_id} was reported before, as {result}: that report counts")
         return _accepted(job, repeated=True)
 
     async def _find(self, task_id: str) -> Job | None:
@@ -218,38 +229,12 @@ class TaskService:
         return found if found is not None else next(iter(await self._grid.query(ended)), None)
 
 
-def task_view(job: Job) -> View:
-    """A task as its worker gets it: what it is about, its fence, and the reservation that it runs under."""
-    attempt = job.attempts[-1]
-    return {
-        **_described(job),
-        "worker_id": attempt.node,
-        "attempt": attempt.number,
-        "fence": attempt.fence,
-        "resource_reservation_id": attempt.lease_id,
-    }
+def _accepted(job: Job, *, repeated: bool) -> TaskReportAnswer:
+    return TaskReportAnswer(accepted=True, repeated=repeated, state=str(job.state))
 
 
-def _described(job: Job) -> View:
-    command = job.command
-    return {
-        "task_id": job.id,
-        "payload": msgspec.json.decode(command.payload or "{}"),
-        "command": list(command.argv),
-        "env": dict(command.env),
-        "timeout_seconds": command.timeout_ms / 1000,
-        "requirements": requirements_view(job.sized_request.ask),
-        "priority": job.request.priority.name.lower(),
-        "retries_left": job.retries_left,
-    }
-
-
-def _accepted(job: Job, *, repeated: bool) -> View:
-    return {"accepted": True, "repeated": repeated, "reason": None, "state": str(job.state)}
-
-
-def _not_accepted(reason: str) -> View:
-    return {"accepted": False, "repeated": False, "reason": reason, "state": None}
+def _not_accepted(reason: str) -> TaskReportAnswer:
+    return TaskReportAnswer(accepted=False, reason=reason)
 
 
 def _why_not(op: requests.ReportTask, job: Job | None) -> str:
@@ -261,19 +246,19 @@ def _why_not(op: requests.ReportTask, job: Job | None) -> str:
 
 
 def _contradicts(op: requests.ReportTask, result: str, job: Job, attempt: Attempt) -> bool:
-    """Whether a report says something else than the one that has closed this attempt; a result that a later attempt
-    has replaced is not compared."""
-    recorded, said = attempt.outcome, _outcome(op, attempt, attempt.started_at_ms, is_own=True)
+    """Whether a report differs from the one that has closed this attempt; a result that a later attempt has replaced is
+    not compared."""
+    recorded, reported = attempt.outcome, _outcome(op, attempt, attempt.started_at_ms, is_own=True)
     if recorded is None or recorded.ending not in (Ending.EXITED, Ending.OVER_LIMIT):
         return False  # the grid itself ended it: cancelled, or over its time
-    if (recorded.ending, recorded.exit_code) != (said.ending, said.exit_code):
+    if (recorded.ending, recorded.exit_code) != (reported.ending, reported.exit_code):
         return True
     return attempt is job.attempts[-1] and result != job.result
 
 
 def _outcome(op: requests.ReportTask, attempt: Attempt, now: int, *, is_own: bool) -> Outcome:
-    """How an attempt ended. What a worker of another user says that it used is not taken in: nobody has measured it,
-    and it would set the size of that user's next tasks."""
+    """The end of an attempt. The usage that a worker of another user reports is dropped: nobody has measured it, and it
+    would set the size of that user's next tasks."""
     over = op.over_limit and not op.succeeded
     return Outcome(
         Ending.OVER_LIMIT if over else Ending.EXITED,
@@ -290,10 +275,3 @@ def _json(value: Any, what: str) -> str:
     if len(text) > requests.MAX_PAYLOAD_BYTES:
         raise BadInput(f"{what} has {len(text):,} bytes as JSON, {requests.MAX_PAYLOAD_BYTES:,} are allowed")
     return text.decode()
-
-
-def _label(word: str) -> tuple[str, str]:
-    key, _, value = word.partition("=")
-    if not key:
-        raise BadInput(f"a label needs a key: {word!r}")
-    return key, value

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.views import View
 from distributed_grid.control.worker_views import budget_view, offer_view, plan_view, status_view, worker_view
 from distributed_grid.domain.events import Event, WorkerDrainRequested, WorkerRequested, WorkerTerminationRequested
 from distributed_grid.domain.ledger import Ledger

@@ -25,8 +25,7 @@ from distributed_grid.api.requests import FetchAgentPackage
 from distributed_grid.errors import GridError, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from distributed_grid.adapters.node.installation import InstallSources
-    from distributed_grid.adapters.node.wheels import Wheel
+    from distributed_grid.adapters.node.installation import InstallSources, Wheel
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 30)
 MAX_KINDS = 8
@@ -121,7 +120,7 @@ class AgentPackages:
 
 def machine_facts(op: FetchAgentPackage) -> NodeFacts:
     """What decides which wheels fit a machine. Refused where no version of the agent runs there."""
-    from distributed_grid.adapters.node.wheels import python_minor
+    from distributed_grid.adapters.node.installation import python_minor
 
     minor = python_minor(NodeFacts(op.python, op.machine, op.libc, op.libc_version))
     if not OLDEST_PYTHON <= minor <= NEWEST_PYTHON:
@@ -132,7 +131,7 @@ def machine_facts(op: FetchAgentPackage) -> NodeFacts:
 
 def merge_wheels(wheels: Sequence[Wheel]) -> bytes:
     """The files of wheels as they are installed, in one zip; the same wheels make the same bytes."""
-    from distributed_grid.adapters.node.wheels import zip_files
+    from distributed_grid.adapters.node.installation import zip_files
 
     files: dict[str, bytes] = {}
     for wheel in wheels:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import ScalingEvaluated, ScalingRulesSet
+from distributed_grid.domain.events import ScalingRequested, ScalingRulesSet
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
@@ -187,7 +187,7 @@ class Autoscaler:
         if self._expected is not None:
             self.warm = await self._expected.sample(self._grid.now_ms())
         ids = tuple(new_worker_id() for _ in range(MAX_STARTS))
-        answer = await self._grid.handle(ScalingEvaluated(ids, wall_ms(), self.warm))
+        answer = await self._grid.handle(ScalingRequested(ids, wall_ms(), self.warm))
         assert isinstance(answer, ScalingAnswer)
         plan = answer.plan
         if plan.action == "none":

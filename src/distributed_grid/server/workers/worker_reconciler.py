@@ -18,15 +18,15 @@ from functools import partial
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
-from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
+from distributed_grid.agent.machine_end import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (
     Event,
     StrayInstanceFound,
+    WallTimePassed,
     WorkerAsked,
     WorkerRulesSet,
-    WorkersChecked,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
@@ -196,7 +196,7 @@ class WorkerReconciler:
         """Compare workers with the time, and with each provider's list as often as there is something to learn."""
         if self._grid.ledger.workers or self._grid.ledger.offer_closures:
             before = await self._grid.read(budget_alarms)
-            await self._handle(WorkersChecked(wall_ms()))
+            await self._handle(WallTimePassed(wall_ms()))
             after = await self._grid.read(budget_alarms)
             for subject in after.keys() - before.keys():
                 self._on_alarm(subject, after[subject])

@@ -50,7 +50,7 @@ class Listener:
         """Join as gpu1 with a token that is bound to that name."""
         token_id, secret = new_token_id(), new_secret()
         self.tokens.add_grant(
-            JoinGrant(token_id, hash_of(secret), "gpu1", expires_ms=round(1000 * time.time()) + 60_000)
+            JoinGrant(id=token_id, hash=hash_of(secret), node="gpu1", expires_ms=round(1000 * time.time()) + 60_000)
         )
         token = JoinToken(("127.0.0.1:1",), "", token_id, secret).text()
         await self.admission.join(requests.JoinRequest(token, hash_of(key), "gpu1"))

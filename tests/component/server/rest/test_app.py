@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from distributed_grid.posix.peer_limits import MAX_REFUSALS, LimitedListener
+from distributed_grid.posix.sockets import MAX_REFUSALS, LimitedListener
 from distributed_grid.server.rest.app import UvicornServer
 
 SOON = {"headers": 0.5, "body": 0.5}
@@ -21,23 +24,20 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
 
 
-def small_app() -> FastAPI:
-    app = FastAPI()
+def small_app() -> Starlette:
+    async def get(request: Request) -> JSONResponse:
+        return JSONResponse({"said": "hello"})
 
-    @app.get("/")
-    async def get() -> dict[str, str]:
-        return {"said": "hello"}
-
-    @app.get("/slow")
-    async def slow() -> dict[str, str]:
+    async def slow(request: Request) -> JSONResponse:
         await asyncio.sleep(1.5)
-        return {"said": "at last"}
+        return JSONResponse({"said": "at last"})
 
-    @app.post("/")
-    async def post(request: Request) -> dict[str, int]:
-        return {"bytes": len(await request.body())}
+    async def post(request: Request) -> JSONResponse:
+        return JSONResponse({"bytes": len(await request.body())})
 
-    return app
+    return Starlette(
+        routes=[Route("/", get, methods=["GET"]), Route("/slow", slow), Route("/", post, methods=["POST"])]
+    )
 
 
 @asynccontextmanager

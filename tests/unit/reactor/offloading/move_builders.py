@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import Cause, CheckMove
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.moves import Move, MovedProcess, MoveEnd, Way
 from distributed_grid.domain.processes import ProcessIdentity
@@ -46,8 +47,8 @@ def hear_boot(scenario: Scenario, node: str, boot: str, machine: str = "m1-dir")
 
 def move_through(scenario: Scenario, until: MoveState, move_id: str = "move-1") -> Move:
     """Let a process's move go on without trouble until it is in this state."""
-    steps: dict[MoveState, events.Event] = {
-        MoveState.RESERVED: events.MoveChecked(move_id),
+    steps: dict[MoveState, Cause] = {
+        MoveState.RESERVED: CheckMove(move_id),
         MoveState.SHIPPED: events.MoveShipped(move_id, "ahead", 50),
         MoveState.FROZEN: events.MoveFrozen(move_id, 9_000, ("gpu1",)),
         MoveState.DECIDED: events.MoveDecided(move_id, ("gpu1",)),

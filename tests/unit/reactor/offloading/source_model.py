@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import Cause, CheckMove
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MovedProcess, Way
@@ -98,7 +99,7 @@ class Scene:
         self.in_flight: list[OrderMoveStep] = []
         self.running: dict[str, tuple[str, int, int, str]] = {}  # by lease: uid, number, fence, node
         self.over: dict[str, events.AttemptEnded] = {}
-        self.late: list[events.Event] = []
+        self.late: list[Cause] = []
         self.submitted: set[str] = set()
         self.completed: set[str] = set()
         self.cancelled: set[str] = set()
@@ -115,7 +116,7 @@ class Scene:
     def ledger(self) -> Ledger:
         return self.scenario.ledger
 
-    def handle(self, event: events.Event) -> None:
+    def handle(self, event: Cause) -> None:
         """Handle one event and send some of its effects."""
         try:
             result = step(self.ledger, event, self.scenario.now)
@@ -294,7 +295,7 @@ class Scene:
         self.advance(60_000)  # what stands still goes on by itself
 
 
-def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> events.Event:
+def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> Cause:
     if phase == "frozen":
         return events.MoveFrozen(move_id, 1_000, nodes)
     if phase == "decided":
@@ -303,4 +304,4 @@ def _event_of(phase: str, move_id: str, nodes: tuple[str, ...]) -> events.Event:
         return events.MoveDied(move_id, nodes)
     if phase in ("thawed", "gone"):
         return events.MoveThawed(move_id, phase, nodes, gone=phase == "gone")
-    return events.MoveChecked(move_id)
+    return CheckMove(move_id)

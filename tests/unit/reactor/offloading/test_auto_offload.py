@@ -15,7 +15,7 @@ from distributed_grid.domain.events import (
     NodeDrained,
     NodeForgotten,
     NodeResumed,
-    OffloadEvaluated,
+    OffloadPressureRead,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
@@ -186,7 +186,7 @@ def test_a_refusal_is_counted_and_not_an_error():
     grid.look(ash=900)
     grid.advance(60)
     readings = tuple(grid._reading(name, level) for name, level in (("ash", 900), ("birch", 0)))
-    records = grid.handle(OffloadEvaluated(readings, grid.rules, grid.offload, ("no-move",))).records
+    records = grid.handle(OffloadPressureRead(readings, grid.rules, grid.offload, ("no-move",))).records
     assert not grid.ledger.moves
     assert grid.ledger.auto_offload.failures == 1
     assert [(one.type, one.data["action"]) for one in records] == [("auto-offload", "refused")]
@@ -203,7 +203,7 @@ def test_without_an_id_left_nothing_moves_and_nothing_breaks():
     grid.look(ash=900)
     grid.advance(60)
     readings = tuple(grid._reading(name, level) for name, level in (("ash", 900), ("birch", 0)))
-    grid.handle(OffloadEvaluated(readings, grid.rules, grid.offload))
+    grid.handle(OffloadPressureRead(readings, grid.rules, grid.offload))
     assert not grid.ledger.moves
     assert not grid.ledger.degraded
 
@@ -296,7 +296,7 @@ def test_a_restart_of_the_control_plane_knows_degraded_nodes_and_undoes_them_whe
     assert pauses([*attempt_effects(stored)]) == {"r1": True}
     again = Looks(*apart("ash"), offload=OFF)
     again.ledger = stored
-    records = again.handle(OffloadEvaluated((), again.rules, OFF)).records
+    records = again.handle(OffloadPressureRead((), again.rules, OFF)).records
     assert kinds(records) == ["node-restored"]
     assert not stored.degraded
 
@@ -312,7 +312,7 @@ def test_switching_it_off_undoes_what_was_done_to_degraded_nodes_at_once():
 def test_without_sharing_everything_is_undone():
     grid = degraded_grid()
     grid.looks(2, ash=900)
-    assert kinds(grid.handle(OffloadEvaluated((), None, grid.offload)).records) == ["node-restored"]
+    assert kinds(grid.handle(OffloadPressureRead((), None, grid.offload)).records) == ["node-restored"]
 
 
 def test_a_node_that_leaves_the_grid_is_not_degraded_any_more():
@@ -345,7 +345,7 @@ def test_many_pressed_nodes_are_looked_at_in_several_steps_and_none_is_forgotten
     grid = Looks(*apart(*names))
     grid.looks(2, **full(*names))
     assert set(grid.ledger.degraded) == set(names)
-    first = step(grid.ledger, OffloadEvaluated((), grid.rules, grid.offload), grid.now)
+    first = step(grid.ledger, OffloadPressureRead((), grid.rules, grid.offload), grid.now)
     assert first.later == []  # nobody is known to be above
     readings = tuple(PressureReading(name, 900, 900, 900) for name in names)
-    assert step(grid.ledger, OffloadEvaluated(readings, grid.rules, grid.offload), grid.now).later
+    assert step(grid.ledger, OffloadPressureRead(readings, grid.rules, grid.offload), grid.now).later

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import CheckMove
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import MoveEnd, Way
@@ -226,7 +227,7 @@ def test_a_job_that_waits_for_room_is_left_where_automatic_offloading_is_switche
     scenario.handle(events.AutoOffloadSet(False, "ada"))
     assert scenario.ledger.moves["move-1"].state is MoveState.RESERVED
     scenario.ledger.apply([free])
-    result = scenario.handle(events.MoveChecked("move-1"))
+    result = scenario.handle(CheckMove("move-1"))
     if end is None:
         assert scenario.job("r1").state is JobState.STOPPING
     else:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
+from distributed_grid.domain.followups import CheckMove
 from distributed_grid.domain.moves import MoveConsent, MoveEnd
 from distributed_grid.domain.states import MoveState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
@@ -42,7 +43,7 @@ def test_reports_that_repeat_come_late_or_are_anothers_change_nothing(scenario):
         events.MoveRequested(a_process_move()),
         events.MoveResultsBrought("move-1", "other"),
         events.MoveReturned("move-1", 1, nodes=HERE),
-        events.MoveChecked("move-1"),
+        CheckMove("move-1"),
     ]
     move_through(scenario, MoveState.DEAD)
     before = scenario.ledger.rows()

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from distributed_grid.control.agent_messages import announced_end, order_of
 from distributed_grid.domain.events import (
     BlockAsked,
-    ScalingEvaluated,
+    ScalingRequested,
+    WallTimePassed,
     WorkerBooted,
     WorkerDrainRequested,
     WorkerEndAnnounced,
-    WorkersChecked,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.states import JobState, NodeState, WorkerState
@@ -63,7 +63,7 @@ class TakenScenario(ScalingScenario):
             self.now += round(1000 * seconds)
             for name in list(self.ledger.nodes):
                 self.heartbeat(name)
-        self.handle(WorkersChecked(self.wall_ms))
+        self.handle(WallTimePassed(self.wall_ms))
 
     def states(self, uid: str) -> tuple[JobState, str]:
         job = self.job(uid)
@@ -284,7 +284,7 @@ def test_a_machine_whose_time_is_over_is_terminated_and_its_job_runs_elsewhere()
     grid.announce(60)
     for _ in range(61):  # its machine is silent from here on
         grid.now += 1000
-        grid.handle(WorkersChecked(grid.wall_ms))
+        grid.handle(WallTimePassed(grid.wall_ms))
     assert (grid.worker.state, grid.worker.why) == (WorkerState.TERMINATING, "its time is over: spot notice")
     grid.end_terminating()
     assert grid.id not in grid.ledger.workers
@@ -325,7 +325,7 @@ def test_after_an_announced_end_nothing_new_is_placed_there(history: list[tuple[
             grid.announce(None, withdrawn=True)
         elif what == "evaluate":
             ids = tuple(f"x{number}-{one}" for one in range(3))
-            grid.handle(ScalingEvaluated(ids, grid.wall_ms))
+            grid.handle(ScalingRequested(ids, grid.wall_ms))
         else:
             grid.check(seconds=amount)
         if is_taken and what != "stay" and grid.id in grid.ledger.workers:

@@ -16,12 +16,12 @@ from distributed_grid.domain.events import (
     ListedInstance,
     NodeDrained,
     NodeResumed,
+    WallTimePassed,
     WorkerAsked,
     WorkerBooted,
     WorkerGone,
     WorkerRefused,
     WorkerRequested,
-    WorkersChecked,
     WorkersListed,
     WorkerTerminationRequested,
 )
@@ -151,7 +151,7 @@ def test_an_owner_who_wants_the_machine_back_gets_it_when_the_worker_is_gone(sce
     boot(scenario, a_worker())
     scenario.handle(NodeDrained("gpu1", "I need it", cooling=True))
     assert scenario.ledger.leases[host_lease_id("w1")].state is LeaseState.RELEASING
-    scenario.handle(WorkersChecked(WALL))
+    scenario.handle(WallTimePassed(WALL))
     assert scenario.ledger.workers["w1"].state is WorkerState.TERMINATING
     assert effects(scenario) == [TerminateWorker]
     scenario.handle(WorkerGone("w1", "removed", WALL))
@@ -162,7 +162,7 @@ def test_one_that_is_only_wanted_ends_at_once_when_its_host_is_needed(scenario):
     want(scenario, a_worker())
     scenario.handle(NodeDrained("gpu1", "I need it", cooling=True))
     assert effects(scenario) == []
-    scenario.handle(WorkersChecked(WALL))
+    scenario.handle(WallTimePassed(WALL))
     assert not scenario.ledger.workers
     assert not scenario.ledger.leases
 
@@ -171,7 +171,7 @@ def test_a_worker_whose_host_was_lost_is_terminated(scenario):
     boot(scenario, a_worker())
     scenario.handle(LeaseLost(host_lease_id("w1"), "gpu1 is gone"))
     assert host_lease_id("w1") not in scenario.ledger.leases
-    scenario.handle(WorkersChecked(WALL))
+    scenario.handle(WallTimePassed(WALL))
     worker = scenario.ledger.workers["w1"]
     assert (worker.state, worker.why) == (
         WorkerState.TERMINATING,
@@ -185,7 +185,7 @@ def test_worker_and_lease_survive_a_restart_together(scenario):
     again.handle(ControlPlaneStarted(2))
     assert again.ledger.leases[host_lease_id("w1")].state is LeaseState.ACTIVE
     again.heartbeat("gpu1")
-    again.handle(WorkersChecked(WALL))
+    again.handle(WallTimePassed(WALL))
     assert again.ledger.workers["w1"].state is WorkerState.BOOTING
 
 
@@ -219,7 +219,7 @@ def test_whatever_happens_a_worker_that_may_run_holds_its_lease(steps):
             "resume": NodeResumed("gpu1"),
             "end": WorkerTerminationRequested(name, "ada", "enough", WALL),
             "gone": WorkerGone(name, "removed", WALL),
-            "check": WorkersChecked(WALL),
+            "check": WallTimePassed(WALL),
         }
         try:
             if step == "job":

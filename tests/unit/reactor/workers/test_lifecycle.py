@@ -6,9 +6,9 @@ import pytest
 
 from distributed_grid.domain.events import (
     LeaseAsked,
+    WallTimePassed,
     WorkerDrainRequested,
     WorkerRequested,
-    WorkersChecked,
     WorkersListed,
     WorkerTerminationRequested,
 )
@@ -140,8 +140,8 @@ def test_a_budget_refuses_what_costs_nobody_knows_how_much() -> None:
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        (WorkerState.ASKED, WorkersChecked(BEGIN_MS + HOUR_MS)),
-        (WorkerState.BOOTING, WorkersChecked(BEGIN_MS + HOUR_MS)),
+        (WorkerState.ASKED, WallTimePassed(BEGIN_MS + HOUR_MS)),
+        (WorkerState.BOOTING, WallTimePassed(BEGIN_MS + HOUR_MS)),
         (WorkerState.TERMINATING, WorkersListed("scripted", BEGIN_MS + HOUR_MS, (), BEGIN_MS + HOUR_MS)),
         (
             WorkerState.JOINED,

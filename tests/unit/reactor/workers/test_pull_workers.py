@@ -28,7 +28,6 @@ from distributed_grid.domain.leases import WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim
-from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import BadInput, NotFound, Refused
@@ -86,7 +85,7 @@ def grid() -> Iterator[Workers]:
 
 def stored(result) -> list:
     """Durable rows of a step."""
-    return [row for row in result.changes if row.kind not in VOLATILE]
+    return [row for row in result.changes if not row.is_volatile]
 
 
 def state_of(grid: Workers, name: str = "w1") -> NodeState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distributed_grid.domain.events import (
     BlockAsked,
     OutputsCollected,
-    ScalingEvaluated,
+    ScalingRequested,
     ScalingRulesSet,
     WorkerDrainRequested,
 )
@@ -122,5 +122,5 @@ def test_an_evaluation_without_ids_starts_nothing() -> None:
     scenario = ScalingScenario(a_node("home", cores=1))
     scenario.ask(a_request("all", cores=1))
     scenario.ask(a_request("task", cores=1))
-    scenario.handle(ScalingEvaluated((), scenario.wall_ms))
+    scenario.handle(ScalingRequested((), scenario.wall_ms))
     assert not scenario.ledger.workers

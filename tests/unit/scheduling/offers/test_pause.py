@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.nodes import OfferRow
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, NodeDeclared
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease
@@ -64,8 +65,8 @@ def paused(scenario: Scenario) -> dict[str, OfferPause]:
     return {one.name: one for one in pauses(scenario.ledger.nodes["ash"], scenario.ledger.observations["ash"])}
 
 
-def listed(scenario: Scenario) -> dict[str, dict[str, object]]:
-    return {row["resource_type"]: row for row in Viewer(0).offers(scenario.ledger)}
+def listed(scenario: Scenario) -> dict[str, OfferRow]:
+    return {row.resource_type: row for row in OfferRow.of_node(Viewer(0), scenario.ledger, "ash")}
 
 
 def asked(scenario: Scenario, number: int = 1, **amounts: Any) -> Lease | None:
@@ -83,8 +84,8 @@ def test_a_node_that_is_53_percent_busy_lends_nothing_where_30_are_allowed() -> 
     beats(scenario, a_usage(cpu_outside=0.53), 20)
     assert asked(scenario, cores=2) is None
     row = listed(scenario)["cpu"]
-    assert (row["state"], row["mark_percent"], row["amount"]) == ("paused", 30.0, 4.7)
-    assert row["measured_percent"] == 35.4
+    assert (row.state, row.mark_percent, row.amount) == ("paused", 30.0, 4.7)
+    assert row.measured_percent == 35.4
     assert asked(scenario, memory_gb=2) is not None, "its memory is not above any mark"
 
 
@@ -193,7 +194,7 @@ def test_swings_flip_the_offer_of_a_node_less_often_than_the_mark_does() -> None
 def test_a_pause_ends_no_offer_and_a_long_one_becomes_a_withdrawal() -> None:
     scenario = a_machine(dwell_s=600)
     beats(scenario, a_usage(cpu_outside=0.6), 30)
-    assert listed(scenario)["cpu"]["state"] == "paused"
+    assert listed(scenario)["cpu"].state == "paused"
     beats(scenario, a_usage(cpu_outside=0.6), 200)
     assert "cpu" not in listed(scenario)
     assert scenario.ledger.offers["ash"].paused == ()
@@ -205,7 +206,7 @@ def test_memory_and_each_gpu_are_paused_by_their_own_marks() -> None:
     scenario = a_machine()
     beats(scenario, a_usage(memory_outside_gb=80), 30)
     assert list(paused(scenario)) == ["memory"]
-    assert (listed(scenario)["memory"]["state"], listed(scenario)["cpu"]["state"]) == ("paused", "open")
+    assert (listed(scenario)["memory"].state, listed(scenario)["cpu"].state) == ("paused", "open")
     scenario = a_machine()
     beats(scenario, Usage(gpus=(GpuUsage(0, 520), GpuUsage(1))), 30)
     assert list(paused(scenario)) == ["gpu0"]

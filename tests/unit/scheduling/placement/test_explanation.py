@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.agent.owner import yield_policy
-from distributed_grid.agent.owner.eviction import Borrowed, UsageSample, reclaim
-from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, QueueScanned
+from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample, reclaim
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked
+from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
@@ -238,7 +239,7 @@ def test_waiting_request_gets_its_choice_when_granted() -> None:
     assert waiting.choice is None
     granted = [record for record in scenario.release("r1").records if record.type == "granted"]
     assert granted[0].data["choice"].node == "ash"
-    assert scenario.handle(QueueScanned()).records == []
+    assert scenario.handle(ScanQueue()).records == []
 
 
 def test_preempting_choice_names_the_displaced_leases() -> None:

@@ -12,11 +12,11 @@ from distributed_grid.domain.events import (
     BlockAsked,
     NodeDrained,
     ScalingRulesSet,
+    WallTimePassed,
     WorkerDrainRequested,
     WorkerEndAnnounced,
     WorkerRefused,
     WorkerRulesSet,
-    WorkersChecked,
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.rebalancing import GRID_USER
@@ -111,7 +111,7 @@ def test_request_for_a_closed_type_is_demand_and_served_when_it_opens() -> None:
     assert scenario.evaluate(seconds=1).action == "none"
     assert "wide" in scenario.ledger.leases
     scenario.now += 180_000
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.evaluate(seconds=1).count == 1
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_never_came_starts_no_cooldown() -> None:
     closed = scenario.evaluate(seconds=1)
     assert (closed.action, "not today; not tried for" in closed.reason) == ("none", True)
     scenario.advance(180)
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.evaluate(seconds=1).count == 1
 
 
@@ -251,8 +251,8 @@ def test_without_money_for_both_the_replacement_waits_until_the_old_one_is_gone(
     assert f"1 job has to leave {old}, which ends in 60 s: spot notice" in plan.reason
     assert "scaling.budget_per_hour is $0.15; the replacement waits until it is gone" in plan.reason
     scenario.now += 61_000
-    scenario.handle(WorkersChecked(scenario.wall_ms))
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     scenario.end_terminating()
     assert old not in scenario.ledger.workers
     plan = scenario.evaluate(seconds=1)
@@ -280,7 +280,7 @@ def test_the_replacement_is_not_given_back_because_there_are_too_many() -> None:
     scenario.now += 61_000
     for name in (new, "home"):
         scenario.heartbeat(name)
-    scenario.handle(WorkersChecked(scenario.wall_ms))
+    scenario.handle(WallTimePassed(scenario.wall_ms))
     assert scenario.ledger.workers[old].state is WorkerState.TERMINATING
     plan = scenario.evaluate(seconds=1)
     assert plan.action == "none", plan.reason

@@ -48,13 +48,15 @@ def tokens(tmp_path: Path, wall: Wall) -> TokenStore:
 
 def a_grant(tokens: TokenStore, *, node: str = "", minutes: int = 60) -> tuple[str, str]:
     token_id, secret = new_token_id(), new_secret()
-    tokens.add_grant(JoinGrant(token_id, hash_of(secret), node, expires_ms=tokens.now_ms() + minutes * 60_000))
+    tokens.add_grant(
+        JoinGrant(id=token_id, hash=hash_of(secret), node=node, expires_ms=tokens.now_ms() + minutes * 60_000)
+    )
     return token_id, secret
 
 
 def a_token(tokens: TokenStore, user: str = "ana", expires_ms: int = 0) -> str:
     token_id, secret = new_token_id(), new_secret()
-    tokens.add(UserToken(token_id, hash_of(secret), user, expires_ms=expires_ms))
+    tokens.add(UserToken(id=token_id, hash=hash_of(secret), user=user, expires_ms=expires_ms))
     return bearer_text(token_id, secret)
 
 
@@ -150,11 +152,11 @@ def test_a_token_that_is_not_there_cannot_be_revoked(tokens: TokenStore, name: s
 
 
 def test_making_the_same_token_twice_makes_one_and_another_under_its_id_is_refused(tokens: TokenStore) -> None:
-    token = UserToken(new_token_id(), hash_of("s"), "ana")
+    token = UserToken(id=new_token_id(), hash=hash_of("s"), user="ana")
     assert tokens.add(token) == tokens.add(token)
     assert len(tokens.tokens()) == 1
     with pytest.raises(Conflict):
-        tokens.add(UserToken(token.id, hash_of("t"), "ana"))
+        tokens.add(UserToken(id=token.id, hash=hash_of("t"), user="ana"))
 
 
 def test_a_join_token_is_good_for_one_key_and_its_lost_answer_is_had_again(tokens: TokenStore) -> None:

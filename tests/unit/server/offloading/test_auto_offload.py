@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared, TimePassed
 from distributed_grid.domain.moves import OffloadRules
 from distributed_grid.domain.nodes import Usage

@@ -42,14 +42,14 @@ def tell(folder: Path, story: Story) -> None:
 
 def test_a_job_without_stated_needs_gets_one_core_and_a_limit(tmp_path: Path) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
-        job = (await cluster.submit("j1", argv=TRAIN))["job"]
-        assert job["resources"]["cpu_cores"] == 1
-        assert 0.29 <= job["resources"]["memory_gb"] <= 0.5
-        assert job["sizing"]["samples"] == 6
-        assert job["sizing"]["tier"] == "statistics"
-        assert job["sizing"]["memory_gb"] == job["sizing"]["limits_gb"][0] == job["attempts"][0]["memory_limit_gb"]
-        assert len(job["sizing"]["limits_gb"]) == 1 + MAX_RERUNS
-        assert job["expected_seconds"] == 30
+        job = (await cluster.submit("j1", argv=TRAIN)).job
+        assert job.resources.cpu_cores == 1
+        assert 0.29 <= job.resources.memory_gb <= 0.5
+        assert job.sizing.samples == 6
+        assert job.sizing.tier == "statistics"
+        assert job.sizing.memory_gb == job.sizing.limits_gb[0] == job.attempts[0].memory_limit_gb
+        assert len(job.sizing.limits_gb) == 1 + MAX_RERUNS
+        assert job.expected_seconds == 30
 
     tell(tmp_path, story)
 
@@ -65,19 +65,19 @@ def test_a_job_without_stated_needs_gets_one_core_and_a_limit(tmp_path: Path) ->
 )
 def test_a_job_with_stated_needs_gets_what_it_says(tmp_path: Path, needs: dict[str, Any]) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
-        job = (await cluster.submit("j1", argv=TRAIN, **needs))["job"]
-        assert job["sizing"] is None
-        assert job["resources"]["memory_gb"] == (2 if "memory" in str(needs) else 0)
-        assert job["expected_seconds"] == 30
+        job = (await cluster.submit("j1", argv=TRAIN, **needs)).job
+        assert job.sizing is None
+        assert job.resources.memory_gb == (2 if "memory" in str(needs) else 0)
+        assert job.expected_seconds == 30
 
     tell(tmp_path, story)
 
 
 def test_a_command_that_nobody_knows_gets_no_limit(tmp_path: Path) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
-        job = (await cluster.submit("j1", argv=["python3", "other.py"]))["job"]
-        assert (job["sizing"], job["expected_seconds"]) == (None, None)
-        assert (await cluster.submit("j2", "bob", argv=TRAIN))["job"]["sizing"] is None  # his runs are his own
+        job = (await cluster.submit("j1", argv=["python3", "other.py"])).job
+        assert (job.sizing, job.expected_seconds) == (None, None)
+        assert (await cluster.submit("j2", "bob", argv=TRAIN)).job.sizing is None  # his runs are his own
 
     tell(tmp_path, story)
 
@@ -86,23 +86,23 @@ def test_a_dry_run_says_how_it_would_be_sized(tmp_path: Path) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
         dry = await cluster.submit("j1", argv=TRAIN, dry_run=True)
         real = await cluster.submit("j1", argv=TRAIN)
-        assert dry["job"]["sizing"] == real["job"]["sizing"] is not None
-        explained = await cluster.explain(real["job"]["uid"])
-        assert explained["job"]["sizing"] == real["job"]["sizing"]
+        assert dry.job.sizing == real.job.sizing is not None
+        explained = await cluster.explain(real.job.uid)
+        assert explained.job.sizing == real.job.sizing
 
     tell(tmp_path, story)
 
 
 def test_the_same_request_again_is_the_same_job_after_the_grid_has_learned_more(tmp_path: Path) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
-        first = (await cluster.submit("j1", argv=TRAIN))["job"]
+        first = (await cluster.submit("j1", argv=TRAIN)).job
         await learn_runs(prediction, TRAIN, *range(900, 930))
-        again = (await cluster.submit("j1", argv=TRAIN))["job"]
+        again = (await cluster.submit("j1", argv=TRAIN)).job
         assert again == first
         await cluster.starts("j1")
         await cluster.ends("j1")
-        ended = (await cluster.submit("j1", argv=TRAIN))["job"]
-        assert (ended["state"], ended["sizing"]) == ("ended", first["sizing"])
+        ended = (await cluster.submit("j1", argv=TRAIN)).job
+        assert (ended.state, ended.sizing) == ("ended", first.sizing)
 
     tell(tmp_path, story)
 

@@ -152,7 +152,7 @@ def test_a_follower_that_fails_stops_nobody(tmp_path: Path, caplog: pytest.LogCa
             raise ZeroDivisionError
 
         cluster.grid.follow(fail)
-        assert (await cluster.submit("j1", argv=TOOL))["job"]["state"] == "assigned"
+        assert (await cluster.submit("j1", argv=TOOL)).job.state == "assigned"
 
     tell(tmp_path, story)
     assert "a follower of changes failed" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.api import requests
-from distributed_grid.control.views import Viewer
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.prediction.task_runs import TaskRun, Tier, TierSettings, task_shape
 from distributed_grid.server.access.tokens import Caller

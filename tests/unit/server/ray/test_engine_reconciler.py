@@ -9,8 +9,8 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineRegistered, HeartbeatReceived, LeaseAsked, NodeDeclared
 from distributed_grid.domain.nodes import Usage
@@ -61,7 +61,7 @@ class RayGrid:
 
     async def extend(self, request_id: str, seconds: float) -> str:
         op = requests.ExtendLease(request_id, "r1", seconds)
-        return str((await self.leases.extend(op, ADA))["allocation"]["expires_at"])
+        return str((await self.leases.extend(op, ADA)).allocation.expires_at)
 
 
 def run(scenario: Callable[[RayGrid], Awaitable[None]], engine_seconds: float = 5.0) -> None:

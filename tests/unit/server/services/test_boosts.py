@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api import requests
+from distributed_grid.api.answers.boosts import BoostRow
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.domain.events import LeaseAsked, NodeDrained, PullWorkerRegistered
 from distributed_grid.domain.leases import Request
@@ -48,14 +49,14 @@ class BoostGrid(InProcessGrid):
             is_stopping=self.stopping,
         )
 
-    async def boost(self, name: str, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
+    async def boost(self, name: str, caller: Caller = ANN, **fields: Any) -> BoostRow:
         message = {"request_id": name, "target": "master", "resource_type": "cpu", "amount": 1, **fields}
         answer = await self.boosts.request_and_wait(requests.convert(message, requests.RequestBoost), caller)
-        found: dict[str, Any] = answer["boost"]
-        return found
+        assert answer.boost is not None
+        return answer.boost
 
     async def names(self, node: str = "") -> list[str]:
-        return [boost["boost_id"] for boost in (await self.boosts.list(requests.ListBoosts(node), ADMIN))["boosts"]]
+        return [boost.boost_id for boost in (await self.boosts.list(requests.ListBoosts(node), ADMIN)).boosts]
 
 
 Scenario = Callable[[BoostGrid], Awaitable[None]]
@@ -96,10 +97,10 @@ def test_a_pull_worker_is_no_other_node_that_could_lend_a_boost(tmp_path: Path) 
 def test_a_boost_comes_from_another_node_and_lasts_an_hour(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         boost = await cluster.boost("b1", amount=2.5, priority="critical")
-        assert boost["source_node"] in ("ash", "birch")
-        assert (boost["target_node"], boost["amount"], boost["priority"]) == ("master", 2.5, "urgent")
-        assert (boost["state"], boost["is_active"], boost["enforced_by"]) == ("active", True, "grid")
-        assert boost["placement_group"] is None
+        assert boost.source_node in ("ash", "birch")
+        assert (boost.target_node, boost.amount, boost.priority) == ("master", 2.5, "urgent")
+        assert (boost.state, boost.is_active, boost.enforced_by) == ("active", True, "grid")
+        assert boost.placement_group is None
         lease = await cluster.grid.read(lambda ledger, now: ledger.leases["b1"])
         assert lease.ends_at_ms - lease.granted_at_ms == 3_600_000
         assert await cluster.boost("b1", amount=2.5, priority="critical") == boost, "the same id is the same boost"
@@ -113,12 +114,12 @@ def test_where_the_preferred_source_is_full_another_node_lends_and_the_reason_is
         fields = {"target": "master", "resource_type": "cpu", "amount": 2, "source": "birch"}
         op = requests.convert({"request_id": "b2", **fields}, requests.RequestBoost)
         answer = await cluster.boosts.request_and_wait(op, ANN)
-        assert answer["boost"]["source_node"] == "ash"
-        assert answer["note"] == "ash lends it instead of birch: 1 core free, 2 cores asked"
+        assert answer.boost.source_node == "ash"
+        assert answer.note == "ash lends it instead of birch: 1 core free, 2 cores asked"
         preferred = requests.convert({"request_id": "b3", **fields, "amount": 1}, requests.RequestBoost)
-        assert (await cluster.boosts.request_and_wait(preferred, ANN))["note"] is None
+        assert (await cluster.boosts.request_and_wait(preferred, ANN)).note is None
         dry = requests.convert({"request_id": "b4", **fields, "dry_run": True}, requests.RequestBoost)
-        assert (await cluster.boosts.request_and_wait(dry, ANN))["note"] == "ash lends it instead of birch"
+        assert (await cluster.boosts.request_and_wait(dry, ANN)).note == "ash lends it instead of birch"
         with pytest.raises(BadInput, match="name one"):
             await cluster.boost("b5", only=True)
 
@@ -127,7 +128,7 @@ def test_where_the_preferred_source_is_full_another_node_lends_and_the_reason_is
 
 def test_the_source_is_honoured_or_the_reason_told(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
-        assert (await cluster.boost("b1", source="birch", amount=3))["source_node"] == "birch"
+        assert (await cluster.boost("b1", source="birch", amount=3)).source_node == "birch"
         with pytest.raises(
             Refused, match=r"^No nodes have sufficient available resources: birch: 1 core free, 2 cores"
         ):
@@ -181,7 +182,7 @@ def test_who_stands_in_line_gets_it_or_hears_why_not(run_scenario: Any) -> None:
         with pytest.raises(TimedOut, match=r"^No nodes have sufficient available resources: waited 5 s: .*ash: 0 GPUs"):
             await vain
         await cluster.boosts.release(requests.ReleaseBoost("b1"), ANN)
-        assert (await waiting)["boost_id"] == "b2"
+        assert (await waiting).boost_id == "b2"
 
     run_scenario(scenario)
 
@@ -194,14 +195,14 @@ def test_a_boost_that_ends_before_it_can_be_used_is_refused(run_scenario: Any) -
         asked = asyncio.create_task(cluster.boost("b1", resource_type="gpu", priority="critical"))
         while not await cluster.grid.read(lambda ledger, now: "b1" in ledger.leases):
             await asyncio.sleep(0)
-        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN))["boost"]["state"] == "reserving", (
+        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN)).boost.state == "reserving", (
             "its victim has not gone yet"
         )
         await cluster.handle(NodeDrained("ash", "ash is wanted back", cooling=True))
         with pytest.raises(Refused, match=r"^No nodes have sufficient available resources: ash: ash is wanted back"):
             await asked
         again = await cluster.boost("b1", resource_type="gpu", priority="critical")
-        assert (again["state"], again["reason"]) == ("ended", "reclaimed"), "asked again, it is what it was"
+        assert (again.state, again.reason) == ("ended", "reclaimed"), "asked again, it is what it was"
 
     run_scenario(scenario)
 
@@ -227,8 +228,8 @@ def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(run_scenario: 
         await cluster.boost("b2", resource_type="memory", amount=2)
         await cluster.boost("b3", amount=0.25, target="ash")
         found = await cluster.boosts.list(requests.ListBoosts(), ADMIN)
-        assert (found["active_boosts"], found["totals"]) == (3, {"cpu": 1.75, "memory": 2.0})
-        assert found["warnings"] == []
+        assert (found.active_boosts, found.totals) == (3, {"cpu": 1.75, "memory": 2.0})
+        assert found.warnings == []
         assert await cluster.names("ash") == ["b3"]
         with pytest.raises(NotFound, match="no boost is called 'plain'"):
             await cluster.boosts.get(requests.GetBoost("plain"), ADMIN)
@@ -243,10 +244,10 @@ def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_sce
         with pytest.raises(Ambiguous, match="'aaaa' fits several: aaaa1, aaaa2"):
             await cluster.boosts.release(requests.ReleaseBoost("aaaa"), ANN)
         for _ in range(2):
-            over = (await cluster.boosts.release(requests.ReleaseBoost("bbbb"), ANN))["boost"]
-            assert (over["boost_id"], over["state"], over["reason"]) == ("bbbb1", "ended", "released")
+            over = (await cluster.boosts.release(requests.ReleaseBoost("bbbb"), ANN)).boost
+            assert (over.boost_id, over.state, over.reason) == ("bbbb1", "ended", "released")
         await cluster.boosts.release(requests.ReleaseBoost("aaaa2"), ANN)
-        assert (await cluster.boosts.get(requests.GetBoost("aaaa"), ADMIN))["boost"]["boost_id"] == "aaaa1", (
+        assert (await cluster.boosts.get(requests.GetBoost("aaaa"), ADMIN)).boost.boost_id == "aaaa1", (
             "living ones come first"
         )
         for short in ("", "a", "aaa"):
@@ -263,13 +264,13 @@ def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_sce
 def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         first = await cluster.boost("b1", duration_seconds=10)
-        longer = (await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN))["boost"]
-        assert longer["expires_at"] > first["expires_at"]
+        longer = (await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN)).boost
+        assert str(longer.expires_at) > str(first.expires_at)
         await cluster.later(29)
         assert await cluster.names() == ["b1"]
         await cluster.later(2)
         assert await cluster.names() == []
-        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN))["boost"]["reason"] == "expired"
+        assert (await cluster.boosts.get(requests.GetBoost("b1"), ADMIN)).boost.reason == "expired"
         with pytest.raises(NotFound):
             await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN)
 
@@ -278,9 +279,9 @@ def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: An
 
 def test_a_dry_run_says_who_would_lend_and_lends_nothing(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
-        op = requests.RequestBoost("b1", "master", "gpu", 1, dry_run=True)
+        op = requests.RequestBoost(request_id="b1", target="master", resource_type="gpu", amount=1, dry_run=True)
         answer = await cluster.boosts.request_and_wait(op, ANN)
-        assert (answer["boost"], answer["decision"]["node_id"]) == (None, "ash")
+        assert (answer.boost, answer.decision.node_id) == (None, "ash")
         assert await cluster.names() == []
 
     run_scenario(scenario)
@@ -289,9 +290,9 @@ def test_a_dry_run_says_who_would_lend_and_lends_nothing(run_scenario: Any) -> N
 def test_rest_does_not_wait(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         await cluster.boost("b1", resource_type="gpu")
-        op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
+        op = requests.RequestBoost(request_id="b2", target="master", resource_type="gpu", amount=1, wait_seconds=60)
         answer = await cluster.boosts.request(op, ANN)
-        assert (answer["boost"]["state"], answer["boost"]["is_active"]) == (str(LeaseState.ASKED), False)
+        assert (answer.boost.state, answer.boost.is_active) == (str(LeaseState.ASKED), False)
 
     run_scenario(scenario)
 
@@ -303,20 +304,20 @@ def test_what_the_rebalancer_holds_is_a_boost_that_everybody_may_use_and_nobody_
         await cluster.grid.handle(LeaseAsked(request))
         assert await cluster.names("master") == ["auto-master-cpu-1"]
         carved = await cluster.submit("aaaa1", amount=0.5, target="master")
-        assert carved["decision"]["reasoning"][0].endswith("carved out of auto-master-cpu-1")
-        (found,) = (await cluster.boosts.list(requests.ListBoosts(), ADMIN))["boosts"]
-        assert (found["automatic"], found["amount"], found["used_amount"]) == (True, 1.5, 0.5)
+        assert carved.decision.reasoning[0].endswith("carved out of auto-master-cpu-1")
+        (found,) = (await cluster.boosts.list(requests.ListBoosts(), ADMIN)).boosts
+        assert (found.automatic, found.amount, found.used_amount) == (True, 1.5, 0.5)
         with pytest.raises(Forbidden):
             await cluster.boosts.release(requests.ReleaseBoost("auto-master-cpu-1"), ANN)
         ran = await cluster.boosts.run(
             requests.RunInBoost(request_id="bbbb1", boost_id="auto-mast", argv=("true",)), ANN
         )
-        assert (ran["job"]["user"], ran["job"]["node_id"]) == ("ann", found["source_node"])
-        assert (await cluster.boosts.get(requests.GetBoost("auto-mast"), ADMIN))["boost"]["used_amount"] == 2.0
+        assert (ran.job.user, ran.job.node_id) == ("ann", found.source_node)
+        assert (await cluster.boosts.get(requests.GetBoost("auto-mast"), ADMIN)).boost.used_amount == 2.0
         with pytest.raises(Refused, match="in use by"):
             await cluster.boosts.run(requests.RunInBoost(request_id="cccc1", boost_id="auto-mast", argv=("true",)), ANN)
         own = await cluster.boost("dddd1")
-        assert (own["automatic"], own["used_amount"]) == (False, None)
+        assert (own.automatic, own.used_amount) == (False, None)
 
     run_scenario(scenario)
 

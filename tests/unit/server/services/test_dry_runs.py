@@ -81,7 +81,7 @@ def test_an_id_that_was_used_before_is_told_as_it_would_be() -> None:
         await cluster.ask("r1")
         await cluster.handle(LeaseReleased("r1", "ann"))
         over = await cluster.ask("r1", dry_run=True)
-        assert over["allocation"]["state"] == "ended"
+        assert over.allocation.state == "ended"
         assert over == await cluster.ask("r1")
         for dry_run in (True, False):
             with pytest.raises(Conflict, match="used before"):
@@ -94,15 +94,13 @@ def test_an_id_that_was_used_before_is_told_as_it_would_be() -> None:
 def test_the_decision_has_the_same_shape_whether_it_goes_or_waits() -> None:
     async def scenario() -> None:
         cluster = await InProcessGrid().open(a_node("ash", cores=4), a_node("elm", cores=2))
-        goes = (await cluster.submit("r1", amount=4, dry_run=True))["decision"]
+        goes = (await cluster.submit("r1", amount=4, dry_run=True)).decision
         await cluster.ask("r2", amount=4, duration_seconds=600)
-        waits = (await cluster.ask("r3", amount=3, dry_run=True))["decision"]
-        fields = {"node_id", "strategy", "confidence", "reasoning", "alternatives", "scores", "estimated_start"}
-        assert set(goes) == set(waits) == fields
-        assert (goes["node_id"], goes["confidence"], goes["strategy"]) == ("ash", 1.0, "load_balanced")
-        assert (waits["node_id"], waits["confidence"], waits["alternatives"]) == (None, 0.0, [])
-        assert waits["reasoning"] == ["ash: 0 cores free, 3 cores asked", "elm: 2 cores at most, 3 cores asked"]
-        assert waits["estimated_start"] == cluster.viewer.time(cluster.clock.ms + 600_000)
+        waits = (await cluster.ask("r3", amount=3, dry_run=True)).decision
+        assert (goes.node_id, goes.confidence, goes.strategy) == ("ash", 1.0, "load_balanced")
+        assert (waits.node_id, waits.confidence, waits.alternatives) == (None, 0.0, [])
+        assert waits.reasoning == ["ash: 0 cores free, 3 cores asked", "elm: 2 cores at most, 3 cores asked"]
+        assert waits.estimated_start == cluster.viewer.time(cluster.clock.ms + 600_000)
         await cluster.grid.stop()
 
     asyncio.run(scenario())

@@ -63,15 +63,15 @@ def test_a_job_without_a_wait_limit_is_still_queued_after_forty_days() -> None:
         await setting.starts("holder")
         patient = await setting.submit("patient", wait_seconds=None)
         usual = await setting.submit("usual")
-        assert (patient["job"]["wait_seconds"], usual["job"]["wait_seconds"]) == (None, 300)
-        assert (await setting.explain("patient"))["waiting"]["gives_up_at"] is None
-        assert (await setting.explain("usual"))["waiting"]["gives_up_at"] is not None
+        assert (patient.job.wait_seconds, usual.job.wait_seconds) == (None, 300)
+        assert (await setting.explain("patient")).waiting.gives_up_at is None
+        assert (await setting.explain("usual")).waiting.gives_up_at is not None
         for _ in range(40):
             await setting.later(86_400)
-        assert (await setting.jobs.get(requests.GetJob("usual"), ADMIN))["job"]["outcome"] == "waited_too_long"
-        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN))["job"]["state"] == "queued"
+        assert (await setting.jobs.get(requests.GetJob("usual"), ADMIN)).job.outcome == "waited_too_long"
+        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN)).job.state == "queued"
         await setting.ends("holder")
-        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN))["job"]["state"] == "assigned"
+        assert (await setting.jobs.get(requests.GetJob("patient"), ADMIN)).job.state == "assigned"
 
     asyncio.run(InProcessGrid().run(scenario))
 
@@ -98,8 +98,8 @@ def test_a_list_says_whether_jobs_that_ended_are_left_out_of_it() -> None:
             2: (3, True),
             5: (4, False),
         }
-        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("bob")))["uids"] == ["live"]
-        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("ann")))["uids"] == []
+        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("bob"))).uids == ["live"]
+        assert (await setting.jobs.list_live(requests.ListLiveJobs(), Caller("ann"))).uids == []
 
     asyncio.run(InProcessGrid().run(scenario))
 
@@ -109,9 +109,9 @@ def test_a_job_that_is_not_placed_on_its_preferred_node_says_where_and_why() -> 
         setting = InProcessGrid()
         await setting.open(a_node("ash", cores=1), a_node("elm", cores=4))
         taken = await setting.submit("r1", amount=2, resource_type="cpu", prefer=["ash"])
-        assert taken["note"] == "placed on elm instead of ash (ash: 1 core at most, 2 cores asked)"
-        assert (await setting.submit("r2", amount=1, resource_type="cpu", prefer=["ash"]))["note"] is None
-        assert (await setting.submit("r3", amount=1, resource_type="cpu"))["note"] is None
+        assert taken.note == "placed on elm instead of ash (ash: 1 core at most, 2 cores asked)"
+        assert (await setting.submit("r2", amount=1, resource_type="cpu", prefer=["ash"])).note is None
+        assert (await setting.submit("r3", amount=1, resource_type="cpu")).note is None
         await setting.grid.stop()
 
     asyncio.run(scenario())

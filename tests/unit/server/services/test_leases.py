@@ -63,8 +63,8 @@ def test_a_second_release_says_when_the_lease_ended() -> None:
         released_at = cluster.viewer.time(cluster.clock.now_ms())
         await cluster.later(60)
         again = await cluster.leases.release(release, Caller("ann"))
-        assert (first["already_ended_at"], again["already_ended_at"]) == (None, released_at)
-        assert first["allocation"]["reason"] == again["allocation"]["reason"] == "released"
+        assert (first.already_ended_at, again.already_ended_at) == (None, released_at)
+        assert first.allocation.reason == again.allocation.reason == "released"
         await cluster.grid.stop()
 
     asyncio.run(scenario())

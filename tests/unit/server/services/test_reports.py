@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.api.answers.common import Viewer
+from distributed_grid.api.answers.reports import LentTotals
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.ports import Store
@@ -115,8 +116,8 @@ def a_store(kind: str, folder: Path) -> Store:
     return InMemoryStore() if kind == "memory" else SqliteStore(folder / "grid.db")
 
 
-def amounts(row: dict[str, Any]) -> list[float]:
-    return [row[name] for name in ("leases", "core_hours", "gb_hours", "gpu_hours", "held_leases")]
+def amounts(row: LentTotals) -> list[float]:
+    return [getattr(row, name) for name in ("leases", "core_hours", "gb_hours", "gpu_hours", "held_leases")]
 
 
 def in_hours(sums: list[int]) -> list[float]:
@@ -141,9 +142,9 @@ def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path
             ):
                 found = await lending_report(history.grid, viewer, since_ms=since_ms, by=by)
                 expected = history.by_hand(since_ms, *keys)
-                shown = {tuple(row[key] for key in keys): amounts(row) for row in found["rows"]}
+                shown = {tuple(getattr(row, key) for key in keys): amounts(row) for row in found.rows}
                 assert shown == {key: in_hours(sums) for key, sums in expected.items()}
-                assert amounts(found["total"]) == in_hours(history.by_hand(since_ms)[()])
+                assert amounts(found.total) == in_hours(history.by_hand(since_ms)[()])
         await history.grid.stop()
         store.close()
 
@@ -156,8 +157,9 @@ def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -
         await history.happen(40)
         found = await lending_report(history.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
         expected = history.by_hand(BEGIN_MS, "day")
-        assert [row["day"] for row in found["rows"]] == sorted(row["day"] for row in found["rows"])
-        assert [amounts(row) for row in found["rows"]] == [in_hours(expected[key]) for key in sorted(expected)]
+        days = [str(row.day) for row in found.rows]
+        assert days == sorted(days)
+        assert [amounts(row) for row in found.rows] == [in_hours(expected[key]) for key in sorted(expected)]
         await history.grid.stop()
 
     asyncio.run(scenario())
@@ -187,8 +189,8 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
         await grid.handle(HeartbeatReceived("ash", Usage()))
         await grid.handle(LeaseAsked(a_request("r1", cores=1.5, memory_gb=2, gpus=1)))
         clock.ms += 2 * HOUR_MS
-        (row,) = (await lending_report(grid, Viewer(0), since_ms=BEGIN_MS - DAY_MS, by=""))["rows"]
-        assert row == {
+        (row,) = (await lending_report(grid, Viewer(0), since_ms=BEGIN_MS - DAY_MS, by="")).rows
+        assert to_builtins(row) == {
             "node_id": "ash",
             "user": "ada",
             "target_node": None,
@@ -215,7 +217,7 @@ def test_who_only_waited_had_nothing() -> None:
         await grid.handle(LeaseReleased("r1", "ada"))
         await grid.handle(LeaseAsked(a_request("r2", cores=1)))
         found = await lending_report(grid, Viewer(0), since_ms=1, by="")
-        assert (found["rows"], found["total"]["leases"]) == ([], 0)
+        assert (found.rows, found.total.leases) == ([], 0)
         await grid.stop()
 
     asyncio.run(scenario())

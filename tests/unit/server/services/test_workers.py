@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
+from distributed_grid.api.answers.common import Viewer
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -122,7 +122,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_repeated_request_starts_each_worker_once_also_when_it_is_gone(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
-        op = requests.CreateWorkers(("worker-aaaa1111",))
+        op = requests.CreateWorkers(worker_ids=("worker-aaaa1111",))
         await parts.service.create(op, OWNER)
         await parts.until("worker-aaaa1111", "booting")
         again = await parts.service.create(op, OWNER)
@@ -141,9 +141,11 @@ def test_a_repeated_request_starts_each_worker_once_also_when_it_is_gone(run: Ca
 def test_none_of_several_is_started_where_the_budget_does_not_allow_all(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
         with pytest.raises(Refused, match="budget_per_hour"):
-            await parts.service.create(requests.CreateWorkers(("worker-1111", "worker-2222", "worker-3333")), OWNER)
+            await parts.service.create(
+                requests.CreateWorkers(worker_ids=("worker-1111", "worker-2222", "worker-3333")), OWNER
+            )
         assert (await parts.service.list(requests.ListWorkers(), OWNER))["workers"] == []
-        plan = await parts.service.create(requests.CreateWorkers(("worker-1111",), dry_run=True), OWNER)
+        plan = await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",), dry_run=True), OWNER)
         assert plan["budget"]["per_hour"] == pytest.approx(0.1)
         assert not parts.cloud.calls("create")
 
@@ -153,9 +155,9 @@ def test_none_of_several_is_started_where_the_budget_does_not_allow_all(run: Cal
 def test_what_no_offer_has_is_refused_with_each_offer_and_its_problem(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
         with pytest.raises(Refused, match=r"small-a: it has 2 cores, not 64; small-b: it has 2 cores"):
-            await parts.service.create(requests.CreateWorkers(("worker-1111",), cpu=64), OWNER)
+            await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",), cpu=64), OWNER)
         with pytest.raises(BadInput, match="no tpu workers; it has: cpu, gpu"):
-            await parts.service.create(requests.CreateWorkers(("worker-1111",), worker_type="tpu"), OWNER)
+            await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",), worker_type="tpu"), OWNER)
         with pytest.raises(BadInput, match="no provider 'gcp' in the config"):
             await parts.service.offers(requests.ListWorkerOffers("gcp"), OWNER)
         with pytest.raises(NotFound):
@@ -168,7 +170,7 @@ def test_only_the_owner_of_the_grid_spends_money(run: Callable[..., None]) -> No
     async def story(parts: Parts) -> None:
         guest = Caller("bob")
         with pytest.raises(Forbidden):
-            await parts.service.create(requests.CreateWorkers(("worker-1111",)), guest)
+            await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",)), guest)
         with pytest.raises(Forbidden):
             await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), guest)
 
@@ -178,7 +180,7 @@ def test_only_the_owner_of_the_grid_spends_money(run: Callable[..., None]) -> No
 def test_a_provider_that_throttles_and_loses_answers_gets_one_machine_in_the_end(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
         parts.cloud.script(create=["throttle", "lose_after"], list=["fail", "lose_before"])
-        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",)), OWNER)
         await parts.until("worker-1111", "booting")
         assert list(parts.cloud.existing()) == ["worker-1111"]
 
@@ -198,7 +200,7 @@ def test_a_variable_of_a_providers_settings_that_is_missing_is_named(
 
 def test_a_termination_that_fails_raises_an_alarm_and_is_made_again_until_it_is_gone(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
-        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",)), OWNER)
         await parts.until("worker-1111", "booting")
         parts.cloud.script(terminate=["fail", "lose_before"])
         await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), OWNER)
@@ -212,7 +214,7 @@ def test_a_termination_that_fails_raises_an_alarm_and_is_made_again_until_it_is_
 
 def test_more_than_the_budget_allows_raises_an_alarm_once(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
-        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",)), OWNER)
         await parts.until("worker-1111", "booting")
         await parts.grid.handle(WorkerRulesSet(WorkerRules(budget_per_hour_micro=10_000)))
         async with asyncio.timeout(20):
@@ -228,7 +230,7 @@ def test_force_ends_no_worker_whose_results_nobody_has_fetched_unless_they_are_d
 ) -> None:
     async def story(parts: Parts) -> None:
         worker = "worker-1111"
-        await parts.service.create(requests.CreateWorkers((worker,)), OWNER)
+        await parts.service.create(requests.CreateWorkers(worker_ids=(worker,)), OWNER)
         await parts.until(worker, "booting")
         await parts.grid.handle(NodeDeclared(a_node(worker)))
         await parts.grid.handle(HeartbeatReceived(worker, Usage()))
@@ -250,7 +252,7 @@ def test_force_ends_no_worker_whose_results_nobody_has_fetched_unless_they_are_d
 def test_a_worker_that_is_not_proven_gone_keeps_the_daemon_from_leaving_when_idle(run: Callable[..., None]) -> None:
     async def story(parts: Parts) -> None:
         assert await parts.grid.read(is_unused)
-        await parts.service.create(requests.CreateWorkers(("worker-1111",)), OWNER)
+        await parts.service.create(requests.CreateWorkers(worker_ids=("worker-1111",)), OWNER)
         assert not await parts.grid.read(is_unused)
         await parts.service.terminate(requests.TerminateWorkers(("worker-1111",)), OWNER)
         await parts.until("worker-1111", "gone")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
 from distributed_grid.agent.files.job_dir import is_home, make_root
+from distributed_grid.api.answers.jobs import FetchedFile, FetchedTree
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.domain.events import (
     HeartbeatReceived,
@@ -88,7 +89,7 @@ class Home:
     async def job(self, request_id: str, **fields: Any) -> Attempt:
         """A job that ran on the worker and is over."""
         view = await self.grid.submit(request_id, resource_type="cpu", amount=1, **fields)
-        uid = view["job"]["uid"]
+        uid = view.job.uid
         await self.grid.starts(uid)
         await self.grid.ends(uid)
         return (await find_job(self.grid.grid, uid)).attempts[-1]
@@ -122,9 +123,9 @@ def test_output_and_files_are_read_at_home_when_the_worker_is_gone(at_home: Call
         got: dict[str, bytes] = {}
         names: list[str] = []
 
-        async def header(about: dict[str, object]) -> None:
-            if "file" in about:
-                names.append(bytes.fromhex(str(about["file"])).decode())
+        async def header(about: FetchedTree | FetchedFile) -> None:
+            if isinstance(about, FetchedFile):
+                names.append(bytes.fromhex(about.file).decode())
                 got[names[-1]] = b""
 
         async def data(part: bytes) -> None:
@@ -132,7 +133,7 @@ def test_output_and_files_are_read_at_home_when_the_worker_is_gone(at_home: Call
 
         job = await find_job(home.grid.grid, "r1")
         done = await send_files(home.files, job, ("**",), FileSink(header, data))
-        assert (got, done["in_place"]) == ({"model": b"weights", "large": large}, False)
+        assert (got, done.in_place) == ({"model": b"weights", "large": large}, False)
 
     at_home(scenario)
 
@@ -190,8 +191,8 @@ def test_a_worker_that_answers_nothing_is_given_up_and_that_is_recorded(at_home:
         ):
             await grid.handle(event)
         view = await home.grid.submit("r2", resource_type="cpu", amount=4, prefer=["worker-2"])
-        await home.grid.starts(view["job"]["uid"])
-        await home.grid.ends(view["job"]["uid"])
+        await home.grid.starts(view.job.uid)
+        await home.grid.ends(view.job.uid)
         await grid.handle(WorkerDrainRequested("worker-2", "ann", "not needed"))
 
         def states() -> list[WorkerState]:

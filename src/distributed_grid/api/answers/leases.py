@@ -1,0 +1,145 @@
+"""Leases, and the decisions where they are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import UNSET, UnsetType
+
+from distributed_grid.api.answers.common import Answer, HeldResources, Viewer, headline
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.rebalancing import claimed_amount, is_automatic, resource_of
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up, scores
+from distributed_grid.scheduling.pressure.loans import amounts_of
+
+
+def held_amounts(lease: Lease) -> Amounts:
+    """The amounts of a lease as they were requested, or the rest of an automatic one."""
+    if lease.claim is None or not is_automatic(lease.request):
+        return lease.request.ask
+    resource = resource_of(lease.request.ask)
+    return amounts_of(resource, claimed_amount(lease, resource))
+
+
+class AllocationRow(Answer, frozen=True, kw_only=True):
+    """A lease, alive or ended."""
+
+    allocation_id: str
+    request_id: str
+    job_id: str | None
+    node_id: str | None
+    target_node: str | None
+    resource_type: str
+    amount: float
+    resources: HeldResources
+    gang_id: str | None
+    gang_nodes: list[str]
+    user: str
+    priority: str
+    state: str
+    fence: int
+    requested_at: str | None
+    allocated_at: str | None
+    expires_at: str | None
+    carved_from: list[str]  # the automatic leases of its node that gave some of it
+    reason: str | None
+    detail: str | None
+
+    @classmethod
+    def of(cls, viewer: Viewer, lease: Lease, job: Job | None = None) -> AllocationRow:
+        kind, amount = headline(held_amounts(lease))
+        return cls(
+            allocation_id=lease.id,
+            request_id=lease.request.id,
+            job_id=job.id if job is not None else None,
+            node_id=lease.node or None,
+            target_node=lease.request.target or None,
+            resource_type=kind,
+            amount=amount,
+            resources=HeldResources.of(lease.claim, lease.request.ask),
+            gang_id=lease.gang or None,
+            gang_nodes=list(lease.gang_nodes),
+            user=lease.request.user,
+            priority=lease.request.priority.name.lower(),
+            state=str(lease.state),
+            fence=lease.fence,
+            requested_at=viewer.time(lease.asked_at_ms),
+            allocated_at=viewer.time(lease.granted_at_ms),
+            expires_at=viewer.time(lease.ends_at_ms),
+            carved_from=list(lease.carved_from),
+            reason=str(lease.end) if lease.end is not None else None,
+            detail=lease.detail or None if viewer.shows(lease.request.user) else None,
+        )
+
+
+class DecisionAlternative(Answer, frozen=True):
+    """A node that could have been chosen."""
+
+    node_id: str
+    score: int
+    why: str
+
+
+class DecisionScore(Answer, frozen=True):
+    """The parts of a node's score: the strategy's criterion, then room and priority as parts of a node."""
+
+    node_id: str
+    score: int
+    criterion: str | None
+    room: float
+    priority: float
+
+
+class DecisionRow(Answer, frozen=True, kw_only=True):
+    """The node that a request is placed on, or none yet, and the reasons."""
+
+    node_id: str | None
+    strategy: str
+    confidence: float  # the probability that the choice is right until its term ends
+    reasoning: list[str]
+    alternatives: list[DecisionAlternative]
+    scores: list[DecisionScore]
+    estimated_start: str | None
+
+    @classmethod
+    def of(cls, choice: Choice, starts: str | None) -> DecisionRow:
+        return cls(
+            node_id=choice.node,
+            strategy=str(choice.strategy),
+            confidence=choice.confidence / 1000,
+            reasoning=list(reasoning(choice)),
+            alternatives=[DecisionAlternative(second.node, second.score, second.why) for second in runners_up(choice)],
+            scores=[
+                DecisionScore(score.node, score.score, score.criterion or None, score.room, score.priority)
+                for score in scores(choice)
+            ],
+            estimated_start=starts,
+        )
+
+    @classmethod
+    def undecided(cls, strategy: str, reasons: Iterable[str], starts: str | None) -> DecisionRow:
+        return cls(
+            node_id=None,
+            strategy=strategy,
+            confidence=0.0,
+            reasoning=list(reasons),
+            alternatives=[],
+            scores=[],
+            estimated_start=starts,
+        )
+
+
+class AllocationList(Answer, frozen=True):
+    allocations: list[AllocationRow]
+    omitted: int
+
+
+class AllocationDetail(Answer, frozen=True, kw_only=True):
+    """One lease; when it is requested also why it waits, node by node, and the decision about it."""
+
+    allocation: AllocationRow
+    reasons: list[str] | UnsetType = UNSET
+    decision: DecisionRow | UnsetType = UNSET
+    already_ended_at: str | UnsetType | None = UNSET
