@@ -13,9 +13,8 @@ from bench.sizes import sized
 from bench.table import Line
 from distributed_grid.agent.execution.attempt import AttemptSpec
 from distributed_grid.agent.execution.cpu_control import RunningTree
-from distributed_grid.agent.execution.disk_guard import DiskGuard
+from distributed_grid.agent.execution.disk_guard import DiskGuard, TreeSize
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.tree_size import TreeSize
 
 FOLDERS, FILES = sized((400, 500), smoke=(2, 5))
 SECONDS = sized(30.0, smoke=0.2)

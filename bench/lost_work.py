@@ -26,7 +26,7 @@ from typing import NamedTuple
 from bench.owner_traces import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, Trace, Work
 from bench.sizes import sized
 from bench.table import Line
-from distributed_grid.agent.owner.eviction import Borrowed, cheapest
+from distributed_grid.agent.owner.yield_policy import Borrowed, cheapest
 from distributed_grid.domain import events
 from distributed_grid.domain.indexes.columns import Column
 from distributed_grid.domain.indexes.node_claims import NodeClaims

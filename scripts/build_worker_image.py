@@ -27,8 +27,8 @@ from pathlib import Path
 
 from distributed_grid import __version__
 from distributed_grid.adapters.clouds.docker_local import connected
+from distributed_grid.adapters.node.installation import gather_wheels
 from distributed_grid.adapters.node.node_messages import NodeFacts
-from distributed_grid.adapters.node.wheels import gather_wheels
 from distributed_grid.config.providers import DockerLocalSettings
 from distributed_grid.errors import GridError
 

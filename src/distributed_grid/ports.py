@@ -59,10 +59,10 @@ class EventRow(Struct, frozen=True):
 
 
 class SummaryRow(Struct, frozen=True):
-    """What one user did on one node on one UTC day, for one kind, one reason and one target.
+    """Use of one user on one node on one UTC day, for one kind, one reason and one target.
 
-    `day` counts days since the Unix epoch; `kind` is the kind of what ended, or `event:<type>`.
-    Totals are amount times duration and may exceed 64 bits: a terabyte for a month does.
+    `day` counts days since the Unix epoch; `kind` is the kind of the ended row, or `event:<type>`. Totals are
+    amount times duration and may exceed 64 bits: a terabyte for a month does.
     """
 
     day: int
@@ -78,10 +78,8 @@ class SummaryRow(Struct, frozen=True):
 
 
 class LentRow(Struct, frozen=True):
-    """What one user had from one node, for one target; or what all had of all on one day, counted as in summaries.
-
-    Totals are amount times duration, exactly.
-    """
+    """Use by one user from one node, for one target; or by all on one day, counted as in summaries. Totals are amount
+    times duration, exactly."""
 
     user: str
     node: str
@@ -94,7 +92,7 @@ class LentRow(Struct, frozen=True):
 
 
 class Batch(Struct):
-    """What becomes durable together or not at all."""
+    """Rows and events that become durable together or not at all."""
 
     live: list[LiveRow] = []
     ended: list[EndedRow] = []
@@ -130,10 +128,10 @@ class EventFilters(TypedDict, total=False):
 
 
 class Store(Protocol):
-    """Keeps what is alive and what has been; knows rows, not their meaning.
+    """Keeps live rows and history; knows rows, not their meaning.
 
-    One thread writes (`commit`, `fill_reserve`, `summarise`, `close`); any thread may read meanwhile, and sees whole
-    batches only. What `commit` returned from is seen by every read that begins afterwards.
+    One thread writes (`commit`, `fill_reserve`, `summarise`, `close`); any thread may read meanwhile, and sees
+    whole batches only. A read that begins after a `commit` has returned sees it.
     """
 
     def load(self) -> LoadedRows:
@@ -149,38 +147,38 @@ class Store(Protocol):
         """
 
     def has_room(self) -> bool:
-        """Whether new work may be stored; False while there is only the reserve, which is for ends, stops and cancels,
+        """True if new work may be stored; False while there is only the reserve, which is for ends, stops and cancels,
         or not even all of that. Cheap."""
 
     def fill_reserve(self) -> None:
-        """Fill the reserve where it was used and there is room for it; a full one is left as it is."""
+        """Fill the reserve if it was used and there is room for it; a full one stays."""
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
-        """What ended and fits all that is given, newest first. A key may have been used several times."""
+        """Ended rows that match all arguments, newest first. A key may have been used several times."""
 
     def count_ended(self, kind: str, *, user: str | None = None) -> int:
-        """How many rows of a kind have ended and are kept, of one user or of all."""
+        """Number of ended rows of a kind that are kept, of one user or of all."""
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
-        """What happened, in the order it did; when there is more than `limit`, the first, or the newest."""
+        """Events in order; when there are more than `limit`, the first, or the newest."""
 
     def begin_of_newest(self, count: int, **filters: Unpack[EventFilters]) -> int:
-        """The number after which the newest so many events begin: who reads many pages of them begins there."""
+        """Number after which the newest `count` events begin: a reader of many pages begins there."""
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
-        """Fold at most `limit` ended rows and events older than that into summaries; how many were folded.
+        """Fold at most `limit` ended rows and events older than that into summaries; the number of folded ones.
 
         Done in short transactions, so that commits come between; 0 means that nothing is left to fold.
         """
 
     def summaries(self) -> list[SummaryRow]:
-        """All that was folded, by day, kind, user, node, reason and target; exact, and only ever added to."""
+        """All folded rows, by day, kind, user, node, reason and target; exact, and only ever added to."""
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
-        """What leases that ended since then had, from then on, by user, node and target; or only by the day they ended.
+        """Use by leases that ended since then, from then on, by user, node and target; or only by the day they ended.
 
-        Leases that were never granted do not count. What was folded has no times any more: it counts in full, on
-        the day it ended, when all of that day is since then.
+        Leases that were never granted do not count. Folded leases have no times any more: they count in full,
+        on the day they ended, when all of that day is since then.
         """
 
     def close(self) -> None:
@@ -188,9 +186,9 @@ class Store(Protocol):
 
 
 class EngineGroup(Struct, frozen=True):
-    """What an engine is to reserve under a name, on the node that it calls `place`.
+    """A group to reserve in an engine under a name, on the node that it calls `place`.
 
-    `left_seconds` is how long its lease has still to go (0: without end).
+    `left_seconds` is the remaining time of its lease (0: without end).
     """
 
     name: str
@@ -203,10 +201,10 @@ class EngineGroup(Struct, frozen=True):
 
 
 class EngineView(Struct, frozen=True):
-    """What an engine has: its present life, its nodes, and our groups, each with the place it is on.
+    """State of an engine: its present life, its nodes, and our groups, each with its place.
 
-    `groups` is None where they were not asked for. `in_use` are those of automatic leases that something runs in, or
-    was about to since the last view.
+    `groups` is None if not asked for. `in_use` are those of automatic leases that something runs in, or was about
+    to since the last view.
     """
 
     session: str
@@ -216,54 +214,49 @@ class EngineView(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Reserves what the grid lends, in a system that lends by itself, too.
+    """Reserves lent resources in a system that lends by itself, too.
 
-    Every method raises `Unreachable` where the engine is away: then nobody knows what was done, and the same call may
-    be made again.
+    Every method raises `Unreachable` while the engine is away: then the result is unknown, and the same call may be
+    made again.
     """
 
     async def reserve(self, group: EngineGroup, *, seconds: float) -> None:
-        """Have this group, within so many seconds; one that is there already is not made twice.
+        """Have this group, within this time; an existing one is not made twice.
 
-        Raises `Refused` with the reason where it cannot be had, and then nothing of it is left.
+        Raises `Refused` with the reason if it cannot be had, and then nothing of it is left.
         """
 
     async def free(self, name: str) -> None:
-        """Have no group of this name; returns when it is gone. Freeing what is gone already is not an error."""
+        """Remove the group of this name; returns when it is gone. Freeing what is already gone is not an error."""
 
     async def observe(self, *, full: bool) -> EngineView:
-        """What is there; `full` with the groups. Changes nothing."""
+        """Nodes of the engine; `full` with the groups. Changes nothing."""
 
     async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> Collection[str]:
-        """Say that the grid is there. Groups that are not held again within so many seconds go by themselves, and
-        those of `terms` when so many seconds are over; a term that ends before the known one changes nothing.
+        """Tell the engine that the grid is there.
 
-        Returns when the engine knows it: those of `terms` that it has no group of.
+        Groups end that are not held again within `seconds`, and those of `terms` after their seconds; a term
+        that ends before the known one changes nothing. Returns when the engine knows it: those of `terms` that
+        it has no group of.
         """
 
     async def clear(self) -> None:
-        """Have nothing of ours any more. Clearing twice is not an error."""
+        """Remove all our groups. Clearing twice is not an error."""
 
 
 class WorkerOffer(Struct, frozen=True):
-    """A kind of machine that a provider can start; `id` is the provider's own name of it, with zone and market.
+    """A kind of machine that a provider can start."""
 
-    `price_micro` is what an hour costs in millionths of a dollar; None: not known. `on_this_machine`: what it has comes
-    out of the control plane's machine. `unavailable` says why it cannot be had at all, such as a quota of zero: it is
-    not tried. `lifetime_seconds`: the provider itself ends such a machine after so long; 0: never. `queue_seconds`: an
-    order may wait so long in a queue of the provider's before it is given up; 0: it has no queue.
-    """
-
-    id: str
+    id: str  # the provider's own name of it, with zone and market
     worker_type: str
     resources: WorkerResources
-    price_micro: int | None = None
+    price_micro: int | None = None  # of an hour, in millionths of a dollar; None: unknown
     zone: str = ""
     market: str = ""
-    on_this_machine: bool = False
-    unavailable: str = ""
-    lifetime_seconds: float = 0.0
-    queue_seconds: float = 0.0
+    on_this_machine: bool = False  # its resources come out of the control plane's machine
+    unavailable: str = ""  # why it cannot be had at all, such as a quota of zero: it is not tried
+    lifetime_seconds: float = 0.0  # after it the provider itself ends the machine; 0: never
+    queue_seconds: float = 0.0  # longest wait in a queue of the provider's; 0: it has no queue
 
 
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
@@ -287,50 +280,42 @@ class WorkerOrder(Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """What tells it from another order for the same worker; nothing secret goes into it."""
+        """Identity of this order among orders for the same worker; contains nothing secret."""
         has = self.resources
         text = repr((self.worker_id, self.grid_id, self.offer.id, has.cpu_milli, has.memory_bytes, has.gpu_count))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class WorkerInstance(Struct, frozen=True):
-    """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again.
-
-    `ends_in_seconds`: the provider itself ends it then, whatever happens to the control plane; None: it does not.
-    `waits`: the order waits in a queue of the provider's (`detail` says for what): it does not run and costs nothing.
-    """
+    """A machine as its provider sees it."""
 
     worker_id: str
     grid_id: str
     instance: str
-    state: Literal["starting", "running", "stopping", "gone"]
+    state: Literal["starting", "running", "stopping", "gone"]  # `gone` is proven: not billed, and never will be again
     age_seconds: float = 0.0
     detail: str = ""
-    ends_in_seconds: float | None = None
-    waits: bool = False
+    ends_in_seconds: float | None = None  # the provider itself ends it then, even without the control plane
+    waits: bool = False  # in a queue of the provider's (`detail` has the reason): it costs nothing
 
 
 class CloudProviderBase(ABC):
     """Starts and ends machines. Methods block; the grid calls them in a thread, with a deadline.
 
-    `Unreachable` means that nobody knows whether it was done: the identical call is made again. `Throttled` means that
-    it was not, and that it may be tried later; `NoCapacity` that this offer cannot be had now; `Refused` that it never
-    will, and that nothing exists. What a provider keeps between calls is only its connection. No call lasts for ever:
+    `Unreachable` means that the result is unknown: the identical call is made again. `Throttled` means that nothing
+    was done, and that it may be tried later; `NoCapacity` that this offer cannot be had now; `Refused` that it
+    never will, and that nothing exists. A provider keeps only its connection between calls. No call lasts for ever:
     while one does, no other is made about the same machine.
-
-    `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
-    `is_consistent`: what it was asked to end and does not know is gone.
-    `notice_source`: where its machines read that they are taken away (`aws`, `gcp`); empty: nowhere.
     """
 
     name: ClassVar[str]
-    is_on_this_host: bool = False
-    is_consistent: ClassVar[bool] = False
-    notice_source: ClassVar[str] = ""
+    is_on_this_host: bool = False  # its machines reach the loopback addresses of the control plane's
+    is_consistent: ClassVar[bool] = False  # an unknown machine that was ended is gone
+    notice_source: ClassVar[str] = ""  # the service where its machines read their notices (`aws`, `gcp`)
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:
-        """Start this machine, with its tags; the identical order again returns the machine that there is."""
+        """Start this machine, with its tags; the identical order again returns the existing machine."""
 
     @abstractmethod
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
@@ -338,17 +323,17 @@ class CloudProviderBase(ABC):
 
     @abstractmethod
     def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
-        """That machine, gone ones included where the provider remembers them; None where it knows none."""
+        """That machine, even a gone one if the provider remembers it; None if unknown."""
 
     @abstractmethod
     def terminate(self, worker_id: str, grid_id: str) -> None:
-        """Have it ended; returns when the provider has accepted that. Ending what is gone is not an error."""
+        """End it; returns when the provider has accepted that. Ending what is already gone is not an error."""
 
     @abstractmethod
     def offers(self) -> Sequence[WorkerOffer]:
-        """What can be started, the preferred ones first; asks the provider, changes nothing."""
+        """Machines that can be started, the preferred ones first; asks the provider, changes nothing."""
 
     def check(self) -> Sequence[str]:
-        """Lines that say what works, found by calls that change nothing; raises what is missing, such as credentials
-        or a permission."""
+        """Findings of calls that change nothing, one per line; raises the first lack, such as credentials or a
+        permission."""
         return [f"{len(self.offers())} offers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS
 from distributed_grid.ports import WorkerOrder
 from tests.support.clouds.ec2 import Ec2StandIn
 from tests.support.clouds.gce import GceStandIn

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.api.framing import JSON, frame
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import machine_id
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until

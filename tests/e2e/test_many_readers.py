@@ -14,7 +14,7 @@ import pytest
 from distributed_grid.api.framing import JSON, MAX_FRAME_BYTES, Unpacker, frame
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig, hello
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.server.answers import MAX_ANSWER_BYTES
 from distributed_grid.server.services.nodes import MAX_STATUS_ROWS
 from distributed_grid.state_dir import StateDir

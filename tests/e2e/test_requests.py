@@ -12,7 +12,7 @@ import pytest
 
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.conversation import ClientConfig, hello
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until

@@ -16,7 +16,7 @@ import msgspec
 from distributed_grid import __version__, wire
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.errors import ProtocolError
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from tests.fuzz import websocket
 from tests.fuzz.mutation import Mutator
 from tests.fuzz.samples import Known, make_corpus

@@ -13,12 +13,12 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
+from distributed_grid.agent.files.attempt_files import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Timing, Uplink
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import end_process_on_failure
 from distributed_grid.wire import MAX_MESSAGE_BYTES
 

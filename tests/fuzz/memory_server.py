@@ -15,34 +15,32 @@ import msgspec
 
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol import control_messages as control
-from distributed_grid.memory.protocol.authentication import (
-    FILL,
-    READ,
-    WRITE,
-    TicketClaims,
-    client_proof,
-    derive_secret,
-    issue_ticket,
-    read_claims,
-)
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     CHUNK_BYTES,
     COMPRESSED,
+    FILL,
     MAGIC,
     NONCE_BYTES,
     OPENED,
+    READ,
     REQUEST,
     STEADY,
     VERSION,
+    WRITE,
     FrameStatus,
     Op,
+    TicketClaims,
+    client_proof,
+    derive_secret,
     digest_of,
+    issue_ticket,
+    read_claims,
 )
 from distributed_grid.memory.server.server import CONTROL_SOCKET
 from distributed_grid.memory.supervisor.server_process import LOG_FILE, start_server, try_lock_file
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from tests.fuzz.mutation import Mutator
 from tests.fuzz.samples import Known, make_corpus
 from tests.fuzz.target import HANG_SECONDS, Hang, Tally, exchange, finish, fragments

@@ -15,7 +15,7 @@ from distributed_grid.api import requests
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import Client
 from distributed_grid.errors import GridError
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.server.rest.listener import parse_address
 from distributed_grid.state_dir import StateDir
 from tests.fuzz.mutation import Mutator

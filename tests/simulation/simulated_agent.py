@@ -11,9 +11,8 @@ from errno import ENOSPC
 from distributed_grid import __version__
 from distributed_grid.agent.orders import AttemptOrder, OrderExecutor
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.yield_policy import OwnerState
+from distributed_grid.agent.owner.yield_policy import Borrowed, OwnerState, UsageSample
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence

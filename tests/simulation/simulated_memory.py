@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from distributed_grid.memory.protocol.authentication import read_claims
+from distributed_grid.memory.protocol.frames import read_claims
 from distributed_grid.replay.event_queue import EventQueue
 from distributed_grid.wire import (
     CopiesFreedReport,

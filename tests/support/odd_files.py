@@ -7,7 +7,7 @@ import socket
 import stat
 from pathlib import Path
 
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 
 KINDS = ("pipe", "link", "dangling link", "directory", "full directory", "socket", "device", "huge file")
 

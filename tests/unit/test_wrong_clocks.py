@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from distributed_grid.adapters.age_clock import AgeClock
-from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.clock import AgeClock, Anchor, GridClock
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore

@@ -1,5 +1,5 @@
-"""The grid's hands and eyes: a folder is a port, a file is one technology behind it.
+"""Adapters: one folder per port, one file per technology.
 
-Belongs here: code that talks to a database, a kernel, a network or a cloud. Does not belong here:
-deciding anything; an adapter does as it is told and says plainly when it could not.
+Belongs here: code that talks to a database, a kernel, a network or a cloud. Does not belong here: decisions; an adapter
+does as ordered, and raises when it could not.
 """

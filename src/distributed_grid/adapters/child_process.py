@@ -1,7 +1,7 @@
 """Child processes of the control plane, one for SSH and one for Ray: both ends of the connection to them.
 
-The child owns no state: it is sent commands, reports, and ends when the connection closes. Whoever owns a
-`ChildProcess` sends the desired state again to each new child. Messages are msgpack, each after its length.
+The child owns no state: it takes commands, reports, and ends when the connection closes. The owner of a `ChildProcess`
+sends the desired state again to each new child. Messages are msgpack, each after its length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec.structs import force_setattr
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.posix.environment import child_environment
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_restarted
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -50,13 +50,13 @@ _LENGTH = struct.Struct(">I")
 
 
 class ChildCommand(Struct, frozen=True, tag=True):
-    """Base of what a child is told. Every field has a bound in its type; what is beyond is refused where it is sent,
-    since a child that cannot read a command ends, and so would each one after it."""
+    """Base of commands to a child. Every field has a bound in its type; an excess is refused at the sender, since a
+    child that cannot read a command ends, and so would each one after it."""
 
 
 class Report(Struct, frozen=True, tag=True):
-    """Base of what a child says. It may pass on what others say, so every field has a bound in its type; a text that is
-    longer is cut where the report is made."""
+    """Base of a child's reports. A report may carry foreign text, so every field has a bound in its type; longer text
+    is cut where the report is made."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -83,7 +83,6 @@ A = TypeVar("A", bound=ChildAnswer)
 
 
 def encode_frame(message: Report) -> bytes:
-    """A report as it travels."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -159,7 +158,7 @@ class ChildProcess(Generic[T]):
         return self._task is not None
 
     def start(self) -> None:
-        """Keep a child running from now on; starting twice changes nothing."""
+        """Keep a child running; starting twice changes nothing."""
         if self._task is None:
             self.restart()
 
@@ -171,7 +170,7 @@ class ChildProcess(Generic[T]):
         self._task = start_restarted(partial(self._run, before, socket_path), f"the {self._label} process")
 
     def retry(self) -> None:
-        """Make no pause before the next child: what the last one lacked is there now."""
+        """Make no pause before the next child: the last one's reason to fail is gone."""
         self._retry_now.set()
 
     async def stop(self) -> None:
@@ -191,7 +190,7 @@ class ChildProcess(Generic[T]):
             log.error("not sent to the %s process: %s", self._label, refused)
 
     def mark_ready(self, desired_state: Iterable[ChildCommand]) -> None:
-        """The child can work: send it the desired state, then the requests that wait, then whatever comes."""
+        """The child is ready: send it the desired state, then waiting requests, then all later commands."""
         self._is_ready = True
         for command in (*desired_state, *(request.command for request in self._requests.values())):
             self.write(command)
@@ -223,11 +222,11 @@ class ChildProcess(Generic[T]):
         try:
             self.send(request.command)
             async with asyncio.timeout(seconds):
-                found = await request.answer
+                report = await request.answer
         finally:
             del self._requests[number]
-        assert isinstance(found, answer)
-        return found
+        assert isinstance(report, answer)
+        return report
 
     async def _run(self, before: asyncio.Task[None] | None, socket_path: str) -> None:
         if before is not None:
@@ -255,31 +254,24 @@ class ChildProcess(Generic[T]):
         try:
             self._on_connect()
             while (report := await read_frame(reader, self._reports)) is not None:
-                self._receive(report)
+                if not isinstance(report, StepDone | ChildAnswer):
+                    self._on_report(report)
+                elif (asked := self._requests.get(report.number)) is None:
+                    continue
+                elif isinstance(report, StepDone):
+                    asked.on_step(report.step)
+                elif not asked.answer.done():
+                    asked.answer.set_result(report)
         except (OSError, ValueError) as failure:
             log.error("the %s process broke off: %s", self._label, failure)
         finally:
             self._writer, self._is_ready = None, False
-            self._fail_requests()
+            for request in self._requests.values():
+                if not request.resend and not request.answer.done():
+                    request.answer.set_exception(
+                        Unreachable(f"the {self._label} process ended while it worked; try again")
+                    )
             self._on_exit("")
-
-    def _receive(self, report: T) -> None:
-        if not isinstance(report, StepDone | ChildAnswer):
-            self._on_report(report)
-            return
-        request = self._requests.get(report.number)
-        if request is None:
-            return
-        if isinstance(report, StepDone):
-            request.on_step(report.step)
-        elif not request.answer.done():
-            request.answer.set_result(report)
-
-    def _fail_requests(self) -> None:
-        """The child is gone, and nobody knows how far it came."""
-        for request in self._requests.values():
-            if not request.resend and not request.answer.done():
-                request.answer.set_exception(Unreachable(f"the {self._label} process ended while it worked; try again"))
 
 
 @asynccontextmanager
@@ -315,16 +307,12 @@ async def _started(module: str) -> AsyncIterator[Streams]:
     finally:
         writer.close()
         with contextlib.suppress(ProcessLookupError):
-            await _reap(process)
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(EXIT_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+            try:
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 # ---------------------------------------------------------------- the child's side
@@ -334,23 +322,20 @@ def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awai
     """Serve the control plane on the descriptor that the only argument names, or on `stdio`, until that closes."""
     configure_logging(logging.StreamHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_serve_and_exit(serve, sys.argv[1]))
 
+    async def serve_and_exit() -> None:
+        if sys.argv[1] == STDIO:
+            streams = await _standard_streams()
+        else:
+            end = socket.socket(fileno=int(sys.argv[1]))
+            end.setblocking(False)
+            end.set_inheritable(False)
+            streams = await asyncio.open_unix_connection(sock=end)
+        await serve(*streams)
+        logging.shutdown()
+        os._exit(0)  # at once: the next child repeats unfinished work
 
-async def _serve_and_exit(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], end: str
-) -> None:
-    """Exit at once when the control plane is gone: what is half done is done again by the next child."""
-    await serve(*await (_standard_streams() if end == STDIO else _inherited_socket(int(end))))
-    logging.shutdown()
-    os._exit(0)
-
-
-async def _inherited_socket(descriptor: int) -> Streams:
-    end = socket.socket(fileno=descriptor)
-    end.setblocking(False)
-    os.set_inheritable(descriptor, False)
-    return await asyncio.open_unix_connection(sock=end)
+    asyncio.run(serve_and_exit())
 
 
 async def _standard_streams() -> Streams:

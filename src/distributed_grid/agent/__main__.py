@@ -5,7 +5,7 @@ The directory D (0700) holds all its state:
     agent.lock     held while it runs: one agent for a directory
     agent.pid      its pid, start time and boot id
     agent.log      its log
-    failure.txt    why the last one that could not go on has ended
+    failure.txt    the error that has ended the last one
     link.json      {"node", "socket"}: the control plane's Unix socket; new with every SSH connection
     joined.json    instead of it, after joining with a token: address, certificate, node key
     heard          whose time changes while there is a control plane, on a machine of a provider
@@ -23,8 +23,9 @@ import os
 import sys
 from typing import NoReturn
 
-from distributed_grid.agent.leftovers import has_leftovers
+from distributed_grid.agent.files.job_dir import HOST_LOCK, LIVE
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.posix.private_files import try_lock
 
 JOIN_VARIABLE = "GRID_JOIN_TOKEN"
 MAX_TOKEN_BYTES = 65536
@@ -91,6 +92,31 @@ def _read_token(options: argparse.Namespace) -> str:
     if not token:
         raise BadInput(f"there is no join token in {source}")
     return token
+
+
+def has_leftovers(directory: str) -> bool:
+    """True if an attempt, a memory server or an agent may be left in a directory; also if that is unknown.
+
+    Imports little: every node that is stopped asks it, and most have nothing left.
+    """
+    folder = os.path.abspath(os.path.expanduser(directory))
+    try:
+        if os.stat(folder).st_uid != os.geteuid() or os.listdir(f"{folder}/jobs/{LIVE}"):
+            return True
+        if os.path.lexists(f"{folder}/memory/server.lock"):
+            return True
+        return any(map(_is_locked, (f"{folder}/agent.lock", f"{folder}/jobs/{HOST_LOCK}")))
+    except OSError:
+        return True
+
+
+def _is_locked(path: str) -> bool:
+    """Whether some process has a file locked."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":

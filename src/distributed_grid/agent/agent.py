@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from distributed_grid import __version__
-from distributed_grid.adapters.age_clock import FILE as AGE_FILE
-from distributed_grid.adapters.age_clock import AgeClock
+from distributed_grid import __version__, wire
+from distributed_grid.adapters.clock import FILE as AGE_FILE
+from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.agent.execution.attempt import FAILED_STARTS, AttemptExit, AttemptLaunch, AttemptSpec
 from distributed_grid.agent.execution.disk_guard import DiskGuard
 from distributed_grid.agent.execution.host import AttemptHost
@@ -28,53 +28,23 @@ from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, STDOUT, has_checkpoint
 from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory
-from distributed_grid.agent.machine_end import CONTROL_PLANE, METADATA, MachineEnd
+from distributed_grid.agent.machine_end import (
+    CONTROL_PLANE,
+    METADATA,
+    POLL_SECONDS,
+    MachineEnd,
+    MetadataFailed,
+    NoticeSource,
+)
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner.borrowed_work import HostedWork
+from distributed_grid.agent.owner.borrowed_work import WATCH_MS, HostedWork, OutgrownLeases
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.outgrown_leases import WATCH_MS, OutgrownLeases
-from distributed_grid.agent.owner.ray_usage import RayLoan
-from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.termination_notice import POLL_SECONDS, MetadataFailed, NoticeSource
+from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.supervision import start_logged, start_restarted
-from distributed_grid.wire import (
-    HEARTBEAT_MS,
-    MAX_JUMP_MS,
-    MAX_OUTGROWN,
-    PROTOCOL,
-    AcknowledgeMarks,
-    AcknowledgeReport,
-    AgentHello,
-    AttemptsPage,
-    CheckFiles,
-    CloseStream,
-    ControlPlaneAddress,
-    ControlSide,
-    FetchedChunk,
-    FromAgent,
-    Heartbeat,
-    HeartbeatReply,
-    ListFiles,
-    ListProcesses,
-    MemoryOrder,
-    MemoryReply,
-    MoveOrder,
-    PauseAttemptOrder,
-    PendingClockJump,
-    ReadCredit,
-    ReadFile,
-    ReportedCapacity,
-    ResizeAttemptOrder,
-    StartAttemptOrder,
-    StopAttemptOrder,
-    ToAgent,
-    Welcome,
-    greeting,
-)
 
 if TYPE_CHECKING:
     from distributed_grid.agent.files.attempt_files import HeldDirectory
@@ -91,8 +61,8 @@ WARM_UP_SECONDS = 0.25
 SIGNAL_LAG_MS = 500
 """Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
-"""After so many reads without a notice one that was there is withdrawn."""
-SendToControl = Callable[[FromAgent], None]
+"""Reads without a notice after which an earlier one counts as withdrawn."""
+SendToControl = Callable[[wire.FromAgent], None]
 _ENDINGS = {"hold_expired": Ending.LOST, "over_disk_limit": Ending.OVER_LIMIT} | dict.fromkeys(
     FAILED_STARTS, Ending.NEVER_STARTED
 )
@@ -104,19 +74,19 @@ class WorkDirs(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the control plane's machine: then a caller's own directory and environment are here."""
+        """True on the control plane's machine: then a caller's own directory and environment are here."""
 
     async def lay_out(self, digest: str, target: Path) -> None:
-        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+        """Lay out the tree of this digest in a directory; repeated, it changes nothing."""
 
     async def read_tree(self, digest: str) -> Manifest:
-        """The list of files of this digest."""
+        """List of files of this digest."""
 
-    def received(self, piece: FetchedChunk) -> None:
-        """Bytes that were asked for."""
+    def received(self, piece: wire.FetchedChunk) -> None:
+        """Bytes that were requested."""
 
     def unlinked(self) -> None:
-        """The link is gone, and with it what was on its way."""
+        """The link is gone, and with it all pending answers."""
 
 
 class Agent:
@@ -127,7 +97,7 @@ class Agent:
         nodes: tuple[str, ...],
         jobs: Path,
         meter: UsageMeter,
-        control: ControlSide,
+        control: wire.ControlSide,
         *,
         capacity: Callable[[], Capacity] | None = None,
         workdirs: Callable[[SendToControl], WorkDirs] | None = None,
@@ -135,14 +105,13 @@ class Agent:
         grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
-        on_address: Callable[[ControlPlaneAddress], None] = lambda address: None,
+        on_address: Callable[[wire.ControlPlaneAddress], None] = lambda address: None,
         notices: NoticeSource | None = None,
         typed_on: str = "",
         ages: AgeClock | None = None,
     ) -> None:
-        """`notices` is where the cloud says that it takes this machine away. `typed_on` is the node whose processes are
-        those of this machine, where it has several. `ages` is the clock that deletions here go by; made where there is
-        none."""
+        """`notices`: source of the cloud's notices that it takes this machine away. `typed_on`: the node whose
+        processes are those of this machine, if it has several. `ages`: clock of deletions here, made if None."""
         self.nodes = nodes
         self._jobs = jobs
         self._ages = ages or AgeClock(jobs.parent / AGE_FILE)
@@ -161,7 +130,7 @@ class Agent:
         self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
         self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
         self._disk_observer = BlockingObserver("the measurement of the disk", 1)
-        self._beat_seconds = HEARTBEAT_MS / 1000
+        self._beat_seconds = wire.HEARTBEAT_MS / 1000
         self._reading = AttemptFileReader(
             jobs,
             self._send_to_control,
@@ -185,7 +154,7 @@ class Agent:
             boot_ms,
             shutdown_reason=lambda: self.machine_end.shutdown_reason,
         )
-        self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
+        self._queue: asyncio.Queue[wire.ToAgent] = asyncio.Queue()
         self._notices = notices
         self._typed_on = typed_on or (nodes[0] if len(nodes) == 1 else "")
         self._processes: ProcessQueries | None = None  # made when first asked
@@ -193,7 +162,7 @@ class Agent:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing runs here, nothing is to be fetched from here, and all that was reported is known."""
+        """True when nothing runs here, nothing is to be fetched from here, and all reports are acknowledged."""
         return not self.host.running() and self._outbox.is_empty and not any(self._jobs.glob("*/" + STDOUT))
 
     async def start(self) -> None:
@@ -225,7 +194,7 @@ class Agent:
         self._tasks = [start_restarted(loop, name) for name, loop in loops.items()]
 
     async def stop(self) -> None:
-        """Stop measuring and obeying; what runs goes on. Safe to call twice."""
+        """Stop measuring and taking orders; attempts keep running. Safe twice."""
         tasks = [*self._tasks, *self._orders.under_way()]
         for task in tasks:
             task.cancel()
@@ -242,14 +211,24 @@ class Agent:
             await self._memory.stop()
         await self.host.stop()
 
-    def greeting(self, node: str) -> list[AgentHello | AttemptsPage]:
+    def greeting(self, node: str) -> list[wire.AgentHello | wire.AttemptsPage]:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
-        capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
-        attempts, seen = self._orders.listed(), (self._epoch, boot_id(), self.host.machine)
-        moves = self._moves.listed(node) if self._moves is not None else ()
-        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen, python=PYTHON, moves=moves))
+        capacity = wire.ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
+        hello = wire.AgentHello(
+            wire.PROTOCOL,
+            __version__,
+            node,
+            attempts=self._orders.listed(),
+            capacity=capacity,
+            epoch=self._epoch,
+            boot=boot_id(),
+            machine=self.host.machine,
+            python=PYTHON,
+            moves=self._moves.listed(node) if self._moves is not None else (),
+        )
+        return wire.greeting(hello)
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def welcomed(self, welcome: wire.Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""
         if welcome.epoch > self._epoch:
             self._epoch = welcome.epoch
@@ -262,7 +241,7 @@ class Agent:
         self._marks.report_again()
         self._send_heartbeats()
 
-    def _apply_settings(self, welcome: Welcome) -> None:
+    def _apply_settings(self, welcome: wire.Welcome) -> None:
         self._attempts.max_output_bytes = welcome.max_output_bytes
         self._attempts.max_files_bytes = welcome.max_files_bytes
         self.guard.rules = welcome.owner
@@ -270,20 +249,20 @@ class Agent:
             self._memory.set_owner_rules(welcome.owner)
 
     def unlinked(self) -> None:
-        """The link is gone: nobody reads on, and nothing more comes on it."""
+        """The link is gone: all readers end, and nothing more comes on it."""
         self._reading.close()
         if self._workdirs is not None:
             self._workdirs.unlinked()
         if self._memory is not None:
             self._memory.link_lost()
 
-    def send(self, message: ToAgent) -> None:
-        if isinstance(message, FetchedChunk):
+    def send(self, message: wire.ToAgent) -> None:
+        if isinstance(message, wire.FetchedChunk):
             if self._workdirs is not None:
                 self._workdirs.received(message)
-        elif isinstance(message, AcknowledgeMarks):
+        elif isinstance(message, wire.AcknowledgeMarks):
             self._marks.confirm(message.beat)
-        elif isinstance(message, HeartbeatReply):
+        elif isinstance(message, wire.HeartbeatReply):
             loan = RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli)
             self._meter.set_ray_loan(message.node, loan)
             if message.report_capacity:
@@ -294,31 +273,30 @@ class Agent:
             self.machine_end.announce(CONTROL_PLANE, message.end)
             if message.clock_confirmed:
                 self._ages.confirm()
-        elif isinstance(message, MemoryOrder | MemoryReply):
+        elif isinstance(message, wire.MemoryOrder | wire.MemoryReply):
             if self._memory is not None:
                 self._memory.receive(message)
-        elif isinstance(message, AcknowledgeReport):
+        elif isinstance(message, wire.AcknowledgeReport):
             self._orders.acknowledged(message.seq)
-        elif isinstance(message, ControlPlaneAddress):
+        elif isinstance(message, wire.ControlPlaneAddress):
             self._on_address(message)
-        elif isinstance(message, Welcome):  # without a link, or later on: the rules of the owner may have changed
+        elif isinstance(message, wire.Welcome):  # without a link, or later on: the rules of the owner may have changed
             self._apply_settings(message)
         else:
             self._queue.put_nowait(message)
 
     def close(self, why: str) -> None:
-        """The in-memory link cannot break: say again what may not have been taken in."""
+        """The in-memory link cannot break: repeat unacknowledged reports."""
         self._outbox.resend()
         if self._memory is not None:
             self._memory.report_served()
 
     # ------------------------------------------------------------------ reports
 
-    def _send_to_control(self, message: FromAgent) -> None:
+    def _send_to_control(self, message: wire.FromAgent) -> None:
         self._control.received(message, self)
 
     def _report(self, report: AttemptLaunch | AttemptExit) -> None:
-        """Pass on what the host says of an attempt."""
         if isinstance(report, AttemptLaunch):
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
@@ -326,7 +304,17 @@ class Agent:
         self._outbox.ended(
             report.attempt_id,
             report.fence,
-            _outcome(report),
+            Outcome(
+                _ENDINGS.get(report.kind) or Ending(report.kind),
+                exit_code=report.exit_code,
+                signal=report.signal,
+                detail=report.detail,
+                cpu_ms=report.cpu_ms,
+                max_memory_bytes=report.max_memory_bytes,
+                wall_ms=report.wall_ms,
+                node_fault=report.kind in FAILED_STARTS,
+                is_disk_overrun=report.kind == "over_disk_limit",
+            ),
             self._marks.age_ms(report.attempt_id),
             has_checkpoint=has_checkpoint(self.host.root, report.attempt_id),
             # The SIGTERM of this machine may reach a shim before this process. The control plane has to hear first that
@@ -338,16 +326,24 @@ class Agent:
         """Carry out orders, each in its turn."""
         while True:
             order = await self._queue.get()
-            if isinstance(order, StartAttemptOrder | StopAttemptOrder | PauseAttemptOrder | ResizeAttemptOrder):
+            if isinstance(
+                order, wire.StartAttemptOrder | wire.StopAttemptOrder | wire.PauseAttemptOrder | wire.ResizeAttemptOrder
+            ):
                 await self._orders.carry_out(order)
-            elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
+            elif isinstance(order, wire.ReadFile | wire.ReadCredit | wire.CloseStream | wire.ListFiles):
                 try:
                     self._reading.received(order)
                 except Exception as failure:  # the outermost loop: the next order may well succeed
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
-            elif isinstance(order, ListProcesses | CheckFiles):
-                self._process_queries().received(order)
-            elif isinstance(order, MoveOrder):
+            elif isinstance(order, wire.ListProcesses | wire.CheckFiles):
+                if self._processes is None:
+                    from distributed_grid.agent.offloading.process_queries import (
+                        ProcessQueries,
+                    )  # only offloading needs it
+
+                    self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
+                self._processes.received(order)
+            elif isinstance(order, wire.MoveOrder):
                 self._source_moves().carry_out(order)
 
     @property
@@ -363,13 +359,6 @@ class Agent:
 
     def _moved_from(self, move_id: str) -> HeldDirectory | None:
         return self._moves.directory(move_id) if self._moves is not None else None
-
-    def _process_queries(self) -> ProcessQueries:
-        if self._processes is None:
-            from distributed_grid.agent.offloading.process_queries import ProcessQueries  # only offloading needs it
-
-            self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
-        return self._processes
 
     def _surroundings(self) -> Surroundings:
         from distributed_grid.agent.offloading.process_inventory import Surroundings
@@ -396,8 +385,8 @@ class Agent:
     async def _observe_attempts(self) -> None:
         """Observe GPUs and checkpoint marks; the heartbeat does not wait for a driver or a file system that hangs."""
         running = self.host.running_trees()
-        own_pids = {proc.pid for one in running if one.spec.gpu_indexes for proc in one.processes()}
-        attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
+        own_pids = {proc.pid for tree in running if tree.spec.gpu_indexes for proc in tree.processes()}
+        attempts = [(tree.attempt_id, tree.fence, tree.spec.node) for tree in running]
         await self._gpu_observer.run(lambda: self._meter.sample_gpus(own_pids))
         await self._mark_observer.run(lambda: self._marks.observe(attempts))
         await self._disk_observer.run(self._meter.sample_disk)
@@ -414,19 +403,19 @@ class Agent:
             await asyncio.sleep(SAVE_AGE_SECONDS)
 
     async def _read_notices(self, source: NoticeSource) -> None:
-        """Read every few seconds whether the cloud takes this machine away. Whoever cannot be read says nothing."""
+        """Read every few seconds whether the cloud takes this machine away. A failed read changes nothing."""
         silent, problem = 0, ""
         while True:
             try:
-                said = await asyncio.to_thread(source.read)
+                announced = await asyncio.to_thread(source.read)
             except MetadataFailed as failure:
                 if not problem:  # once, until it is read again
                     log.warning("the notices of the cloud cannot be read: %s", failure)
                 problem = str(failure)
             else:
-                problem, silent = "", 0 if said is not None else silent + 1
-                if said is not None or silent >= SILENT_POLLS:
-                    self.machine_end.announce(METADATA, said)
+                problem, silent = "", 0 if announced is not None else silent + 1
+                if announced is not None or silent >= SILENT_POLLS:
+                    self.machine_end.announce(METADATA, announced)
             await asyncio.sleep(POLL_SECONDS)
 
     def _send_heartbeats(self) -> None:
@@ -435,25 +424,28 @@ class Agent:
         for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
-            capacity = self._reassessed(node)
-            said = (self.guard.generation, self.guard.yields, marks, capacity, self.machine_end.reported())
-            starting = self._orders.starting(node, beat)
-            held = tuple(one for one in outgrown if running[one.lease_id].node == node)[:MAX_OUTGROWN]
-            self._send_to_control(Heartbeat(node, usage, beat, *said, self._clock_jump(), starting, held))
-
-    def _clock_jump(self) -> PendingClockJump | None:
-        """The jump of this machine's wall clock that is pending, as the control plane hears of it."""
-        state = self._ages.state
-        if state.jump is None:
-            return None
-        return PendingClockJump(max(-MAX_JUMP_MS, min(state.jump.by_ms, MAX_JUMP_MS)), state.waits_ms)
-
-    def _reassessed(self, node: str) -> ReportedCapacity | None:
-        """What the machine has, detected anew, where the control plane asked for it."""
-        if node not in self._to_reassess or self._capacity is None:
-            return None
-        self._to_reassess.discard(node)
-        return ReportedCapacity.of(self._capacity())
+            capacity, clock_jump, ages = None, None, self._ages.state
+            if node in self._to_reassess and self._capacity is not None:
+                self._to_reassess.discard(node)
+                capacity = wire.ReportedCapacity.of(self._capacity())
+            if ages.jump is not None:
+                clock_jump = wire.PendingClockJump(
+                    max(-wire.MAX_JUMP_MS, min(ages.jump.by_ms, wire.MAX_JUMP_MS)), ages.waits_ms
+                )
+            heartbeat = wire.Heartbeat(
+                node,
+                usage,
+                beat,
+                generation=self.guard.generation,
+                yields=self.guard.yields,
+                marks=marks,
+                capacity=capacity,
+                end=self.machine_end.reported(),
+                clock_jump=clock_jump,
+                starting=self._orders.starting(node, beat),
+                outgrown=tuple(held for held in outgrown if running[held.lease_id].node == node)[: wire.MAX_OUTGROWN],
+            )
+            self._send_to_control(heartbeat)
 
 
 class BlockingObserver:
@@ -501,14 +493,14 @@ class HostedAttempts:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the control plane is on another machine: then nothing here is the caller's."""
+        """True if the control plane is on another machine: then nothing here is the caller's."""
         return self._workdirs is not None and not self._workdirs.is_local
 
-    def needs_files(self, order: StartAttemptOrder) -> bool:
+    def needs_files(self, order: wire.StartAttemptOrder) -> bool:
         needed = self._workdir(order) or order.checkpoint
         return self._workdirs is not None and bool(needed) and not self._host.knows(order.lease_id)
 
-    async def fetch_files(self, order: StartAttemptOrder) -> None:
+    async def fetch_files(self, order: wire.StartAttemptOrder) -> None:
         assert self._workdirs is not None
         work = self._host.work_dir(order.lease_id)
         if workdir := self._workdir(order):
@@ -516,43 +508,42 @@ class HostedAttempts:
         if order.checkpoint:
             await self._workdirs.lay_out(order.checkpoint, work.parent / CHECKPOINT_DIR)
 
-    def _workdir(self, order: StartAttemptOrder) -> str:
-        """The tree that its working directory begins with; none where it runs in the caller's own directory."""
+    def _workdir(self, order: wire.StartAttemptOrder) -> str:
+        """Tree that its working directory begins with; empty if it runs in the caller's own directory."""
         return order.command.workdir if self.is_remote or not order.command.cwd else ""
 
-    async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
-        await self._host.launch(self._spec(order, start_by_boot_ms))
-
-    async def stop(self, order: StopAttemptOrder) -> None:
-        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
-
-    def resize(self, order: ResizeAttemptOrder) -> None:
-        self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
-
-    def _spec(self, order: StartAttemptOrder, start_by_boot_ms: int) -> AttemptSpec:
+    async def launch(self, order: wire.StartAttemptOrder, start_by_boot_ms: int) -> None:
         command, claim = order.command, order.claim
         is_remote = self.is_remote
         env = dict(command.env)
-        return AttemptSpec(
-            attempt_id=order.lease_id,
-            job_id=order.job_id,
-            node=order.node,
-            fence=order.fence,
-            argv=command.argv,
-            env=self._own_environment(env, command.given) if is_remote else env,
-            cwd=None if is_remote else command.cwd or None,
-            cpu_milli=claim.cpu_milli,
-            memory_bytes=claim.memory_bytes,
-            most_memory_bytes=order.most_memory_bytes,
-            gpu_indexes=tuple(share.index for share in claim.gpus),
-            timeout_ms=command.timeout_ms,
-            grace_ms=command.grace_ms,
-            hold_ms=order.hold_ms,
-            max_output_bytes=self.max_output_bytes,
-            max_files_bytes=self.max_files_bytes,
-            start_by_boot_ms=start_by_boot_ms,
-            may_run_again=order.may_run_again,
+        await self._host.launch(
+            AttemptSpec(
+                attempt_id=order.lease_id,
+                job_id=order.job_id,
+                node=order.node,
+                fence=order.fence,
+                argv=command.argv,
+                env=self._own_environment(env, command.given) if is_remote else env,
+                cwd=None if is_remote else command.cwd or None,
+                cpu_milli=claim.cpu_milli,
+                memory_bytes=claim.memory_bytes,
+                most_memory_bytes=order.most_memory_bytes,
+                gpu_indexes=tuple(share.index for share in claim.gpus),
+                timeout_ms=command.timeout_ms,
+                grace_ms=command.grace_ms,
+                hold_ms=order.hold_ms,
+                max_output_bytes=self.max_output_bytes,
+                max_files_bytes=self.max_files_bytes,
+                start_by_boot_ms=start_by_boot_ms,
+                may_run_again=order.may_run_again,
+            )
         )
+
+    async def stop(self, order: wire.StopAttemptOrder) -> None:
+        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
+
+    def resize(self, order: wire.ResizeAttemptOrder) -> None:
+        self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
         """The environment of a job, with a Python that has the memory pool and the socket for its queries."""
@@ -572,7 +563,7 @@ class HostedCommand(NamedTuple):
 
 
 class HostedCommands:
-    """What runs on the host, as the end of its machine tells and stops it."""
+    """Attempts of the host for `MachineEnd`: it notifies and stops them."""
 
     def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
         self._host = host
@@ -581,7 +572,7 @@ class HostedCommands:
 
     def running(self) -> list[HostedCommand]:
         trees = self._host.running_trees()
-        return [HostedCommand(one.attempt_id, one.spec.grace_ms, one.stopping) for one in trees]
+        return [HostedCommand(tree.attempt_id, tree.spec.grace_ms, tree.stopping) for tree in trees]
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._guard.displace(attempt_id, why, in_ms)
@@ -608,17 +599,3 @@ class AsyncioTasks:
 
 def _call_later(ms: int, call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(ms / 1000, call)
-
-
-def _outcome(report: AttemptExit) -> Outcome:
-    return Outcome(
-        _ENDINGS.get(report.kind) or Ending(report.kind),
-        exit_code=report.exit_code,
-        signal=report.signal,
-        detail=report.detail,
-        cpu_ms=report.cpu_ms,
-        max_memory_bytes=report.max_memory_bytes,
-        wall_ms=report.wall_ms,
-        node_fault=report.kind in FAILED_STARTS,
-        is_disk_overrun=report.kind == "over_disk_limit",
-    )

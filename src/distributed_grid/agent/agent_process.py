@@ -1,7 +1,7 @@
-"""Agent process: one per directory; serves its node until a signal, and leaves what runs running.
+"""Agent process: one per directory; serves its node until a signal, and leaves attempts running.
 
-Where $GRID_NOTICE_SECONDS says how long its machine lives on after SIGTERM, as in a batch system, that signal announces
-the end of the machine instead: jobs are told and stopped in time, and the agent ends with them. A second one ends it at
+With $GRID_NOTICE_SECONDS, the life of its machine after SIGTERM, as in a batch system, that signal announces the end of
+the machine instead: jobs get a notice and are stopped in time, and the agent ends with them. A second one ends it at
 once.
 """
 
@@ -30,13 +30,12 @@ from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.shim import NOTICE_VARIABLE
-from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
+from distributed_grid.agent.files.attempt_files import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL
+from distributed_grid.agent.machine_end import CONTROL_PLANE, SIGNAL, notice_source
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.termination_notice import notice_source
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.workers import MAX_NOTICE_MS
@@ -45,7 +44,7 @@ from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id, boot_ms, boot_ns
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
 from distributed_grid.wire import MAX_MESSAGE_BYTES, AnnouncedEnd, ControlPlaneAddress
 
@@ -65,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentDir:
-    """The directory of an agent; what is in it, `__main__` lists."""
+    """The directory of an agent; `__main__` lists its files."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -101,11 +100,11 @@ class AgentDir:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the locked directory was removed: another agent may have one of that name, this one has none."""
+        """True if the locked directory was removed: another agent may have one of that name, this one has none."""
         return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
 
     def touch(self, name: str) -> None:
-        """Have a file whose time is the time since boot: it changes with every call, whatever the clock says, and
+        """Set a file's time to the time since boot: it changes with every call, even if the clock is set back, and
         needs no room on a full disk."""
         path, now = self.path / name, boot_ns()
         try:
@@ -118,10 +117,10 @@ class AgentDir:
     def read(self, name: str) -> dict[str, object]:
         """The content of a JSON file; empty where it is missing or broken."""
         try:
-            found = json.loads((self.path / name).read_bytes())
+            content = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def write(self, name: str, content: dict[str, object]) -> None:
         """Replace a JSON file atomically; on a full disk in place."""
@@ -133,7 +132,7 @@ class AgentDir:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the agent until a signal stops it; what runs goes on. Returns the exit code."""
+    """Run the agent until a signal stops it; attempts keep running. Returns the exit code."""
     agent_dir = AgentDir(options.dir)
     agent_dir.make()
     if not agent_dir.lock():
@@ -148,14 +147,18 @@ def serve(options: argparse.Namespace) -> int:
         raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
     end_process_on_failure(agent_dir.path / "failure.txt")
-    _raise_file_limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     grace_ms = asyncio.run(_serve(agent_dir, options.declare_gpus, exit_seconds))
     return asyncio.run(_stop_jobs(agent_dir, grace_ms)) if grace_ms is not None else 0
 
 
 def _seconds_of(variable: str) -> float:
-    """A time in the environment of a worker's agent: after how long without a control plane it ends, its jobs included,
-    or how long its machine lives on after SIGTERM; 0: never, and not known, as on a machine of nobody's provider."""
+    """A time in the environment of a worker's agent; 0 if it is not set, as on a machine of no provider.
+
+    It is either the time without a control plane after which the agent ends with its jobs, or the life of its
+    machine after SIGTERM.
+    """
     text = os.environ.get(variable) or "0"
     try:
         seconds = float(text)
@@ -166,14 +169,8 @@ def _seconds_of(variable: str) -> float:
     return seconds
 
 
-def _allocated() -> Capacity:
-    """The part of this machine that a batch system has allocated to this agent, where its environment says so."""
-    cpus, memory = (os.environ.get(name, "") for name in (CPU_VARIABLE, MEMORY_VARIABLE))
-    return Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0)
-
-
 async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: float) -> None:
-    """Join with the token; a worker tries for as long as it goes on without a control plane."""
+    """Join with the token; a worker tries as long as it may run without a control plane."""
     deadline = time.monotonic() + exit_seconds
     while True:
         try:
@@ -186,8 +183,8 @@ async def _join(options: argparse.Namespace, agent_dir: AgentDir, exit_seconds: 
 
 
 async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) -> int | None:
-    """Serve until stopped. None: what runs goes on; else nothing may, because the control plane is gone for good or
-    this machine ends, and that is its grace in milliseconds."""
+    """Serve until stopped. None: attempts keep running; else they must end, because the control plane is gone for good
+    or this machine ends, and the result is their grace in milliseconds."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -196,7 +193,13 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
     if node is None:
         return None
     probe, gpus = MachineProbe(), GpuProbe()
-    detector = HardwareDetector(probe, gpus, declare_gpus, allocated=_allocated())
+    cpus, memory = (os.environ.get(name, "") for name in (CPU_VARIABLE, MEMORY_VARIABLE))
+    detector = HardwareDetector(
+        probe,
+        gpus,
+        declare_gpus,
+        allocated=Capacity(int(cpus) if cpus.isdecimal() else 0, int(memory) if memory.isdecimal() else 0),
+    )
     uplink = Uplink(node, _dial(agent_dir))
     epoch = agent_dir.read("epoch.json").get("epoch", 0)
     meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / "ray" / "started.json")
@@ -233,12 +236,12 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int, exit_seconds: float) ->
         task.cancel()
     await asyncio.gather(*tasks, dead_man, end, return_exceptions=True)
     await agent.stop()
-    log.info("stopped; what runs goes on" if grace_ms is None else "stopped, and so is what runs")
+    log.info("stopped; attempts keep running" if grace_ms is None else "stopped, with all attempts")
     return grace_ms
 
 
 def _announce_end(agent: Agent, seconds: float, leaving: asyncio.Event, stopping: asyncio.Event) -> None:
-    """SIGTERM says that this machine ends in so many seconds; the second one that it ends now."""
+    """The first SIGTERM announces the end of this machine after these seconds, the second one its end now."""
     if leaving.is_set():
         stopping.set()
         return
@@ -256,12 +259,12 @@ async def _wait_for_end(agent: Agent, leaving: asyncio.Event) -> None:
             log.info("nothing is left to do here")
             return
         await asyncio.sleep(LEAVE_POLL_SECONDS)
-    log.warning("the time of this machine is over")
+    log.warning("the time of this machine has passed")
 
 
 async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float) -> None:
-    """Return when there was no control plane for so long; never where that is 0. While there is one, who watches over
-    this process (the boot script of a rented machine) sees it by a file."""
+    """Return after this time without a control plane; never if it is 0. While there is one, a file shows it to the
+    watchdog of this process (the boot script of a rented machine)."""
     if not seconds:
         await asyncio.Event().wait()
     while (silent_seconds := uplink.seconds_disconnected) < seconds:
@@ -272,8 +275,8 @@ async def _wait_for_silence(agent_dir: AgentDir, uplink: Uplink, seconds: float)
 
 
 async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
-    """Return when there was no link for as long as link.json says (`linger`) and nothing runs, or when the directory
-    was removed; else never."""
+    """Return when there was no link for the time in link.json (`linger`) and nothing runs, or when the directory was
+    removed; else never."""
     linger: object = 0
     ray = agent_dir.read(RAY_RECORD)
     while True:
@@ -310,7 +313,7 @@ def _save_address(agent_dir: AgentDir, named: ControlPlaneAddress) -> None:
 
 
 def _stop_ray(record: dict[str, object]) -> None:
-    """Stop the Ray that the grid has started here: with the directory, nobody knows of it any more."""
+    """Stop the Ray that the grid has started here: nothing else finds it after the directory is gone."""
     from distributed_grid.adapters.node.node_script_ray import stop_processes
 
     try:
@@ -324,8 +327,8 @@ def _addresses(agent_dir: AgentDir) -> list[str]:
     key = join_client.read_joined_key(agent_dir.path)
     if key is not None:
         return [address_towards(key.address.rpartition(":")[0].strip("[]"))]
-    found = agent_dir.read("link.json").get("address")
-    return [found] if isinstance(found, str) else []
+    address = agent_dir.read("link.json").get("address")
+    return [address] if isinstance(address, str) else []
 
 
 async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> str | None:
@@ -391,16 +394,12 @@ async def _stop_jobs(agent_dir: AgentDir, grace_ms: int = STOP_GRACE_MS) -> int:
         return 1
     finally:
         await host.stop()
-    await _stop_memory_server(agent_dir.path / "memory")
-    return 0
-
-
-async def _stop_memory_server(folder: Path) -> None:
-    """Stop the memory server of a directory, if there is one."""
-    if folder.is_dir():
-        supervisor = ServerSupervisor(folder, report=lambda report: None)
+    memory_folder = agent_dir.path / "memory"
+    if memory_folder.is_dir():
+        supervisor = ServerSupervisor(memory_folder, report=lambda report: None)
         await supervisor.start()
         await supervisor.terminate()
+    return 0
 
 
 def _configure_logging(path: Path, *, to_terminal: bool) -> None:
@@ -414,8 +413,3 @@ def _configure_logging(path: Path, *, to_terminal: bool) -> None:
     configure_logging(*handlers)
     logging.getLogger("websockets").setLevel(logging.WARNING)
     log.info("agent on %s", socket.gethostname())
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.gpu_probe import Gpu, GpuProbe, GpuSample
-from distributed_grid.adapters.probes.machine_probe import MachineProbe, MachineSample
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.errors import BadInput
 
@@ -24,7 +24,7 @@ FREE_GPU_MEMORY_BYTES = 1024 * MIB
 
 
 class HardwareDetector:
-    """What this machine has, and how much of it is free."""
+    """Detects the capacity of this machine, and its free part."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class HardwareDetector:
         *,
         allocated: Capacity = NOTHING,
     ) -> None:
-        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories. Where only a
-        part of the machine is `allocated` to whoever asks, it has no more than that; 0 is all of it."""
+        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories. If only a
+        part of the machine is `allocated` to the caller, it has no more than that; 0 is all of it."""
         if declare_gpus < 0:
             raise BadInput(f"{declare_gpus} GPUs cannot be declared: the number must not be negative")
         self._probe = probe or MachineProbe()
@@ -48,11 +48,10 @@ class HardwareDetector:
 
     @property
     def gpu_problem(self) -> str:
-        """Why there are no GPUs, or which are lost; empty when all is well."""
         return "" if self._declared else self._gpus.problem
 
     def capacity(self) -> Capacity:
-        """What the machine has, for the ledger; at least one core, for less is of no use to anybody."""
+        """Capacity of the machine for the ledger; at least one core."""
         machine = self._probe.capacity()
         gpus = tuple(gpu.device for gpu in self._devices() if not gpu.prohibited)
         cpu_milli = min(machine.cpu_milli, self._allocated.cpu_milli or machine.cpu_milli)
@@ -77,7 +76,20 @@ class HardwareDetector:
             "gpu": now["gpu"]
             | {
                 "names": [gpu.name for gpu in devices],
-                "list": [_described(gpu) for gpu in devices],
+                "list": [
+                    (
+                        {
+                            "index": gpu.index,
+                            "uuid": gpu.uuid,
+                            "name": gpu.name,
+                            "memory_mb": gpu.memory_bytes // MIB,
+                            "exclusive": gpu.exclusive,
+                            "mig": gpu.mig,
+                            "prohibited": gpu.prohibited,
+                        }
+                    )
+                    for gpu in devices
+                ],
                 "declared": bool(self._declared),
                 "problem": self.gpu_problem,
             },
@@ -99,7 +111,7 @@ class HardwareDetector:
         }
 
     def resources(self) -> dict[str, dict[str, Any]]:
-        """What there is and what is free now, in the keys of the guides."""
+        """All resources and free ones, with the keys of the guides."""
         metrics: dict[str, dict[str, Any]] = self.get_hardware_metrics()["resources"]
         return metrics
 
@@ -107,10 +119,16 @@ class HardwareDetector:
         """How busy the machine is, and its resources; `own_pids` are the grid's own, which leave a GPU available."""
         sample, gpus = self._probe.totals(), self._samples(own_pids)
         machine = self._probe.capacity()
-        load = _load(sample, machine.cpu_milli / 1000, whole_machine=self._probe.sees_whole_machine)
+        # Cores in use: the load average, which counts all of the machine; if only a part is ours, the measured use.
+        load = sample.load1 if self._probe.sees_whole_machine else sample.cpu_ratio_total * (machine.cpu_milli / 1000)
+        # A device is available when others leave it nearly idle and a gigabyte of its memory free.
+        devices = self._devices()
+        seen = {sample.index: sample for sample in gpus}
+        used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
+        # How busy the processor is; in the first moment, before anything could be measured, by its load.
         return {
-            "timestamp": _now(),
-            "cpu_percent": round(100 * _busy(sample, load), 1),
+            "timestamp": datetime.now(UTC).isoformat(),
+            "cpu_percent": round(100 * (sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)), 1),
             "memory_percent": round(100 * sample.memory_used_bytes / max(1, machine.memory_bytes), 1),
             "gpu_utilization": round(sum(one.busy_milli for one in gpus) / 10 / len(gpus), 1) if gpus else 0,
             "resources": {
@@ -123,7 +141,12 @@ class HardwareDetector:
                     "total_mb": machine.memory_bytes // MIB,
                     "available_mb": (machine.memory_bytes - sample.memory_used_bytes) // MIB,
                 },
-                "gpu": _gpu_resources(self._devices(), gpus),
+                "gpu": {
+                    "devices": len(devices),
+                    "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
+                    "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
+                    "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
+                },
             },
         }
 
@@ -147,47 +170,9 @@ class HardwareDetector:
         return tuple(sample for sample in self._gpus.sample(own_pids) if sample.measured)
 
 
-def _gpu_resources(devices: tuple[Gpu, ...], samples: tuple[GpuSample, ...]) -> dict[str, int]:
-    """A device is available when others leave it nearly idle and a gigabyte of its memory free."""
-    seen = {sample.index: sample for sample in samples}
-    used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
-    return {
-        "devices": len(devices),
-        "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
-        "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
-        "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
-    }
-
-
 def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
     if sample is None or gpu.prohibited:
         return False
     needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
     free = gpu.memory_bytes - sample.outside_memory_bytes
     return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed
-
-
-def _load(sample: MachineSample, cores: float, *, whole_machine: bool) -> float:
-    """Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured."""
-    return sample.load1 if whole_machine else sample.cpu_ratio_total * cores
-
-
-def _busy(sample: MachineSample, load: float) -> float:
-    """How busy the processor is; in the first moment, before anything could be measured, by its load."""
-    return sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)
-
-
-def _described(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "memory_mb": gpu.memory_bytes // MIB,
-        "exclusive": gpu.exclusive,
-        "mig": gpu.mig,
-        "prohibited": gpu.prohibited,
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.posix.unix_sockets import peer_uid, short_path
+from distributed_grid.posix.sockets import peer_uid, short_path
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import MAX_MESSAGE_BYTES, ControlPlaneAddress
 
@@ -97,31 +97,28 @@ class JoinedKey:
 
     @property
     def bearer(self) -> str:
-        """The token that authenticates this node."""
         return f"{self.node}.{self.key}"
 
 
 async def join(address: str | None, token: str, node: str | None, directory: Path) -> JoinedKey:
     """Join with a token, and keep the key in `directory`; joining again with the same token gives the same key.
-
-    `address` and `node` overrule what the token and the machine call themselves.
-    """
+    `address` and `node` replace those of the token and the machine."""
     return await asyncio.to_thread(_join, address, token, node, directory)
 
 
 def read_joined_key(directory: Path) -> JoinedKey | None:
-    """What an earlier `join` stored, if there was one."""
-    found = _read(directory / "joined.json")
-    if found is None:
+    """Key of an earlier `join`, if any."""
+    fields = _read(directory / "joined.json")
+    if fields is None:
         return None
     try:
-        return JoinedKey(**{**found, "addresses": tuple(found.get("addresses", ()))})
+        return JoinedKey(**{**fields, "addresses": tuple(fields.get("addresses", ()))})
     except TypeError:
         raise GridError(f"{directory / 'joined.json'} cannot be used; join again") from None
 
 
 def store_address(directory: Path, named: ControlPlaneAddress) -> None:
-    """Keep where the control plane says it is found from now on."""
+    """Store the control plane's new address."""
     joined = read_joined_key(directory)
     if joined is None or _fingerprint_of(named.certificate) != named.fingerprint:
         return
@@ -229,9 +226,9 @@ def _authorization(joined: JoinedKey) -> dict[str, str]:
 
 
 def _whole(losses: Sequence[GridError]) -> GridError:
-    """The error for addresses of which none was good."""
+    """Common error of addresses that all failed."""
     message = "; ".join(map(str, losses))
-    return Refused(message) if all(isinstance(one, OtherControlPlane) for one in losses) else Unreachable(message)
+    return Refused(message) if all(isinstance(loss, OtherControlPlane) for loss in losses) else Unreachable(message)
 
 
 def _join(address: str | None, text: str, node: str | None, directory: Path) -> JoinedKey:
@@ -244,35 +241,42 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
     addresses: Sequence[str] = [address] if address else token.addresses
     if not addresses:
         raise BadInput("the token names no address; give one with --address HOST:PORT")
-    _make_directory(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise GridError(f"cannot use {directory}: {failure.strerror}") from failure
     attempt = _read(directory / "joining.json") or {}
     if attempt.get("id") != token.id:
         attempt = {"id": token.id, "key": secrets.token_urlsafe(32)}
         _write(directory / "joining.json", attempt)
+    name = socket.gethostname().partition(".")[0]
     asked = {
         "token": text.strip(),
         "node": node or "",
-        "hostname": _default_node_name(),
-        "key_hash": _hash(attempt["key"]),
+        "hostname": (
+            "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:63]
+            or "node"
+        ),
+        "key_hash": hashlib.sha256(attempt["key"].encode()).hexdigest(),
     }
     losses: list[GridError] = []
-    for at in addresses:
+    for joined_address in addresses:
         try:
-            answer, certificate = _exchange(at, token.fingerprint, asked)
+            answer, certificate = _exchange(joined_address, token.fingerprint, asked)
         except (Unreachable, OtherControlPlane) as lost:  # another address may well be the right one
             losses.append(lost)
             continue
-        found = JoinedKey(
-            at,
-            token.fingerprint,
-            str(answer["node"]),
-            attempt["key"],
-            certificate,
-            token.addresses,
-            str(answer.get("agent_socket") or ""),
+        joined = JoinedKey(
+            address=joined_address,
+            fingerprint=token.fingerprint,
+            node=str(answer["node"]),
+            key=attempt["key"],
+            certificate=certificate,
+            addresses=token.addresses,
+            socket=str(answer.get("agent_socket") or ""),
         )
-        _write(directory / "joined.json", asdict(found))
-        return found
+        _write(directory / "joined.json", asdict(joined))
+        return joined
     raise _whole(losses)
 
 
@@ -287,27 +291,26 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
     try:
         connection.connect()
-        certificate = _verify_certificate(connection.sock, fingerprint, address)
+        der = connection.sock.getpeercert(binary_form=True) or b""
+        if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
+            raise OtherControlPlane(f"{address} is not the control plane the token is for: its certificate is another")
+        certificate = ssl.DER_cert_to_PEM_cert(der)
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        found = json.loads(answer.read(MAX_ANSWER_BYTES))
+        fields = json.loads(answer.read(MAX_ANSWER_BYTES))
     except (OSError, HTTPException, ValueError) as lost:
         raise Unreachable(f"{address} cannot be reached: {lost}") from lost
     finally:
         connection.close()
     if answer.status >= 500:
         raise Unreachable(f"{address} answered {answer.status}")
-    if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("node"), str):
-        raise Refused(_message(found) or f"{address} answered {answer.status}")
-    return found, certificate
-
-
-def _verify_certificate(connection: Any, fingerprint: str, address: str) -> str:
-    """The certificate of the other side; refuses one that the token does not name."""
-    der = connection.getpeercert(binary_form=True) or b""
-    if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
-        raise OtherControlPlane(f"{address} is not the control plane the token is for: its certificate is another")
-    return ssl.DER_cert_to_PEM_cert(der)
+    if answer.status != 200 or not isinstance(fields, dict) or not isinstance(fields.get("node"), str):
+        error = fields.get("error") if isinstance(fields, dict) else None
+        raise Refused(
+            (str(error.get("message", ""))[:500] if isinstance(error, dict) else "")
+            or f"{address} answered {answer.status}"
+        )
+    return fields, certificate
 
 
 def _fingerprint_of(certificate: str) -> str:
@@ -335,11 +338,6 @@ def _pinned_context(joined: JoinedKey) -> ssl.SSLContext:
     return context
 
 
-def _message(found: Any) -> str:
-    error = found.get("error") if isinstance(found, dict) else None
-    return str(error.get("message", ""))[:500] if isinstance(error, dict) else ""
-
-
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -347,33 +345,14 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _default_node_name() -> str:
-    """This machine's host name, reduced to what a node name may hold."""
-    name = socket.gethostname().partition(".")[0]
-    return (
-        "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:63] or "node"
-    )
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as failure:
-        raise GridError(f"cannot use {directory}: {failure.strerror}") from failure
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as failure:
         raise GridError(f"cannot read {path}: {failure}") from failure
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

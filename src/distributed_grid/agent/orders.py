@@ -1,11 +1,11 @@
 """Execution of the control plane's orders to start, stop and pause attempts.
 
-- An order with a fence older than one that was seen changes nothing.
-- A start that fails, that counts on a hold or an offer which is gone, or that comes while the machine shuts down, is
-  refused, and the refusal is final.
-- A start has a time by which the command must be executed, on this machine's clock since boot. Heartbeats that name an
-  attempt whose files are being fetched, and that are answered, extend it.
-- What takes its time (files are fetched, a notice runs) goes on beside the next orders.
+- An order with a fence older than a known one changes nothing.
+- A start that fails, that counts on a lost hold or offer, or that comes while the machine shuts down, is refused, and
+  the refusal is final.
+- A start has a time to execute the command, on this machine's clock since boot. Heartbeats that name an attempt whose
+  files are being fetched, and that are answered, extend it.
+- Long steps (fetches of files, notices) run beside the next orders.
 
 Nothing here depends on an event loop or on real processes: the agent drives it with asyncio on its host, the simulator
 in virtual time on a simulated machine.
@@ -41,40 +41,40 @@ class Attempts(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the hold that was given last has not run out."""
+        """True while the last given hold has not run out."""
 
     def hold(self, until_boot_ms: int) -> None:
-        """Let everything that has a hold go on until then; a hold never gets shorter."""
+        """Let everything with a hold run until then; a hold never gets shorter."""
 
     def running(self) -> Collection[str]:
         """Attempts that have not ended."""
 
     def unstarted(self) -> Collection[str]:
-        """Those of them of whose start nothing is known yet."""
+        """Attempts without a known start."""
 
     def knows(self, attempt_id: str) -> bool:
-        """Whether it was ever launched here."""
+        """True if it was ever launched here."""
 
     def is_under_way(self, attempt_id: str) -> bool:
-        """Whether its command runs and nobody has asked it to end."""
+        """True if its command runs without a request to end."""
 
     def needs_files(self, order: StartAttemptOrder) -> bool:
-        """Whether its working directory has to be fetched first."""
+        """True if its working directory has to be fetched first."""
 
     async def fetch_files(self, order: StartAttemptOrder) -> None:
-        """Lay out its working directory; done again it changes nothing."""
+        """Lay out its working directory; repeated, it changes nothing."""
 
     async def launch(self, order: StartAttemptOrder, start_by_boot_ms: int) -> None:
-        """Run it, once, and not later than that (0: at any time): a second call reports again what is known."""
+        """Run it, once, and not later than that (0: at any time): a second call reports the known state again."""
 
     async def stop(self, order: StopAttemptOrder) -> None:
-        """Stop the whole tree; what has ended is reported again. The first order's ending stays."""
+        """Stop the whole tree; an ended one is reported again. The first order's ending stays."""
 
     def resize(self, order: ResizeAttemptOrder) -> None:
-        """Let it hold as much as its lease has grown to; neither that nor its limit gets smaller. Safe twice."""
+        """Raise its memory to its lease; neither that nor its limit gets smaller. Safe twice."""
 
     def forget(self, attempt_id: str) -> None:
-        """Its end is acknowledged: report it no more unasked. Safe twice."""
+        """Its end is acknowledged: stop reporting it. Safe twice."""
 
 
 class Yielding(Protocol):
@@ -85,28 +85,28 @@ class Yielding(Protocol):
         """Grows whenever an offer is withdrawn."""
 
     def displace(self, attempt_id: str, why: str) -> int:
-        """Give notice to an attempt that has to make room for another; how many milliseconds it has."""
+        """Notify an attempt that has to make room for another; its time in milliseconds."""
 
     def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for the sake of its node, for a while: again and again for as long as it is to last."""
+        """Pause an attempt for its node, for a while; the control plane repeats it as long as the pause is to last."""
 
     def go_on(self, attempt_id: str) -> None:
-        """Let an attempt that stands still for its node go on, unless its owner wants it to stand still, too."""
+        """Resume an attempt that is paused for its node, unless its owner has paused it, too."""
 
 
 Task = TypeVar("Task")
 
 
 class Tasks(Protocol[Task]):
-    """Work that goes on beside other work, and time."""
+    """Background work, and time."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> Task: ...
 
     def cancel(self, task: Task) -> None:
-        """End it soon; ending what is over is harmless."""
+        """End it soon; safe after its end."""
 
     async def join(self, task: Task) -> None:
-        """Return when it has ended, however."""
+        """Return when it has ended, in any way."""
 
     async def sleep(self, ms: int) -> None: ...
 
@@ -149,17 +149,20 @@ class OrderExecutor(Generic[Task]):
         self._preparing: dict[str, Preparation[Task]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
-        self._displaced: dict[str, Task | None] = {}  # None: its notice is over, it is being stopped
+        self._displaced: dict[str, Task | None] = {}  # None: its notice has run out, it is being stopped
 
     def listed(self) -> tuple[str, ...]:
-        """The attempts of a greeting: all that run or are being prepared, and every end that is not acknowledged."""
+        """Attempts of a greeting: all that run or are being prepared, and every unacknowledged end."""
         known = (*self._attempts.running(), *self._preparing, *self._outbox.unacknowledged_ends())
         return tuple(dict.fromkeys(known))
 
     def under_way(self) -> list[Task]:
-        """What goes on beside the orders, for whoever ends it."""
+        """Background tasks."""
         noticed = [task for task in self._displaced.values() if task is not None]
-        return [*(one.task for one in self._preparing.values() if one.task is not None), *noticed]
+        return [
+            *(preparation.task for preparation in self._preparing.values() if preparation.task is not None),
+            *noticed,
+        ]
 
     def starting(self, node: str, beat: int) -> tuple[str, ...]:
         """The attempts that the heartbeat `beat` of a node names: those that may have started, or may yet start, though
@@ -176,21 +179,21 @@ class OrderExecutor(Generic[Task]):
     def heartbeat_answered(self, node: str, beat: int) -> None:
         """The control plane has a heartbeat of this node: what that named may start for as long after it as after the
         first order."""
-        for one in self._preparing.values():
+        for preparation in self._preparing.values():
             if (
-                one.order.node == node
-                and one.listed_beat is not None
-                and one.listed_beat <= beat
-                and one.order.start_ms
+                preparation.order.node == node
+                and preparation.listed_beat is not None
+                and preparation.listed_beat <= beat
+                and preparation.order.start_ms
             ):
-                one.start_by_boot_ms = max(one.start_by_boot_ms, beat + one.order.start_ms)
+                preparation.start_by_boot_ms = max(preparation.start_by_boot_ms, beat + preparation.order.start_ms)
 
     def ended(self, attempt_id: str) -> None:
-        """An attempt is over: nobody has to stop it any more."""
+        """An attempt has ended: cancel its pending stop."""
         self._cancel_notice(attempt_id)
 
     def acknowledged(self, seq: int) -> None:
-        """The control plane has a report: what has ended is forgotten. Safe twice."""
+        """The control plane has a report: forget ended attempts. Safe twice."""
         report = self._outbox.acknowledged(seq)
         if isinstance(report, AttemptEndedReport):
             self._fences.pop(report.lease_id, None)
@@ -249,12 +252,11 @@ class OrderExecutor(Generic[Task]):
             await self._attempts.launch(order, start_deadline(order))
 
     def _check_start_time(self, start_by_boot_ms: int) -> None:
-        """Raise FailedStart if the time to start is over."""
         if 0 < start_by_boot_ms <= self._boot_ms():
             raise FailedStart("not started in time")
 
     def has_refused(self, lease_id: str) -> bool:
-        """Whether this was refused before: that is final, though the control plane may not have heard of it yet."""
+        """True if this was refused before: that is final, even if the control plane does not know it yet."""
         return lease_id in self._refused
 
     def _is_stale(self, lease_id: str, fence: int) -> bool:
@@ -269,21 +271,21 @@ class OrderExecutor(Generic[Task]):
         return True
 
     def renew_hold(self, until_boot_ms: int) -> None:
-        """Let everything go on until then. What was being prepared when the last hold ran out is given up: the control
-        plane has done so, too, or will when it hears of it."""
+        """Extend the hold. Preparations of an expired hold are given up: the control plane does so, too, or will at
+        their report."""
         if not self._attempts.is_held:
             given_up, self._preparing = self._preparing, {}
-            for one in given_up.values():
-                if one.task is not None:
-                    self._tasks.cancel(one.task)
-                self._refuse_late(one.order)
+            for preparation in given_up.values():
+                if preparation.task is not None:
+                    self._tasks.cancel(preparation.task)
+                self._refuse_late(preparation.order)
         self._attempts.hold(until_boot_ms)
 
     def _refuse_late(self, order: StartAttemptOrder) -> None:
         self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
 
     async def _prepare(self, preparation: Preparation[Task]) -> None:
-        """Fetch the working directory, then run; other orders go on meanwhile."""
+        """Fetch the working directory, then run; other orders continue meanwhile."""
         order = preparation.order
         try:
             await self._attempts.fetch_files(order)
@@ -298,8 +300,9 @@ class OrderExecutor(Generic[Task]):
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}", node_fault=True)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             _log_failure(f"{order.lease_id} could not be prepared", failure)
-            is_ours = bool(order.checkpoint) and _may_pass(failure)  # then the job goes on elsewhere, or later
-            ending = Ending.RECLAIMED if is_ours else Ending.NEVER_STARTED
+            # Trouble of this machine, such as a full disk: then the job continues elsewhere, or later.
+            may_pass = isinstance(failure, OSError) or (isinstance(failure, GridError) and failure.retryable)
+            ending = Ending.RECLAIMED if order.checkpoint and may_pass else Ending.NEVER_STARTED
             detail = f"{order.node}: its working directory: {failure}"
             self._refuse(order, ending, detail, node_fault=_is_full(failure))
         finally:
@@ -329,7 +332,7 @@ class OrderExecutor(Generic[Task]):
         await self._attempts.stop(order)
 
     def pause(self, order: PauseAttemptOrder) -> None:
-        """Let an attempt stand still or go on; one that is not under way does neither."""
+        """Pause or resume an attempt; one that does not run is left alone."""
         if self._is_stale(order.lease_id, order.fence) or not self._attempts.is_under_way(order.lease_id):
             return
         if order.paused:
@@ -338,7 +341,7 @@ class OrderExecutor(Generic[Task]):
             self._owner.go_on(order.lease_id)
 
     def resize(self, order: ResizeAttemptOrder) -> None:
-        """Note how much its lease has grown to; one that is not under way needs no more."""
+        """Enter the growth of its lease; an attempt that does not run needs none."""
         if not self._is_stale(order.lease_id, order.fence) and self._attempts.is_under_way(order.lease_id):
             self._attempts.resize(order)
 
@@ -348,7 +351,7 @@ class OrderExecutor(Generic[Task]):
             self._tasks.cancel(notice)
 
     async def _stop_after(self, notice_ms: int, order: StopAttemptOrder) -> None:
-        """Stop what was displaced when its notice is over; other orders go on meanwhile."""
+        """Stop a displaced attempt after its notice; other orders continue meanwhile."""
         await self._tasks.sleep(notice_ms)
         self._displaced[order.lease_id] = None
         try:
@@ -359,12 +362,12 @@ class OrderExecutor(Generic[Task]):
 
 
 def start_deadline(order: StartAttemptOrder) -> int:
-    """Until when, on this machine's clock since boot, the command has to be executed; 0: at any time."""
+    """Deadline, on this machine's clock since boot, to execute the command; 0: at any time."""
     return order.beat + order.start_by_ms if order.start_by_ms else 0
 
 
 def _is_full(failure: BaseException | None) -> bool:
-    """Whether there is no room on the disk of this machine, as far as the failure or its cause says."""
+    """True if the disk of this machine is full, by the failure or its cause."""
     while failure is not None:
         if isinstance(failure, OSError) and failure.errno in (ENOSPC, EDQUOT):
             return True
@@ -372,12 +375,7 @@ def _is_full(failure: BaseException | None) -> bool:
     return False
 
 
-def _may_pass(failure: Exception) -> bool:
-    """Whether it is the machine's own trouble, such as a full disk, and not the order's."""
-    return isinstance(failure, OSError) or (isinstance(failure, GridError) and failure.retryable)
-
-
 def _log_failure(what: str, failure: Exception) -> None:
-    """What is foreseen takes one line; with anything else comes where it happened."""
+    """Log an expected failure in one line, any other one with its traceback."""
     is_foreseen = isinstance(failure, GridError | OSError)
     log.warning("%s: %s", what, failure, exc_info=None if is_foreseen else failure)

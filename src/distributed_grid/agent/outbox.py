@@ -1,6 +1,6 @@
 """Outbox of an agent: reports about attempts and moves, kept until the control plane acknowledges them.
 
-An unacknowledged report is sent again on every new link. The start of an attempt that is over at once is reported along
+An unacknowledged report is sent again on every new link. The start of an attempt that ends at once is reported along
 with its end: two reports in one.
 """
 
@@ -22,10 +22,10 @@ from distributed_grid.wire import (
 )
 
 SHORT_MS = 30
-"""What ends within this time after its start is over at once."""
+"""Attempts shorter than this report start and end together."""
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport | MoveReport
 CallLater = Callable[[int, Callable[[], None]], object]
-"""Calls a function after so many milliseconds."""
+"""Calls a function after a time in milliseconds."""
 
 
 class _Launched(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Outbox:
         self._launched: dict[str, _Launched] = {}
 
     def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = (), pid_start: int = 0) -> None:
-        """Report in a moment that an attempt's command runs."""
+        """Report shortly that an attempt's command runs."""
         launched = self._launched[attempt_id] = _Launched(fence, pid, cores, pid_start)
         self._call_later(SHORT_MS, lambda: self._report_started(attempt_id, launched))
 
@@ -82,7 +82,6 @@ class Outbox:
             self._send(report)
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
-        """Report that an attempt stands still, or goes on."""
         self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, clipped(detail)))
 
     def moved(
@@ -97,13 +96,24 @@ class Outbox:
         kept: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Report what became of a move at its source. What is not acknowledged is sent again under its number."""
+        """Report a step of a move at its source. An unacknowledged report is sent again under its number."""
         seq = self._moved.get((move_id, step)) or next(self._numbers)
         self._moved[move_id, step] = seq
-        self._post(MoveReport(seq, move_id, step, clipped(detail), left_ms, files, kept, frozen_ms, notes))
+        report = MoveReport(
+            seq,
+            move_id,
+            step,
+            detail=clipped(detail),
+            left_ms=left_ms,
+            files=files,
+            kept=kept,
+            frozen_ms=frozen_ms,
+            notes=notes,
+        )
+        self._post(report)
 
     def forget_move(self, move_id: str) -> None:
-        """Nobody wants to hear of a move any more. Safe twice."""
+        """Drop the reports of a move. Safe twice."""
         for key in [key for key in self._moved if key[0] == move_id]:
             self._unacknowledged.pop(self._moved.pop(key), None)
 
@@ -117,36 +127,32 @@ class Outbox:
         return report
 
     def resend(self) -> None:
-        """There is a new link: what was sent on the last one may not have come through."""
+        """There is a new link: reports on the last one may be lost."""
         for report in list(self._unacknowledged.values()):
             self._send(report)
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was reported is acknowledged."""
         return not self._unacknowledged
 
     def unacknowledged_ends(self) -> list[str]:
-        """The attempts whose end is not acknowledged."""
         return [report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport)]
 
     def unacknowledged_attempts(self) -> list[str]:
-        """The attempts whose start or end is not acknowledged, or not even sent."""
+        """Attempts whose start or end is not acknowledged, or not even sent."""
         reports = (one for one in self._unacknowledged.values() if not isinstance(one, MoveReport))
         return [*self._launched, *(report.lease_id for report in reports)]
 
     def stop(self) -> None:
-        """Report no start any more. Safe twice."""
+        """Drop unsent starts. Safe twice."""
         self._launched.clear()
 
     def _report_started(self, attempt_id: str, launched: _Launched) -> None:
         if self._launched.get(attempt_id) is launched:
             del self._launched[attempt_id]
-            self._post(
-                AttemptStartedReport(
-                    next(self._numbers), attempt_id, launched.fence, launched.pid, launched.cores, launched.pid_start
-                )
-            )
+            seq, pid_start = next(self._numbers), launched.pid_start
+            fence, pid, cores = launched.fence, launched.pid, launched.cores
+            self._post(AttemptStartedReport(seq, attempt_id, fence, pid, cores, pid_start=pid_start))
 
     def _send_if_unacknowledged(self, seq: int) -> None:
         if seq in self._unacknowledged:

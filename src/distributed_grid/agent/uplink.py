@@ -1,8 +1,8 @@
 """Uplink of an agent: connects to the control plane, greets it, and connects again whenever the link breaks.
 
 Nothing is lost with a link: unacknowledged reports stay in the agent's outbox and are sent again on the next one. A
-control plane that does not answer heartbeats is not there, whatever the connection says. One that rejects this agent is
-dialled again, but seldom; the reason is in the log.
+control plane that does not answer heartbeats counts as gone, even with an open connection. One that rejects this agent
+is dialled again, but seldom; the reason is in the log.
 """
 
 from __future__ import annotations
@@ -20,20 +20,9 @@ from msgspec import Struct
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
+from distributed_grid import wire
 from distributed_grid.errors import GridError, ProtocolError
 from distributed_grid.supervision import start_logged
-from distributed_grid.wire import (
-    AgentHello,
-    AgentSide,
-    AttemptsPage,
-    FromAgent,
-    RejectAgent,
-    ToAgent,
-    Welcome,
-    check_greeting,
-    decode_to_agent,
-    encode,
-)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +38,7 @@ class Timing(Struct, frozen=True):
 
 
 class EndpointUnknown(Exception):
-    """Nobody has said yet where the control plane is."""
+    """The address of the control plane is not known yet."""
 
 
 Dial = Callable[[], Awaitable[ClientConnection]]
@@ -59,13 +48,13 @@ Dial = Callable[[], Awaitable[ClientConnection]]
 class UplinkClient(Protocol):
     """The agent behind the link."""
 
-    def greeting(self, node: str) -> Sequence[FromAgent]:
-        """What is said first of all; the first of it is the hello."""
+    def greeting(self, node: str) -> Sequence[wire.FromAgent]:
+        """First messages on a link, beginning with the hello."""
 
-    def welcomed(self, welcome: Welcome) -> None: ...
-    def send(self, message: ToAgent) -> None: ...
+    def welcomed(self, welcome: wire.Welcome) -> None: ...
+    def send(self, message: wire.ToAgent) -> None: ...
     def unlinked(self) -> None:
-        """The link is gone: what only made sense on it is forgotten."""
+        """The link is gone: drop all state of it."""
 
 
 class Uplink:
@@ -82,13 +71,12 @@ class Uplink:
 
     @property
     def seconds_disconnected(self) -> float:
-        """How long there has been no link."""
         return 0.0 if self._is_up else time.monotonic() - self._last_up
 
-    def received(self, message: FromAgent, via: AgentSide) -> None:
-        """Send a message; without a link it is dropped, because everything that matters is told again."""
-        if self._is_up and not isinstance(message, AgentHello | AttemptsPage):
-            self._outbox.append(encode(message))
+    def received(self, message: wire.FromAgent, via: wire.AgentSide) -> None:
+        """Send a message; without a link it is dropped, because everything important is repeated."""
+        if self._is_up and not isinstance(message, wire.AgentHello | wire.AttemptsPage):
+            self._outbox.append(wire.encode(message))
             self._waiting.set()
 
     async def run(self, agent: UplinkClient) -> None:
@@ -114,14 +102,14 @@ class Uplink:
                 self._is_up = False
                 self._last_up = time.monotonic()
                 agent.unlinked()
-            if refused:  # also after a welcome: what it says will be refused again
+            if refused:  # also after a welcome: the next hello will be refused again
                 pause = timing.refused_pause
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(1.5 * pause, max(pause, timing.max_pause))
 
     async def _serve(self, connection: ClientConnection, agent: UplinkClient) -> None:
         for part in agent.greeting(self._node):
-            await connection.send(encode(part))
+            await connection.send(wire.encode(part))
         async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)
         welcome = _welcome(first)
@@ -134,8 +122,8 @@ class Uplink:
             while True:
                 async with asyncio.timeout(self._timing.silence):
                     data = await connection.recv(decode=False)
-                message = decode_to_agent(data)
-                if isinstance(message, RejectAgent):
+                message = wire.decode_to_agent(data)
+                if isinstance(message, wire.RejectAgent):
                     raise ProtocolError(f"refused by the control plane: {message.message}")
                 agent.send(message)
         finally:
@@ -143,7 +131,7 @@ class Uplink:
             await asyncio.gather(sender, return_exceptions=True)
 
     async def _send_all(self, connection: ClientConnection) -> None:
-        """Send what comes, until the link breaks: whoever receives on it says why."""
+        """Send messages until the link breaks; its receiver has the reason."""
         with contextlib.suppress(OSError, WebSocketException):
             while True:
                 await self._waiting.wait()
@@ -152,11 +140,11 @@ class Uplink:
                     await connection.send(self._outbox.popleft())
 
 
-def _welcome(data: bytes) -> Welcome:
-    message = decode_to_agent(data)
-    if isinstance(message, RejectAgent):
+def _welcome(data: bytes) -> wire.Welcome:
+    message = wire.decode_to_agent(data)
+    if isinstance(message, wire.RejectAgent):
         raise ProtocolError(f"refused by the control plane: {message.message}")
-    if not isinstance(message, Welcome):
+    if not isinstance(message, wire.Welcome):
         raise ProtocolError("the control plane did not welcome this agent")
-    check_greeting(data, mine="this agent", theirs="the control plane")
+    wire.check_greeting(data, mine="this agent", theirs="the control plane")
     return message

@@ -26,7 +26,7 @@ from distributed_grid.client.conversation import (
     needs_config,
     no_answer,
 )
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from distributed_grid.client.conversation import (
     no_answer,
 )
 from distributed_grid.errors import GridError, Unreachable
-from distributed_grid.posix.unix_sockets import UNCONNECTED, peer_uid, short_path
+from distributed_grid.posix.sockets import UNCONNECTED, peer_uid, short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:

@@ -180,7 +180,7 @@ class FileDownload:
         # Imported here because most commands fetch nothing.
         from functools import partial
 
-        from distributed_grid.trees.fetched_digests import FetchedDigests
+        from distributed_grid.trees.file_return import FetchedDigests
         from distributed_grid.trees.file_selection import FilePatterns
         from distributed_grid.trees.paths import translate_os_errors
 

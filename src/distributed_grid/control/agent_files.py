@@ -39,7 +39,7 @@ from distributed_grid.trees.manifest import (
     manifest_of,
 )
 from distributed_grid.trees.paths import display_path, to_bytes
-from distributed_grid.trees.tree_digests import TreeDigests
+from distributed_grid.trees.tree_listing import TreeDigests
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     STREAM_CREDIT_BYTES,

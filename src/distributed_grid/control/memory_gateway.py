@@ -12,7 +12,7 @@ from distributed_grid.control.agent_sessions import LedgerOwner
 from distributed_grid.domain import events
 from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow, block_of
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.memory.protocol.authentication import (
+from distributed_grid.memory.protocol.frames import (
     FILL,
     READ,
     TICKET_LIFE_MS,

@@ -60,7 +60,25 @@ class SchedulingMetrics:
                 self._minutes.popleft()
             while self._runs and self._runs[0].ended_at_ms <= now - DAY_MS:
                 self._runs.popleft()
-            return self._figures(now)
+            counts: Counter[str] = Counter()
+            last_hour = 0
+            for minute, counted in self._minutes:
+                counts += counted
+                last_hour += counted[REBALANCED] if (minute + 1) * MINUTE_MS > now - HOUR_MS else 0
+            times = sorted(run.ran_ms for run in self._runs)
+            asked = counts[GRANTED] + counts[REFUSED] + counts[WITHDRAWN]
+            reserved = sum(run.reserved_ms for run in self._runs)
+            return {
+                "jobs_measured": len(times),
+                "task_time_mean_seconds": round(sum(times) / len(times) / 1000, 3) if times else None,
+                "task_time_p95_seconds": times[math.ceil(0.95 * len(times)) - 1] / 1000 if times else None,
+                "resource_efficiency": round(sum(r.used_ms for r in self._runs) / reserved, 4) if reserved else None,
+                "granted": counts[GRANTED],
+                "refused": counts[REFUSED],
+                "withdrawn": counts[WITHDRAWN],
+                "allocation_success_rate": round(counts[GRANTED] / asked, 4) if asked else None,
+                "rebalances_per_hour": last_hour,
+            }
 
     def _catch_up(self, now: int) -> None:
         if self._seq is None:
@@ -97,27 +115,6 @@ class SchedulingMetrics:
         if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
             return ""
         return "" if row.type == REFUSED and "about" in _data(row) else row.type
-
-    def _figures(self, now: int) -> SchedulingFigures:
-        counts: Counter[str] = Counter()
-        last_hour = 0
-        for minute, counted in self._minutes:
-            counts += counted
-            last_hour += counted[REBALANCED] if (minute + 1) * MINUTE_MS > now - HOUR_MS else 0
-        times = sorted(run.ran_ms for run in self._runs)
-        asked = counts[GRANTED] + counts[REFUSED] + counts[WITHDRAWN]
-        reserved = sum(run.reserved_ms for run in self._runs)
-        return {
-            "jobs_measured": len(times),
-            "task_time_mean_seconds": round(sum(times) / len(times) / 1000, 3) if times else None,
-            "task_time_p95_seconds": times[math.ceil(0.95 * len(times)) - 1] / 1000 if times else None,
-            "resource_efficiency": round(sum(r.used_ms for r in self._runs) / reserved, 4) if reserved else None,
-            "granted": counts[GRANTED],
-            "refused": counts[REFUSED],
-            "withdrawn": counts[WITHDRAWN],
-            "allocation_success_rate": round(counts[GRANTED] / asked, 4) if asked else None,
-            "rebalances_per_hour": last_hour,
-        }
 
 
 def run_of(job: Job) -> FinishedRun | None:

@@ -6,16 +6,15 @@ import time
 
 
 def boot_ms() -> int:
-    """Milliseconds since the machine started, those it slept included."""
+    """Milliseconds since the machine started, time asleep included."""
     return boot_ns() // 1_000_000
 
 
 def boot_ns() -> int:
-    """The same in nanoseconds."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Names this boot of the machine: a pid and start time mean nothing in another."""
+    """Identity of this boot of the machine: a pid and start time mean nothing in another."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()

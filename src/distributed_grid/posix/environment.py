@@ -1,13 +1,14 @@
-"""Environment of this process: variables that hold credentials, and what of all others a child process inherits.
+"""Environment of this process: variables with credentials, variables that a child process inherits, the user's home.
 
-The control plane gets the variables that its config names from whoever starts it, in a file without a name: they are in
-no list of processes, and no child has them.
+The control plane gets the variables that its config names from its starter, in a file without a name: they are in no
+list of processes, and no child has them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 from collections.abc import Mapping
 
@@ -21,7 +22,6 @@ _private: set[str] = set()
 
 
 def named_variables(config_text: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a config names as `${NAME}`."""
     names = set(_NAMED.findall(config_text))
     return {name: value for name, value in environ.items() if name in names}
 
@@ -31,9 +31,9 @@ def variables_for(config_text: str, environ: Mapping[str, str]) -> dict[str, str
     names = set(_NAMED.findall(config_text))
     prefixes = tuple(
         prefix
-        for provider, found in LIBRARY_VARIABLES.items()
+        for provider, variables in LIBRARY_VARIABLES.items()
         if re.search(rf"\b{provider}\b", config_text)
-        for prefix in found
+        for prefix in variables
     )
     return {name: value for name, value in environ.items() if name in names or (prefixes and name.startswith(prefixes))}
 
@@ -61,3 +61,35 @@ def child_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _private and not name.startswith(CREDENTIAL_PREFIXES)
     }
+
+
+def holds_home(directory: str | os.PathLike[str]) -> bool:
+    """True if a directory is the user's home directory or above it, by whatever name it was reached."""
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return False
+    return any(_is_at_or_above(status, home) for home in home_directories())
+
+
+def home_directories() -> tuple[str, ...]:
+    """The user's home directories, as real paths: `$HOME` and that of the user database, each once."""
+    named = [os.environ.get("HOME", "")]
+    try:
+        named.append(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a user that the database does not have
+        pass
+    return tuple(dict.fromkeys(os.path.realpath(home) for home in named if os.path.isabs(home)))
+
+
+def _is_at_or_above(directory: os.stat_result, home: str) -> bool:
+    while True:
+        try:
+            if os.path.samestat(os.stat(home), directory):
+                return True
+        except OSError:  # a home that does not exist: its parents may
+            pass
+        above = os.path.dirname(home)
+        if above == home:
+            return False
+        home = above

@@ -13,12 +13,12 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 def reserve_blocks(fd: int, start: int, length: int) -> None:
-    """Have blocks for that range, so that writing there needs no room. `OSError` where it cannot be done."""
+    """Reserve blocks of that range, so that writing there needs no room. Raises `OSError`."""
     _change_blocks(fd, _KEEP_SIZE, start, length)
 
 
 def punch_hole(fd: int, start: int, length: int) -> None:
-    """Return the blocks of that range to the disk. `OSError` where it cannot be done."""
+    """Return the blocks of that range to the disk. Raises `OSError`."""
     _change_blocks(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length)
 
 

@@ -1,8 +1,7 @@
-"""Small private files: atomic writes with mode 0600, whole reads, advisory locks; files that somebody else may have
-replaced by anything are opened without blocking, and read up to a size; a file that nobody named is trusted by who owns
-it and its folder.
+"""Small private files: atomic writes with mode 0600, whole reads, advisory locks.
 
-Imports only the standard library, and little of it: every command loads this module.
+Files that others may have replaced are opened without blocking, and read up to a size; a default file is trusted by the
+owner of it and its folder. Imports only the standard library, and little of it: every command loads this module.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 DAMAGE = frozenset((errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EACCES))
-"""What opening a file fails with where there is none, or something else in its place; anything else may pass."""
+"""Errors of a missing file, or of another object in its place; any other error may be temporary."""
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -154,7 +153,7 @@ def try_lock(fd: int, *, exclusive: bool = True) -> bool:
 
 
 def distrust_of(path: str) -> str | None:
-    """Why a file that nobody named must not be used, or None: somebody else could have written what is in it.
+    """Reason why a default file must not be used, or None: others could have written it.
 
     File and folder must belong to the caller or to root and be writable by nobody else; where they are reached by a
     symbolic link, that must, too. The caller's private group, with nobody else in it, is nobody else.
@@ -162,8 +161,8 @@ def distrust_of(path: str) -> str | None:
     folder = os.path.dirname(path) or "."
     try:
         for place, name in ((folder, "its folder"), (path, "it")):
-            for found in (os.lstat(place), os.stat(place)):
-                reason = _distrust(found, name)
+            for status in (os.lstat(place), os.stat(place)):
+                reason = _distrust(status, name)
                 if reason is not None:
                     return reason
     except OSError as failure:
@@ -184,7 +183,7 @@ def _distrust(found: os.stat_result, name: str) -> str | None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is the caller's own and nobody else's, as systems make one for each user."""
+    """True if a group is the caller's alone, as systems make one for each user."""
     import grp
     import pwd
 

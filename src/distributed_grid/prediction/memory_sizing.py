@@ -146,7 +146,17 @@ class _FeatureModels:
         scales = np.concatenate([common, *local], axis=1)
         self.standardised: Values = np.tile(residuals, len(kernels) + 1) / np.exp(scales)
         """Residuals in units of the model's spread; a column a model."""
-        self.log_likelihood = _log_likelihood(self.standardised, scales)
+        # Likelihood of every column, under a Student distribution fitted to it in a few steps of expectation
+        # maximisation.
+        standardised = self.standardised
+        freedom = LIKELIHOOD_FREEDOM
+        centre, variance = standardised.mean(axis=0), np.maximum((standardised**2).mean(axis=0), 1e-6)
+        for _ in range(4):
+            weights = (freedom + 1) / (freedom + (standardised - centre) ** 2 / variance)
+            centre = (weights * standardised).sum(axis=0) / weights.sum(axis=0)
+            variance = np.maximum((weights * (standardised - centre) ** 2).mean(axis=0), 1e-6)
+        surprise = (freedom + 1) / 2 * np.log1p((standardised - centre) ** 2 / variance / freedom)
+        self.log_likelihood: Values = (-0.5 * np.log(variance) - surprise - scales).sum(axis=0)
 
     def drop_residuals(self) -> None:
         """Drop the residuals, which only the choice and the weights of the models need: they are most of the memory."""
@@ -257,19 +267,6 @@ def _local_spread(kernel: Values, log_spreads: Values, common: Values) -> Values
     return spread
 
 
-def _log_likelihood(standardised: Values, log_scales: Values) -> Values:
-    """Of every column, under a Student distribution that is fitted to it in a few steps of expectation maximisation."""
-    freedom = LIKELIHOOD_FREEDOM
-    centre, variance = standardised.mean(axis=0), np.maximum((standardised**2).mean(axis=0), 1e-6)
-    for _ in range(4):
-        weights = (freedom + 1) / (freedom + (standardised - centre) ** 2 / variance)
-        centre = (weights * standardised).sum(axis=0) / weights.sum(axis=0)
-        variance = np.maximum((weights * (standardised - centre) ** 2).mean(axis=0), 1e-6)
-    surprise = (freedom + 1) / 2 * np.log1p((standardised - centre) ** 2 / variance / freedom)
-    likelihood: Values = (-0.5 * np.log(variance) - surprise - log_scales).sum(axis=0)
-    return likelihood
-
-
 def _bandwidths(ordered: Values) -> Values:
     """Width of the smoothing of every residual in ascending rows.
 
@@ -368,7 +365,16 @@ class MemorySizer:
                 self._unfitted += 1
                 must_fit |= bounded > largest
         if must_fit or (self._unfitted and self._unfitted * REFIT_SHARE >= len(self._runs)):
-            self._fit()
+            if len(self._runs) < self._min_runs:
+                return
+            rows = np.stack([self._row(run.features) for run in self._runs])
+            known = ~np.isnan(rows)
+            defaults = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(rows.T, known.T, strict=True)])
+            rows = np.where(known, rows, defaults)
+            sizes = np.array([float(run.used_bytes) for run in self._runs])
+            columns = _ordering_columns(rows, sizes)
+            self._fitted = _Fitted(MemoryModels(rows[:, columns], sizes, is_local=self._is_local), defaults, columns)
+            self._unfitted = 0
 
     def allocation(self, features: Sequence[float]) -> int | None:
         """Bytes for the first attempt of a run; None if too little is known."""
@@ -397,18 +403,6 @@ class MemorySizer:
             return None
         row = self._row(features)
         return fitted.models.distribution(np.where(np.isnan(row), fitted.defaults, row)[fitted.columns])
-
-    def _fit(self) -> None:
-        if len(self._runs) < self._min_runs:
-            return
-        rows = np.stack([self._row(run.features) for run in self._runs])
-        known = ~np.isnan(rows)
-        defaults = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(rows.T, known.T, strict=True)])
-        rows = np.where(known, rows, defaults)
-        used = np.array([float(run.used_bytes) for run in self._runs])
-        columns = _ordering_columns(rows, used)
-        self._fitted = _Fitted(MemoryModels(rows[:, columns], used, is_local=self._is_local), defaults, columns)
-        self._unfitted = 0
 
     def _row(self, features: Sequence[float]) -> Values:
         row = np.full(self._feature_count, np.nan)

@@ -106,7 +106,13 @@ class Replay:
         self._origin = work[0].at_ms if work else 0
         self._queue = EventQueue(BEGIN_MS)
         self._ledger = Ledger()
-        self._nodes = {node.name: _tireless(node) for node in nodes}
+        # The node as it is replayed: never lost, with an unchanging offer until its owner comes.
+        self._nodes = {
+            node.name: replace(
+                node, hold_ms=0, offer_ms=2 * AHEAD_MS, refresh_ms=2 * AHEAD_MS, thresholds=None, wanted=True
+            )
+            for node in nodes
+        }
         self._policy = policy
         self._owners = owners
         self._checkpoint_ms = checkpoint_ms
@@ -201,7 +207,17 @@ class Replay:
                 elif isinstance(effect, StopAttempt):
                     self._stop(effect.job)
         self.figures.waits(self._queue.now, len(self._ledger.waiting))
-        self._plan_tick()
+        # Schedule the next `TimePassed`: at the next due moment, and at intervals while requests wait.
+        due = self._ledger.next_due_ms()
+        when = self._queue.now + self._tick_ms if self._ledger.waiting else None
+        if due is not None:
+            when = due if when is None else min(due, when)
+        if when is None or (self._tick is not None and self._tick.is_pending and self._tick_at <= when):
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick_at = when
+        self._tick = self._queue.at(when, lambda: self._tell(TimePassed()))
 
     def _begin(self, effect: StartAttempt) -> AttemptStarted:
         now, uid = self._queue.now, effect.job.uid
@@ -289,24 +305,6 @@ class Replay:
 
     def _plan_eviction(self, run: _Run) -> None:
         run.plans.append(self._queue.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
-
-    def _plan_tick(self) -> None:
-        """Schedule the next `TimePassed`: at the next due moment, and at intervals while requests wait."""
-        due = self._ledger.next_due_ms()
-        when = self._queue.now + self._tick_ms if self._ledger.waiting else None
-        if due is not None:
-            when = due if when is None else min(due, when)
-        if when is None or (self._tick is not None and self._tick.is_pending and self._tick_at <= when):
-            return
-        if self._tick is not None:
-            self._tick.cancel()
-        self._tick_at = when
-        self._tick = self._queue.at(when, lambda: self._tell(TimePassed()))
-
-
-def _tireless(node: Node) -> Node:
-    """The node as it is replayed: never lost, with an unchanging offer until its owner comes."""
-    return replace(node, hold_ms=0, offer_ms=2 * AHEAD_MS, refresh_ms=2 * AHEAD_MS, thresholds=None, wanted=True)
 
 
 def replay_candidates(

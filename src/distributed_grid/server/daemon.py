@@ -21,10 +21,16 @@ from functools import partial
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.adapters.age_clock import FILE as AGE_FILE
-from distributed_grid.adapters.age_clock import AgeClock
 from distributed_grid.adapters.child_process import ChildCommand
-from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
+from distributed_grid.adapters.clock import FILE as AGE_FILE
+from distributed_grid.adapters.clock import (
+    AgeClock,
+    GridClock,
+    last_stored_ms,
+    load_anchor,
+    save_anchor,
+    save_anchor_forever,
+)
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
@@ -33,7 +39,7 @@ from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
+from distributed_grid.agent.files.attempt_files import StoredWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter

@@ -10,7 +10,7 @@ import time
 
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import try_lock
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 BACKLOG = 4096

@@ -27,7 +27,7 @@ from distributed_grid.api.framing import (
     frame_head,
 )
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
-from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
+from distributed_grid.posix.sockets import is_own_peer, peer_uid
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.answers import READ_SECONDS, EncodedAnswer
 from distributed_grid.server.endpoints import BoundEndpoint, EndpointTable, Kind

@@ -31,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ContentMissing(NotFound):
-    """Contents that are needed are not in the store; `digests` says which. Put them, and try again."""
+    """Needed contents are not in the store: put `digests`, and try again."""
 
     def __init__(self, digests: Iterable[str]) -> None:
         self.digests = tuple(digests)
@@ -47,27 +47,38 @@ class ContentStore:
         with translate_os_errors(self.root, "open the store"):
             os.makedirs(f"{self.root}/{INCOMING_DIR}", mode=0o700, exist_ok=True)
             os.chmod(self.root, 0o700)
-            self._remove_abandoned()
+            for name in os.listdir(f"{self.root}/{INCOMING_DIR}"):
+                path = f"{self.root}/{INCOMING_DIR}/{name}"
+                try:
+                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                try:
+                    if try_lock(fd):
+                        os.unlink(path)
+                except FileNotFoundError:
+                    pass  # another process has finished it
+                finally:
+                    os.close(fd)
 
     def has(self, digest: str, size: int) -> bool:
         """Whether this content is stored. Asking counts as a use."""
         path = self._path(digest)
         try:
-            found = os.stat(path, follow_symlinks=False)
-            if found.st_size != size:
+            status = os.stat(path, follow_symlinks=False)
+            if status.st_size != size:
                 return False  # cut short when the machine went down
-            if abs(time.time() - found.st_mtime) > TOUCH_SECONDS:
+            if abs(time.time() - status.st_mtime) > TOUCH_SECONDS:
                 os.utime(path, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a content of this digest, of whatever size."""
         return os.path.exists(self._path(digest))
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Which of these (digest and size) are not stored. Asking counts as a use of the others."""
+        """Digests (of these with sizes) that are not stored. Asking counts as a use of the others."""
         return [digest for digest, size in sizes.items() if not self.has(digest, size)]
 
     def open(self, digest: str) -> BinaryIO:
@@ -96,7 +107,7 @@ class ContentStore:
         return digest
 
     def writer(self, *, digest: str | None = None, size: int | None = None) -> ContentWriter:
-        """Begin a content that comes in pieces; its digest and size are checked where they are given."""
+        """Writer of a content in pieces; digest and size are checked if given."""
         if digest is not None:
             self._path(digest)
         return ContentWriter(self, digest, size)
@@ -104,12 +115,12 @@ class ContentStore:
     def trim(self, max_bytes: int, *, keep: Collection[str] = frozenset(), grace_seconds: float = GRACE_SECONDS) -> int:
         """Remove the least recently used until `max_bytes` are left, and return how many bytes were freed.
 
-        What is in `keep`, or was used within the grace period, stays even if that is too much.
+        Contents in `keep`, or used within the grace period, stay even if that is too much.
         """
-        found = sorted(self._contents())
-        surplus = sum(size for _, size, _, _ in found) - max_bytes
+        contents = sorted(self._contents())
+        surplus = sum(size for _, size, _, _ in contents) - max_bytes
         freed = 0
-        for used_ns, size, digest, path in found:
+        for used_ns, size, digest, path in contents:
             if freed >= surplus:
                 break
             if digest in keep or abs(time.time_ns() - used_ns) < grace_seconds * 1e9:
@@ -135,25 +146,10 @@ class ContentStore:
             with os.scandir(f"{self.root}/{folder}") as entries:
                 for entry in entries:
                     try:
-                        found = entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
-                    yield found.st_mtime_ns, found.st_size, entry.name, entry.path
-
-    def _remove_abandoned(self) -> None:
-        for name in os.listdir(f"{self.root}/{INCOMING_DIR}"):
-            path = f"{self.root}/{INCOMING_DIR}/{name}"
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                if try_lock(fd):
-                    os.unlink(path)
-            except FileNotFoundError:
-                pass  # another process has finished it
-            finally:
-                os.close(fd)
+                    yield status.st_mtime_ns, status.st_size, entry.name, entry.path
 
 
 class ContentStores:
@@ -196,10 +192,10 @@ class HashingWriter:
         """The digest of what was written, once it is what was announced."""
         if self._size is not None and self._written != self._size:
             raise ProtocolError(f"{self._label} ended after {self._written} of {self._size} bytes")
-        found = self._hash.hexdigest()
-        if digest is not None and found != digest:
-            raise ProtocolError(f"{self._label} arrived damaged: its digest is {found}, {digest} was announced")
-        return found
+        actual = self._hash.hexdigest()
+        if digest is not None and actual != digest:
+            raise ProtocolError(f"{self._label} arrived damaged: its digest is {actual}, {digest} was announced")
+        return actual
 
 
 def file_digest(fd: int) -> str:
@@ -232,7 +228,6 @@ class ContentWriter:
         self.abort()
 
     def write(self, data: bytes) -> None:
-        """Append the next piece."""
         with translate_os_errors(self._store.root, "write there"):
             self._writer.write(data)
 
@@ -255,10 +250,8 @@ class ContentWriter:
         """Drop what was written. After `finish`, or a second time, this does nothing."""
         if self._fd < 0:
             return
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(self._temporary)
-        except FileNotFoundError:
-            pass
         os.close(self._fd)
         self._fd = -1
 
@@ -333,11 +326,8 @@ class HashCache:
             with open(fd, "wb") as file:
                 file.write(msgspec.msgpack.encode(self._kept))
             os.rename(temporary, self._path)
-            self._remove_oldest()
-
-    def _remove_oldest(self) -> None:
-        with os.scandir(self._folder) as entries:
-            by_age = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
-        for changed, path in by_age[:-MAX_TREES]:
-            if time.time() - changed > 60:
-                os.unlink(path)
+            with os.scandir(self._folder) as entries:
+                by_age = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
+            for changed, path in by_age[:-MAX_TREES]:
+                if time.time() - changed > 60:
+                    os.unlink(path)

@@ -6,7 +6,7 @@ One rule for every way back (downloads, deliveries, returns of moves):
 - A local file is replaced only if it is as it was shipped, or as the grid itself wrote it last time; `overwrite`
   insists. Any other local file stays, and the job's version is put beside it as `NAME.from-ORIGIN`.
 - Where a link or a file is in place of a directory, the returned files go below `NAME.from-ORIGIN`.
-- Protected paths (`protected_paths`) are never written. A new executable bit is reported.
+- Protected paths (`secret_files`) are never written. A new executable bit is reported.
 
 Nothing is written through a link or outside the directory, nothing is removed, and no file is ever there in part. Done
 again with the same files it changes nothing.
@@ -14,31 +14,85 @@ again with the same files it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import secrets
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct, field
 
 from distributed_grid.errors import ProtocolError
+from distributed_grid.posix.private_files import read_regular, write_private
 from distributed_grid.trees.content_store import READ_BYTES, HashingWriter, file_digest
-from distributed_grid.trees.directory_walker import DirectoryWalker, open_regular
 from distributed_grid.trees.manifest import EXECUTABLE, Manifest, ManifestEntry
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
+    DirectoryWalker,
     display_path,
+    open_regular,
     split_path,
     to_bytes,
     to_text,
     translate_os_errors,
 )
-from distributed_grid.trees.protected_paths import is_protected, is_unremarkable
+from distributed_grid.trees.secret_files import is_protected, is_unremarkable
 from distributed_grid.trees.tree_writer import open_unnamed
+
+MAX_BYTES = 64 << 20
+
+
+class FetchedDigests:
+    """Digests by path relative to one directory. Several processes may record at the same time."""
+
+    def __init__(self, folder: Path, directory: str | os.PathLike[str]) -> None:
+        self._directory = os.path.realpath(directory)
+        name = hashlib.sha256(os.fsencode(self._directory)).hexdigest()[:32]
+        self._path = folder / f"{name}.json"
+
+    def read(self) -> dict[str, str]:
+        """The digests; none where the file is missing or damaged."""
+        try:
+            stored = json.loads(read_regular(str(self._path), None, MAX_BYTES) or b"{}")
+            files = stored["files"] if stored.get("directory") == _text(self._directory) else {}
+            return {str(path): str(digest) for path, digest in files.items()}
+        except (OSError, ValueError, KeyError, AttributeError):
+            return {}
+
+    def record(self, written: Mapping[str, str]) -> None:
+        """Add the digests of files that were just written, and drop those of files that are gone. `OSError` leaves the
+        old ones."""
+        added = {path: digest for path, digest in written.items() if digest}
+        if not added:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = os.fsencode(self._directory)
+            known = {
+                path: digest
+                for path, digest in self.read().items()
+                if os.path.lexists(os.path.join(folder, path.encode("utf-8", "surrogateescape")))
+            }
+            content = json.dumps({"directory": _text(self._directory), "files": known | added}).encode()
+            if len(content) <= MAX_BYTES:
+                write_private(self._path, content, durable=False)
+        finally:
+            os.close(lock)
+
+
+def _text(directory: str) -> str:
+    return os.fsencode(directory).decode("utf-8", "surrogateescape")
+
 
 MAX_BESIDE_NAMES = 99
 PART_PREFIX = b".grid-"
@@ -159,7 +213,22 @@ class ReturnDirectory:
         if current is None:
             raise ProtocolError("a file ends before it began")
         try:
-            self._place(current, current.writer.check(None))
+            digest = current.writer.check(None)
+            if self._policy.shipped.get(current.path) == digest:
+                self.report.unchanged += 1
+                return
+            *parents, own = current.names
+            if len(current.names) > MAX_DEPTH:
+                raise ProtocolError(f"'{display_path(current.path)}' is more than {MAX_DEPTH} directories deep")
+            folder = self._enter(tuple(parents))
+            for name in self._candidates(own):
+                shown = to_text(b"/".join((*parents, name)))
+                if self._try_name(current, digest, name, folder, shown):
+                    self.report.written[shown] = digest
+                    if shown != current.path:
+                        self.report.beside[current.path] = shown
+                    return
+            raise FileExistsError(errno.EEXIST, "no name is free for the returned file", display_path(current.path))
         finally:
             current.close()
 
@@ -192,7 +261,7 @@ class ReturnDirectory:
                 self._enter(names)
 
     def flush(self) -> None:
-        """Have everything that was written on the disk before this returns, as far as the system can."""
+        """Flush all written files to the disk, as far as the system can."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.syncfs(self._root) and ctypes.get_errno() in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -205,7 +274,7 @@ class ReturnDirectory:
         self._walker.close()
 
     def _enter(self, names: tuple[bytes, ...]) -> int:
-        """The directory at `names`, made where it is missing."""
+        """Directory at `names`, made if missing."""
         umask = self._policy.umask
         return self._walker.enter(names, make=0o777 & ~(umask or 0), exact=umask is not None)
 
@@ -239,33 +308,23 @@ class ReturnDirectory:
         beside = name[: MAX_NAME_BYTES - len(self._suffix) - 3] + self._suffix
         return [name, beside, *(b"%s.%d" % (beside, number) for number in range(2, MAX_BESIDE_NAMES))]
 
-    def _place(self, file: _IncomingFile, digest: str) -> None:
-        if self._policy.shipped.get(file.path) == digest:
-            self.report.unchanged += 1
-            return
-        *parents, own = file.names
-        if len(file.names) > MAX_DEPTH:
-            raise ProtocolError(f"'{display_path(file.path)}' is more than {MAX_DEPTH} directories deep")
-        folder = self._enter(tuple(parents))
-        for name in self._candidates(own):
-            shown = to_text(b"/".join((*parents, name)))
-            if self._try_name(file, digest, name, folder, shown):
-                self.report.written[shown] = digest
-                if shown != file.path:
-                    self.report.beside[file.path] = shown
-                return
-        raise FileExistsError(errno.EEXIST, "no name is free for the returned file", display_path(file.path))
-
     def _try_name(self, file: _IncomingFile, digest: str, name: bytes, folder: int, shown: str) -> bool:
         """Put the file under this name; False where a local file has it that must stay."""
         for _ in range(2):  # somebody may write to it meanwhile
-            found = _stat(name, folder)
-            if found is None:
-                if file.link(name, folder, self._new_mode(file, folder), durable=self._policy.durable):
+            existing = _stat(name, folder)
+            if existing is None:
+                whole = 0o777 if file.executable else 0o666
+                umask = self._policy.umask
+                if file.link(
+                    name,
+                    folder,
+                    whole & (stat.S_IMODE(os.fstat(folder).st_mode) if umask is None else ~umask),
+                    durable=self._policy.durable,
+                ):
                     self._count(file, shown, is_new_bit=file.executable)
                     return True
                 continue
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(existing.st_mode):
                 return False
             local = _digest(name, folder)
             if local == digest:
@@ -274,10 +333,10 @@ class ReturnDirectory:
             known = {self._policy.shipped.get(shown), self._policy.fetched.get(shown)} - {None}
             if local not in known and not (self._policy.overwrite and name == file.names[-1]):
                 return False
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(existing.st_mode)
             is_new_bit = file.executable and not mode & stat.S_IXUSR
             mode |= (mode & 0o444) >> 2 if is_new_bit else 0
-            if file.replace(name, folder, mode, found, durable=self._policy.durable):
+            if file.replace(name, folder, mode, existing, durable=self._policy.durable):
                 self.report.replaced += 1
                 self._count(file, shown, is_new_bit=is_new_bit)
                 return True
@@ -287,11 +346,6 @@ class ReturnDirectory:
         self.report.bytes += file.size
         if is_new_bit:
             self.report.executable.append(shown)
-
-    def _new_mode(self, file: _IncomingFile, folder: int) -> int:
-        whole = 0o777 if file.executable else 0o666
-        umask = self._policy.umask
-        return whole & (stat.S_IMODE(os.fstat(folder).st_mode) if umask is None else ~umask)
 
 
 class _IncomingFile:
@@ -313,7 +367,7 @@ class _IncomingFile:
         self.writer = HashingWriter(fd, f"'{display_path(path)}'", size)
 
     def link(self, name: bytes, folder: int, mode: int, *, durable: bool) -> bool:
-        """Put the file under a name that nobody has; False where somebody has it by now."""
+        """Link the file under a free name; False if the name is taken by now."""
         self._settle(mode, durable)
         try:
             if self._part is None:
@@ -346,10 +400,8 @@ class _IncomingFile:
 
     def close(self) -> None:
         if self._part is not None:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._part, dir_fd=self._near)
-            except FileNotFoundError:
-                pass
         os.close(self._fd)
         os.close(self._near)
 

@@ -15,11 +15,13 @@ from msgspec import Struct
 
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.content_store import file_digest
-from distributed_grid.trees.directory_walker import DirectoryWalker, open_inside, open_root
 from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, SkippedFile
 from distributed_grid.trees.paths import (
     MAX_DEPTH,
+    DirectoryWalker,
     display_path,
+    open_inside,
+    open_root,
     pattern_regex,
     to_bytes,
     to_text,
@@ -52,10 +54,10 @@ class FilePatterns:
         normalized = [_normalized_pattern(pattern) for pattern in self.patterns]
         self._regexes = [re.compile(pattern_regex(pattern) + b"(?:/.*)?", re.DOTALL) for pattern in normalized]
         self._prefixes = [_literal_prefix(pattern) for pattern in normalized]
-        self._depths = [_max_depth(pattern) for pattern in normalized]
+        self._depths = [(MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1) for pattern in normalized]
 
     def matches(self, path: str | bytes) -> list[int]:
-        """Which patterns (by index) match this file or directory, itself or by one of its parents."""
+        """Indexes of the patterns that match this file or directory, itself or by one of its parents."""
         raw = path if isinstance(path, bytes) else to_bytes(path)
         return [number for number, pattern in enumerate(self._regexes) if pattern.fullmatch(raw)]
 
@@ -93,16 +95,16 @@ def changed_files(
 ) -> ChangedFiles:
     """Leave out the files that are as they were shipped; only files of the same size are read for that."""
     before = {entry.path: entry for entry in shipped.entries}
-    found = tuple(entries)
-    if not before or not found:
-        return ChangedFiles(found)
+    current = tuple(entries)
+    if not before or not current:
+        return ChangedFiles(current)
     with translate_os_errors("the job's directory", "compare the files"):
         fd = os.dup(root) if isinstance(root, int) else open_root(root)
         try:
-            changed = tuple(entry for entry in found if not _is_as_shipped(fd, entry, before.get(entry.path)))
+            changed = tuple(entry for entry in current if not _is_as_shipped(fd, entry, before.get(entry.path)))
         finally:
             os.close(fd)
-    return ChangedFiles(changed, len(found) - len(changed))
+    return ChangedFiles(changed, len(current) - len(changed))
 
 
 def _is_as_shipped(root: int, entry: ManifestEntry, before: ManifestEntry | None) -> bool:
@@ -152,13 +154,13 @@ class _Selector:
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add the matching files of one directory; the subdirectories in which more may match."""
         below = []
-        with os.scandir(folder) as found:
-            for one in found:
-                name = os.fsencode(one.name)
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                name = os.fsencode(entry.name)
                 path = b"/".join((*names, name))
                 matching = self._patterns.matches(path)
                 self._matched.update(matching)
-                if one.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False):
                     if matching or self._patterns.may_match_below(path):
                         below.append(name)
                 elif matching:
@@ -198,11 +200,6 @@ def _normalized_pattern(pattern: str) -> bytes:
             f"'{display_path(raw)}' leads outside the job's directory; give a path inside it, such as 'out/**'"
         )
     return b"/".join(names) or b"**"
-
-
-def _max_depth(pattern: bytes) -> int:
-    """The most names a matching path can have."""
-    return MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1
 
 
 def _literal_prefix(pattern: bytes) -> list[bytes]:

@@ -54,12 +54,12 @@ class IgnoreRules:
         self._matchers = {kind: _LastMatch(numbered) for kind, numbered in parts.items()}
 
     def verdict(self, path: bytes, *, is_directory: bool) -> bool | None:
-        """Whether this path (relative to the ignore file) is ignored; None when no pattern matches."""
+        """True if this path (relative to the ignore file) is ignored; None when no pattern matches."""
         last = self._last(path, is_directory)
         return None if last < 0 else not self._negated[last]
 
     def allows_secret(self, path: bytes, *, is_directory: bool) -> bool | None:
-        """Whether the last matching pattern is an explicit `!` line; None when no pattern matches."""
+        """True if the last matching pattern is an explicit `!` line; None when no pattern matches."""
         last = self._last(path, is_directory)
         return None if last < 0 else self._negated[last] and self._explicit[last]
 
@@ -81,8 +81,8 @@ class _LastMatch:
         self._pattern = re.compile(b"|".join(b"(" + pattern + b")" for _, pattern in newest_first), re.DOTALL)
 
     def last(self, path: bytes) -> int:
-        found = self._pattern.fullmatch(path)
-        return -1 if found is None or found.lastindex is None else self._numbers[found.lastindex - 1]
+        match = self._pattern.fullmatch(path)
+        return -1 if match is None or match.lastindex is None else self._numbers[match.lastindex - 1]
 
 
 class _Layer(Struct, frozen=True):
@@ -115,7 +115,7 @@ class IgnoreMatcher(Struct, frozen=True):
         return False
 
     def allows_secret(self, path: bytes, *, is_directory: bool) -> bool:
-        """Whether `.gridignore` files bring back `path`, which looks like a secret, by an explicit `!` line."""
+        """True if `.gridignore` files bring back `path`, which looks like a secret, by an explicit `!` line."""
         verdicts = (layer.allows_secret(path, is_directory) for layer in self.grid)
         return next((verdict for verdict in verdicts if verdict is not None), False)
 
@@ -134,10 +134,10 @@ class GridIgnoreMatcher(IgnoreMatcher, frozen=True):
     """The rules of `.gridignore` files alone: nothing else is ignored."""
 
     def inside(self, folder: int, path: bytes) -> GridIgnoreMatcher:
-        found = _read_ignore_file(folder, GRIDIGNORE, path)
-        if found is None:
+        content = _read_ignore_file(folder, GRIDIGNORE, path)
+        if content is None:
             return self
-        return GridIgnoreMatcher(grid=(_Layer(IgnoreRules(found), len(path) + 1 if path else 0), *self.grid))
+        return GridIgnoreMatcher(grid=(_Layer(IgnoreRules(content), len(path) + 1 if path else 0), *self.grid))
 
 
 def rules_for(root: bytes, *, own_dirs: Iterable[bytes] = ()) -> IgnoreMatcher:
@@ -209,7 +209,6 @@ def _read_ignore_file(folder: int, name: bytes, path: bytes) -> bytes | None:
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
-    """The line without trailing spaces, except one after a backslash."""
     kept = line.rstrip(b" ")
     backslashes = len(kept) - len(kept.rstrip(b"\\"))
     return line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from distributed_grid.errors import BadInput, ProtocolError
-from distributed_grid.trees.directory_walker import leads_outside
-from distributed_grid.trees.paths import MAX_PATH_BYTES, display_path, split_path, to_bytes, to_text
+from distributed_grid.trees.paths import MAX_PATH_BYTES, display_path, leads_outside, split_path, to_bytes, to_text
 
 LIMIT_BYTES = 100 << 20
 LIMIT_FILES = 10_000
@@ -60,16 +59,15 @@ class Manifest(Struct, frozen=True):
 
     @property
     def total_files(self) -> int:
-        """Files and links; directories do not count."""
         return sum(entry.kind != "dir" for entry in self.entries)
 
     @property
     def digest(self) -> str:
-        """The identity: equal trees have equal digests."""
+        """Identity: equal trees have equal digests."""
         return hashlib.sha256(encode(self)).hexdigest()
 
     def contents(self) -> dict[str, int]:
-        """Digest and size of the contents needed to materialize it, each once."""
+        """Digest and size of all contents, each once."""
         return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
 
 
@@ -86,13 +84,11 @@ _rows_decoder = msgspec.msgpack.Decoder(Annotated[tuple[_Row, ...], msgspec.Meta
 
 
 def manifest_of(entries: Iterable[ManifestEntry]) -> Manifest:
-    """A manifest of these entries, in order."""
     return Manifest(tuple(sorted(entries, key=lambda entry: to_bytes(entry.path).split(b"/"))))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as bytes, the same for the same tree."""
-    return _encode(manifest.entries)
+    return msgspec.msgpack.encode([_row(entry) for entry in manifest.entries])
 
 
 def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LIMIT_FILES) -> Manifest:
@@ -105,17 +101,17 @@ def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LI
 
 
 def encode_listing_pages(entries: Iterable[ManifestEntry], max_bytes: int) -> list[bytes]:
-    """A list of files as bytes, in parts of at most so many, which are lists themselves."""
-    found: list[list[bytes]] = [[]]
+    """Rows of a list of files in parts of at most `max_bytes`, which are lists themselves."""
+    pages: list[list[bytes]] = [[]]
     size = 0
     for entry in entries:
         row = msgspec.msgpack.encode(_row(entry))
-        if found[-1] and size + len(row) > max_bytes - _LIST_HEAD_BYTES:
-            found.append([])
+        if pages[-1] and size + len(row) > max_bytes - _LIST_HEAD_BYTES:
+            pages.append([])
             size = 0
-        found[-1].append(row)
+        pages[-1].append(row)
         size += len(row)
-    return [msgspec.msgpack.encode([msgspec.Raw(row) for row in rows]) if rows else b"" for rows in found]
+    return [msgspec.msgpack.encode([msgspec.Raw(row) for row in rows]) if rows else b"" for rows in pages]
 
 
 def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...]:
@@ -132,7 +128,7 @@ def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...
 
 
 def decode_tree_page(data: bytes, *, limit_entries: int) -> tuple[ManifestEntry, ...]:
-    """A part of the list of a whole tree; it has to be checked once all of it is there."""
+    """Part of the list of a whole tree; the list is checked once it is complete."""
     entries = _decode(data)
     _check_count(len(entries), limit_entries, "entries")
     return entries
@@ -151,7 +147,16 @@ def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: in
         if seen.get(names[:-1]) != "dir":
             raise ProtocolError(f"'{display_path(path)}' is not in a directory of the list")
         seen[names], last = entry.kind, names
-        _check_kind(entry)
+        if entry.kind == "file":
+            sound = bool(_DIGEST.fullmatch(entry.digest)) and entry.size >= 0 and not entry.target
+        elif entry.kind == "dir":
+            sound = (entry.size, entry.mode, entry.digest, entry.target) == (0, EXECUTABLE, "", "")
+        else:
+            target = to_bytes(entry.target)
+            sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
+            sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
+        if not sound or entry.mode not in (PLAIN, EXECUTABLE):
+            raise ProtocolError(f"'{display_path(entry.path)}' is not a valid {entry.kind} entry")
         if entry.kind == "link":
             links[path] = to_bytes(entry.target)
     for path in links:
@@ -164,26 +169,9 @@ def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: in
         raise BadInput(f"the directory holds {manifest.total_bytes} bytes, {limit_bytes} are allowed")
 
 
-def _check_kind(entry: ManifestEntry) -> None:
-    if entry.kind == "file":
-        sound = bool(_DIGEST.fullmatch(entry.digest)) and entry.size >= 0 and not entry.target
-    elif entry.kind == "dir":
-        sound = (entry.size, entry.mode, entry.digest, entry.target) == (0, EXECUTABLE, "", "")
-    else:
-        target = to_bytes(entry.target)
-        sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
-        sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
-    if not sound or entry.mode not in (PLAIN, EXECUTABLE):
-        raise ProtocolError(f"'{display_path(entry.path)}' is not a valid {entry.kind} entry")
-
-
 def _check_count(found: int, limit: int, noun: str) -> None:
     if found > limit:
         raise BadInput(f"the list holds {found:,} {noun}, {limit:,} are allowed")
-
-
-def _encode(entries: Iterable[ManifestEntry]) -> bytes:
-    return msgspec.msgpack.encode([_row(entry) for entry in entries])
 
 
 def _row(entry: ManifestEntry) -> _Row:
@@ -204,12 +192,12 @@ def _decode(data: bytes) -> tuple[ManifestEntry, ...]:
         rows = _rows_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"this is not a list of files: {error}") from error
-    return tuple(_entry(row) for row in rows)
-
-
-def _entry(row: _Row) -> ManifestEntry:
-    kind = _KINDS.get(row.kind)
-    if kind is None or not 0 <= row.size < 1 << 63:
-        raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
-    mode = EXECUTABLE if row.executable else PLAIN
-    return ManifestEntry(to_text(row.path), kind, row.size, mode, row.digest.hex(), to_text(row.target))
+    entries = []
+    for row in rows:
+        kind = _KINDS.get(row.kind)
+        if kind is None or not 0 <= row.size < 1 << 63:
+            raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
+        mode = EXECUTABLE if row.executable else PLAIN
+        digest, target = row.digest.hex(), to_text(row.target)
+        entries.append(ManifestEntry(to_text(row.path), kind, row.size, mode, digest=digest, target=target))
+    return tuple(entries)

@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.content_store import ContentStore, HashCache, fingerprint
-from distributed_grid.trees.directory_walker import DirectoryWalker, leads_outside, open_regular, open_root
 from distributed_grid.trees.ignore_rules import IgnoreMatcher, rules_for
 from distributed_grid.trees.manifest import (
     EXECUTABLE,
@@ -38,7 +37,11 @@ from distributed_grid.trees.paths import (
     MAX_DEPTH,
     MAX_PATH_BYTES,
     TRANSIENT_ERRNOS,
+    DirectoryWalker,
     display_path,
+    leads_outside,
+    open_regular,
+    open_root,
     to_text,
     translate_os_errors,
 )
@@ -47,7 +50,7 @@ from distributed_grid.trees.secret_files import SecretFilter, SecretZone, ShipPa
 OVERSIZE_SURVEY_SECONDS = 0.5
 LARGEST_NAMED = 3
 SHIP_HINT = "add them to .gridignore, or use --workdir DIR or --workdir none"
-"""What to do about a directory that is too large."""
+"""Advice for a directory that is too large."""
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _SPECIAL_FILES = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -100,10 +103,10 @@ class Survey:
         self._deadline: float | None = None  # set once the limit is passed
 
     def walk(self, rules: IgnoreMatcher) -> None:
-        """Record everything that is not ignored; more than the limits is a `BadInput` that names the largest parts.
+        """Record every entry that is not ignored; more than the limits is a `BadInput` that names the largest parts.
 
-        The top-level directories take turns: of a tree far too large the largest parts are known after a moment, so a
-        survey over the limit goes on for a while to be able to name them.
+        The top-level directories take turns: of a tree far too large the largest parts are known after a
+        moment, so a survey over the limit continues for a while to name them.
         """
         with DirectoryWalker(self._root) as walker:
             top = SecretZone.CHECKED if self._secrets is not None else SecretZone.ALLOWED
@@ -117,9 +120,9 @@ class Survey:
         if self._deadline is not None:
             self._refuse(so_far="")
         if self._secrets is not None:
-            self.withheld, dropped = self._secrets.settle(one.path for one in self.found)
+            self.withheld, dropped = self._secrets.settle(surveyed.path for surveyed in self.found)
             if dropped:
-                self.found = [one for one in self.found if one.path not in dropped]
+                self.found = [surveyed for surveyed in self.found if surveyed.path not in dropped]
 
     def _visit_directory(
         self, path: bytes, walker: DirectoryWalker, above: IgnoreMatcher, zone: SecretZone
@@ -144,7 +147,12 @@ class Survey:
                 if self._deadline is not None and self._seen % 64 == 0 and time.monotonic() > self._deadline:
                     self._refuse(so_far=" so far")
                 below = lead + os.fsencode(entry.name)
-                inside = self._zone(below, zone, rules, is_directory=entry.is_dir(follow_symlinks=False))
+                is_directory = entry.is_dir(follow_symlinks=False)
+                is_ignored = rules.ignores(below, is_directory=is_directory)
+                if self._secrets is None:
+                    inside = None if is_ignored else zone
+                else:
+                    inside = self._secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=is_ignored)
                 if inside is None:
                     continue
                 try:
@@ -155,13 +163,6 @@ class Survey:
                     directories.append((below, inside))
         return directories
 
-    def _zone(self, path: bytes, above: SecretZone, rules: IgnoreMatcher, *, is_directory: bool) -> SecretZone | None:
-        """The zone of secrets of an entry; None where it is left out."""
-        is_ignored = rules.ignores(path, is_directory=is_directory)
-        if self._secrets is None:
-            return None if is_ignored else above
-        return self._secrets.zone(path, above, rules, is_directory=is_directory, is_ignored=is_ignored)
-
     def _add_entry(self, folder: int, entry: os.DirEntry[str], path: bytes) -> Kind | None:
         seen = entry.stat(follow_symlinks=False)
         kind = _KINDS.get(stat.S_IFMT(seen.st_mode))
@@ -171,16 +172,6 @@ class Survey:
             )
             return None
         size = seen.st_size if kind == "file" else 0
-        self._count_usage(path, kind, size)
-        if self._deadline is None:
-            if len(path) > MAX_PATH_BYTES or path.count(b"/") >= MAX_DEPTH:
-                raise BadInput(f"the directory {self._name} is too deep to ship: '{display_path(path[:200])}…'")
-            mode = EXECUTABLE if kind == "dir" or (kind == "file" and seen.st_mode & stat.S_IXUSR) else PLAIN
-            target = os.readlink(os.fsencode(entry.name), dir_fd=folder) if kind == "link" else b""
-            self.found.append(SurveyedFile(path, kind, size, mode, target))
-        return kind
-
-    def _count_usage(self, path: bytes, kind: Kind, size: int) -> None:
         top, _, rest = path.partition(b"/")
         share = self._shares.setdefault(top, _TopLevelUsage(is_directory=bool(rest) or kind == "dir"))
         self._bytes += size
@@ -191,6 +182,13 @@ class Survey:
         over = self._bytes > self._limit_bytes or max(self._files, self._directories) > self._limit_files
         if over and self._deadline is None:
             self._deadline = time.monotonic() + self._oversize_seconds
+        if self._deadline is None:
+            if len(path) > MAX_PATH_BYTES or path.count(b"/") >= MAX_DEPTH:
+                raise BadInput(f"the directory {self._name} is too deep to ship: '{display_path(path[:200])}…'")
+            mode = EXECUTABLE if kind == "dir" or (kind == "file" and seen.st_mode & stat.S_IXUSR) else PLAIN
+            target = os.readlink(os.fsencode(entry.name), dir_fd=folder) if kind == "link" else b""
+            self.found.append(SurveyedFile(path, kind, size, mode, target))
+        return kind
 
     def _refuse(self, *, so_far: str) -> NoReturn:
         shares = sorted(self._shares.items())
@@ -276,7 +274,14 @@ def scan_directory(
             secrets = SecretFilter(tree, allowed)
             survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files, secrets=secrets)
             survey.walk(rules_for(tree, own_dirs=ignored))
-            _refuse_links_outside(name, survey.found)
+            links = {surveyed.path: surveyed.target for surveyed in survey.found if surveyed.kind == "link"}
+            for path in sorted(links):
+                if leads_outside(path, links):
+                    link = f"{display_path(path)} -> {display_path(links[path])}"
+                    raise BadInput(
+                        f"the directory {name} cannot be shipped: the link {link} leads outside it; "
+                        "add it to .gridignore, or use --workdir DIR or --workdir none"
+                    )
             scanner = _Scanner(name, store, HashCache(store.root, tree), limit_bytes)
             manifest = manifest_of(scanner.read_entries(fd, survey.found))
         finally:
@@ -289,18 +294,8 @@ def scan_directory(
     )
 
 
-def _refuse_links_outside(name: str, found: list[SurveyedFile]) -> None:
-    links = {one.path: one.target for one in found if one.kind == "link"}
-    for path in sorted(links):
-        if leads_outside(path, links):
-            raise BadInput(
-                f"the directory {name} cannot be shipped: the link {display_path(path)} -> {display_path(links[path])}"
-                " leads outside it; add it to .gridignore, or use --workdir DIR or --workdir none"
-            )
-
-
 def open_surveyed(walker: DirectoryWalker, one: SurveyedFile, skipped: list[SkippedFile]) -> int | None:
-    """A descriptor of a file that was surveyed; None, and a note, where it cannot be read. What may pass is raised."""
+    """Descriptor of a surveyed file; None, and a note, if it is unreadable. Temporary failures are raised."""
     *parents, last = one.path.split(b"/")
     try:
         return open_regular(last, walker.enter(tuple(parents)))
@@ -323,18 +318,22 @@ class _Scanner:
     def read_entries(self, root: int, found: list[SurveyedFile]) -> list[ManifestEntry]:
         entries = []
         with DirectoryWalker(root) as walker:
-            for one in sorted(found, key=lambda one: one.path.split(b"/")):
-                if one.kind != "file":
-                    entries.append(ManifestEntry(to_text(one.path), one.kind, 0, one.mode, target=to_text(one.target)))
+            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
+                if surveyed.kind != "file":
+                    entries.append(
+                        ManifestEntry(
+                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
+                        )
+                    )
                     continue
-                fd = open_surveyed(walker, one, self.skipped)
+                fd = open_surveyed(walker, surveyed, self.skipped)
                 if fd is None:
                     continue
                 try:
-                    digest, size = self._store_content(fd, one.path)
+                    digest, size = self._store_content(fd, surveyed.path)
                 finally:
                     os.close(fd)
-                entries.append(ManifestEntry(to_text(one.path), "file", size, one.mode, digest))
+                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
         self._cache.save()
         return entries
 
@@ -365,13 +364,13 @@ class _Scanner:
         if size <= READ_BYTES:
             content = os.pread(fd, size + 1, 0)
             return self._store.add(content), len(content)
-        at = 0
+        offset = 0
         with self._store.writer() as writer:
-            while part := os.pread(fd, READ_BYTES, at):
+            while part := os.pread(fd, READ_BYTES, offset):
                 writer.write(part)
-                at += len(part)
-                self._check_growth(at)
-            return writer.finish(), at
+                offset += len(part)
+                self._check_growth(offset)
+            return writer.finish(), offset
 
     def _check_growth(self, size: int) -> None:
         if size > self._bytes_left:

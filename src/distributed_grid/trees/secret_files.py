@@ -1,4 +1,4 @@
-"""Files that look like secrets: the one list of their names, and what a user allows of them.
+"""Secret and protected files: the one list of the names of secrets, their allowances, and paths that are never written.
 
 - A name decides, never the content: nothing of such a file is read before it is known to be shipped.
 - A secret directory stands for everything below it. Upper and lower case are the same.
@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from distributed_grid.errors import BadInput
-from distributed_grid.posix.home_directory import holds_home
+from distributed_grid.posix.environment import holds_home
 from distributed_grid.trees.file_selection import FilePatterns
 from distributed_grid.trees.ignore_rules import GridIgnoreMatcher, IgnoreMatcher, IgnoreRules
 from distributed_grid.trees.paths import display_path, is_malformed, pattern_regex
@@ -128,24 +129,19 @@ def is_withheld(top: str, path: bytes) -> bool:
     rules: IgnoreMatcher = GridIgnoreMatcher()
     zone = SecretZone.CHECKED
     for depth in range(len(names)):
-        rules = _rules_inside(top, b"/".join(names[:depth]), rules)
+        above = b"/".join(names[:depth])
+        with contextlib.suppress(OSError):
+            folder = os.open(os.path.join(os.fsencode(top), above), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                rules = rules.inside(folder, above)
+            finally:
+                os.close(folder)
         below, is_directory = b"/".join(names[: depth + 1]), depth + 1 < len(names)
-        found = secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=False)
-        if found is None:
+        inside = secrets.zone(below, zone, rules, is_directory=is_directory, is_ignored=False)
+        if inside is None:
             return True
-        zone = found
+        zone = inside
     return False
-
-
-def _rules_inside(top: str, path: bytes, above: IgnoreMatcher) -> IgnoreMatcher:
-    try:
-        folder = os.open(os.path.join(os.fsencode(top), path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return above
-    try:
-        return above.inside(folder, path)
-    finally:
-        os.close(folder)
 
 
 class ShipPatterns:
@@ -161,18 +157,17 @@ class ShipPatterns:
         return bool(self._shown)
 
     def allow(self, path: bytes) -> bool:
-        """True if a pattern names this secret, or a directory that it is in; the pattern counts as used."""
+        """True if a pattern names this secret, or a directory above it; the pattern counts as used."""
         matching = self._patterns.matches(path)
         self._matched.update(matching)
         return bool(matching)
 
     def may_allow_below(self, directory: bytes) -> bool:
-        """True if a pattern may name something below a directory."""
         return self._patterns.may_match_below(directory)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The patterns that have named no secret."""
+        """Patterns that have named no secret."""
         return tuple(pattern for number, pattern in enumerate(self._shown) if number not in self._matched)
 
 
@@ -252,7 +247,6 @@ class SecretFilter:
 
 
 def _parents(path: bytes) -> Iterator[bytes]:
-    """The directories that a path is in, the nearest first."""
     while path := path.rpartition(b"/")[0]:
         yield path
 
@@ -266,7 +260,6 @@ def withheld_note(paths: Sequence[bytes]) -> str:
 
 
 def name_some(paths: Sequence[bytes]) -> str:
-    """The first few paths, and the number of the others."""
     shown = ", ".join(display_path(path) for path in paths[:SHOWN_NAMES])
     return shown + (f" and {len(paths) - SHOWN_NAMES} more" if len(paths) > SHOWN_NAMES else "")
 
@@ -277,3 +270,54 @@ def unused_note(patterns: Sequence[str]) -> str:
         return ""
     shown = ", ".join(f"'{display_path(pattern)}'" for pattern in patterns)
     return f"--ship {shown}: no file that looks like a secret matches, outside of ignored directories"
+
+
+REPOSITORIES = frozenset({b".git", b".hg", b".svn", b".bzr", b"_darcs", b".fossil", b".jj"})
+NEVER_SHIPPED = frozenset({b"__pycache__", b".venv", b"node_modules", b".distributed_grid"})
+"""Directories that a scan leaves out, besides those of repositories (`ignore_rules.ALWAYS_IGNORED`)."""
+STARTUP_FILES = frozenset(
+    {
+        # shells and logins
+        *(b".profile", b".bashrc", b".bash_profile", b".bash_login", b".bash_logout", b".bash_aliases", b".inputrc"),
+        *(b".zshrc", b".zshenv", b".zprofile", b".zlogin", b".zlogout", b".kshrc", b".mkshrc", b".cshrc", b".tcshrc"),
+        *(b".login", b".logout", b".pam_environment", b".xinitrc", b".xsession", b".xprofile", b".xsessionrc"),
+        *(b".rhosts", b".shosts", b".forward", b".procmailrc", b".envrc", b".tmux.conf", b".screenrc", b".autoenv"),
+        # editors, pagers, debuggers
+        *(b".vimrc", b".gvimrc", b".nvimrc", b".exrc", b".nvim.lua", b".emacs", b".dir-locals.el", b".dir-locals-2.el"),
+        *(b".nanorc", b".gdbinit", b".lldbinit", b".pdbrc", b".pdbrc.py", b".lessfilter", b".lesskey", b".mailcap"),
+        # interpreters and their tools
+        *(b"sitecustomize.py", b"usercustomize.py", b".pythonrc", b".pythonrc.py", b".pythonstartup"),
+        *(b".rprofile", b".renviron", b".irbrc", b".pryrc", b".octaverc", b".psqlrc", b".sqliterc", b".duckdbrc"),
+        *(b".npmrc", b".yarnrc", b".yarnrc.yml", b".pnpmfile.cjs", b".bazelrc", b".condarc", b".mambarc"),
+        *(b".mise.toml", b".mise.local.toml", b".gemrc", b".curlrc", b".wgetrc", b".netrc"),
+        # git and what runs at a commit; an own HEAD makes a directory a repository
+        *(b".gitconfig", b".gitmodules", b".pre-commit-config.yaml", b".lefthook.yml", b"head"),
+        # rules of the grid: they say what is shipped next time
+        b".gridignore",
+    }
+)
+STARTUP_DIRECTORIES = frozenset(
+    {
+        *(b".ssh", b".gnupg", b".githooks", b".husky", b".vscode", b".idea", b".devcontainer", b".direnv"),
+        *(b".config", b".emacs.d", b".vim", b".nvim", b".ipython", b".jupyter", b".cargo", b".bundle", b".gdbinit.d"),
+        *(b".yarn", b".julia", b".zsh", b".oh-my-zsh", b".mise", b".autostart"),
+    }
+)
+_PROTECTED = REPOSITORIES | NEVER_SHIPPED | STARTUP_FILES | STARTUP_DIRECTORIES
+_SILENT = frozenset({b"__pycache__", b"node_modules", b".venv"})
+"""Names that ordinary programs make by themselves: they are left out without a word."""
+
+
+def is_protected(names: tuple[bytes, ...]) -> bool:
+    """True if this path, given name by name, must never be written."""
+    return any(_folded(name) in _PROTECTED for name in names) or is_secret(b"/".join(names), is_directory=False)
+
+
+def is_unremarkable(names: tuple[bytes, ...]) -> bool:
+    """True if a protected path is one of the caches that programs make by themselves."""
+    return any(_folded(name) in _SILENT for name in names)
+
+
+def _folded(name: bytes) -> bytes:
+    """Name as a forgiving file system compares it: without case, and without trailing dots and spaces."""
+    return name.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape").rstrip(b". ")

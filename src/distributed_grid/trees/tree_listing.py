@@ -2,20 +2,44 @@
 
 Nothing is ignored and nothing outside is looked at. A link that leads outside cannot be made anywhere else, and neither
 can a socket or a device: these are left out, and listed. Too much of anything is refused.
+
+`TreeDigests` lists names, kinds, links and digests. Listed again, only changed files are read. A file that changes
+while it is read is listed as it was read: its reader finds that out by the digest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import stat
+import time
 
 from msgspec import Struct
 
 from distributed_grid.errors import BadInput
-from distributed_grid.trees.directory_walker import DirectoryWalker, leads_outside
-from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, ManifestEntry, SkippedFile
-from distributed_grid.trees.paths import MAX_DEPTH, MAX_PATH_BYTES, to_bytes, to_text, translate_os_errors
+from distributed_grid.trees.content_store import SETTLED_NS, Fingerprint, fingerprint
+from distributed_grid.trees.ignore_rules import GridIgnoreMatcher
+from distributed_grid.trees.manifest import (
+    EXECUTABLE,
+    LIMIT_BYTES,
+    LIMIT_FILES,
+    PLAIN,
+    ManifestEntry,
+    SkippedFile,
+)
+from distributed_grid.trees.paths import (
+    MAX_DEPTH,
+    MAX_PATH_BYTES,
+    DirectoryWalker,
+    leads_outside,
+    open_root,
+    to_bytes,
+    to_text,
+    translate_os_errors,
+)
+from distributed_grid.trees.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
+from distributed_grid.trees.secret_files import SecretFilter
 
 MAX_TREE_BYTES = 4 << 30
 MAX_TREE_FILES = 10_000
@@ -33,8 +57,8 @@ def list_tree(
 ) -> TreeListing:
     """List everything below the open directory `root`, which is at `path`.
 
-    A link that names something inside by its full path becomes a relative one. More bytes, files or directories than
-    the limits are a `BadInput`; what cannot be read is `Refused`.
+    A link that names an entry inside by its full path becomes a relative one. More bytes, files or directories than
+    the limits are a `BadInput`; an unreadable entry is `Refused`.
     """
     with translate_os_errors(path, "list the directory"), DirectoryWalker(root) as walker:
         return _Lister(walker, os.fsencode(path), limit_bytes, limit_files).run()
@@ -64,44 +88,128 @@ class _Lister:
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add what is in one directory; the names of its subdirectories."""
         below = []
-        with os.scandir(folder) as found:
-            for one in found:
-                name = os.fsencode(one.name)
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                name = os.fsencode(entry.name)
                 path = b"/".join((*names, name))
-                seen = one.stat(follow_symlinks=False)
+                seen = entry.stat(follow_symlinks=False)
                 if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
                     raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
                 if stat.S_ISDIR(seen.st_mode):
                     below.append(name)
-                self._add(path, seen, folder, name)
+                shown = to_text(path)
+                if stat.S_ISDIR(seen.st_mode):
+                    self._directories += 1
+                    self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
+                elif stat.S_ISREG(seen.st_mode):
+                    self._files += 1
+                    self._bytes += seen.st_size
+                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
+                    self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
+                elif stat.S_ISLNK(seen.st_mode):
+                    self._files += 1
+                    target = self._relative(path, os.readlink(name, dir_fd=folder))
+                    self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
+                else:
+                    self._skip(path, "is no file")
+                if max(self._files, self._directories) > self._limit_files:
+                    raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
+                if self._bytes > self._limit_bytes:
+                    raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
         return below
 
-    def _add(self, path: bytes, seen: os.stat_result, folder: int, name: bytes) -> None:
-        shown = to_text(path)
-        if stat.S_ISDIR(seen.st_mode):
-            self._directories += 1
-            self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
-        elif stat.S_ISREG(seen.st_mode):
-            self._files += 1
-            self._bytes += seen.st_size
-            mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-            self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
-        elif stat.S_ISLNK(seen.st_mode):
-            self._files += 1
-            target = self._relative(path, os.readlink(name, dir_fd=folder))
-            self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
-        else:
-            self._skip(path, "is no file")
-        if max(self._files, self._directories) > self._limit_files:
-            raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
-        if self._bytes > self._limit_bytes:
-            raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
-
     def _relative(self, path: bytes, target: bytes) -> bytes:
-        """The target of the link at `path`, from where the link is, if it is inside by its full path."""
+        """Target of the link at `path`, relative to the link if it is inside by its full path."""
         if not target.startswith(self._path + b"/"):
             return target
         return posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
 
     def _skip(self, path: bytes, reason: str) -> None:
         self._skipped.append(SkippedFile(to_text(path), reason))
+
+
+TREE_HINT = "add what is not needed to .gridignore"
+
+
+class ListedTree(Struct, frozen=True):
+    """Everything in a directory, and what cannot be read. Links are listed as they are, wherever they lead."""
+
+    entries: tuple[ManifestEntry, ...]
+    skipped: tuple[SkippedFile, ...] = ()
+
+
+class TreeDigests:
+    """Lists one directory again and again, and remembers the digests of files that stay as they are.
+
+    Of ignore files only `.gridignore` is obeyed: what runs in a directory may need anything in it. Files that look like
+    secrets are listed as skipped and not read where a filter of secrets is given.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[Fingerprint, str]] = {}
+
+    def list_tree(
+        self,
+        root: int | str | os.PathLike[str],
+        *,
+        name: str = "",
+        limit_bytes: int = LIMIT_BYTES,
+        limit_files: int = LIMIT_FILES,
+        secrets: SecretFilter | None = None,
+    ) -> ListedTree:
+        """The directory (a path, or a descriptor that stays open); BadInput where it is beyond the limits."""
+        shown = name or (f"descriptor {root}" if isinstance(root, int) else os.fspath(root))
+        with translate_os_errors(shown, "read the directory"):
+            fd = os.dup(root) if isinstance(root, int) else open_root(root)
+            try:
+                survey = Survey(
+                    fd, shown, limit_bytes=limit_bytes, limit_files=limit_files, hint=TREE_HINT, secrets=secrets
+                )
+                survey.walk(GridIgnoreMatcher())
+                skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
+                skipped += survey.skipped
+                return ListedTree(tuple(self._entries(fd, survey.found, skipped)), tuple(skipped))
+            finally:
+                os.close(fd)
+
+    def _entries(self, root: int, found: list[SurveyedFile], skipped: list[SkippedFile]) -> list[ManifestEntry]:
+        entries: list[ManifestEntry] = []
+        kept: dict[bytes, tuple[Fingerprint, str]] = {}
+        with DirectoryWalker(root) as walker:
+            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
+                if surveyed.kind != "file":
+                    entries.append(
+                        ManifestEntry(
+                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
+                        )
+                    )
+                    continue
+                fd = open_surveyed(walker, surveyed, skipped)
+                if fd is None:
+                    continue
+                try:
+                    digest, size = self._digest(fd, surveyed.path, kept)
+                finally:
+                    os.close(fd)
+                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
+        self._known = kept
+        return entries
+
+    def _digest(self, fd: int, path: bytes, kept: dict[bytes, tuple[Fingerprint, str]]) -> tuple[str, int]:
+        read_at_ns = time.time_ns()
+        before = os.fstat(fd)
+        known = self._known.get(path)
+        if known is not None and known[0] == fingerprint(before):
+            kept[path] = known
+            return known[1], before.st_size
+        hasher, offset = hashlib.sha256(), 0
+        while offset < before.st_size and (part := os.pread(fd, min(READ_BYTES, before.st_size - offset), offset)):
+            hasher.update(part)
+            offset += len(part)
+        digest = hasher.hexdigest()
+        settled = read_at_ns - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
+        if (
+            offset == before.st_size and settled
+        ):  # file system clocks are coarse: one that changed just now is read again
+            kept[path] = (fingerprint(before), digest)
+        return digest, offset

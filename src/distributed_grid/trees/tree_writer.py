@@ -1,7 +1,7 @@
 """Writing files below a directory, never outside it and never through a link in it.
 
-`materialize` makes a directory hold what a manifest says; `FileReceiver` writes files that arrive one after another,
-each whole or not at all.
+`materialize` makes a directory equal to a manifest; `FileReceiver` writes files that arrive one after another, each
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ import hashlib
 import os
 import secrets
 import stat
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from msgspec import Struct
 
 from distributed_grid.errors import ProtocolError, Refused
 from distributed_grid.trees.content_store import ContentMissing, ContentStore, HashingWriter, write_all
-from distributed_grid.trees.directory_walker import (
+from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
+from distributed_grid.trees.paths import (
     DirectoryWalker,
     describe_file_type,
+    display_path,
     open_regular,
     open_root,
+    split_path,
+    to_bytes,
+    translate_os_errors,
 )
-from distributed_grid.trees.manifest import Manifest, ManifestEntry, check
-from distributed_grid.trees.paths import display_path, split_path, to_bytes, translate_os_errors
 
 FICLONE = 0x40049409
 SMALL_COPY_BYTES = 128 << 10
@@ -63,12 +66,8 @@ class FileCopier:
                 if error.errno not in _COPY_UNSUPPORTED:
                     raise
                 self._clones = False
-        done = self._through_kernel(source, target, size) if self._in_kernel else 0
-        return done + _copy_by_reading(source, target)
-
-    def _through_kernel(self, source: int, target: int, size: int) -> int:
         done = 0
-        while done < size:
+        while self._in_kernel and done < size:
             try:
                 count = os.copy_file_range(source, target, size - done)
             except OSError as error:
@@ -79,7 +78,7 @@ class FileCopier:
             if not count:
                 break
             done += count
-        return done
+        return done + _copy_by_reading(source, target)
 
 
 def _copy_by_reading(source: int, target: int) -> int:
@@ -188,8 +187,8 @@ def _has_content(entry: ManifestEntry, name: bytes, folder: int) -> bool:
     except OSError:
         return False
     try:
-        found = os.fstat(fd)
-        if found.st_size != entry.size or found.st_nlink != 1:
+        status = os.fstat(fd)
+        if status.st_size != entry.size or status.st_nlink != 1:
             return False
         digest = hashlib.sha256()
         while part := os.read(fd, READ_BYTES):
@@ -250,7 +249,6 @@ class FileReceiver:
                 raise
 
     def write(self, data: bytes) -> None:
-        """Write the next piece of the file."""
         current = self._open_file()
         with self._errors(current.path):
             current.writer.write(data)
@@ -266,7 +264,7 @@ class FileReceiver:
             current.drop()
 
     def abort(self) -> None:
-        """Drop the unfinished file. Without one this does nothing."""
+        """Drop the unfinished file, if any."""
         current, self._current = self._current, None
         if current is not None:
             current.drop()
@@ -321,10 +319,8 @@ class _IncomingFile:
 
     def drop(self) -> None:
         if self._temporary is not None:
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self._temporary, dir_fd=self._folder)
-            except FileNotFoundError:
-                pass
         os.close(self._fd)
         os.close(self._folder)
 
@@ -347,8 +343,8 @@ def _temporary_name() -> bytes:
 
 def _refuse_non_file(name: bytes, folder: int, path: str) -> None:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise Refused(f"'{display_path(path)}' cannot be written: what exists {describe_file_type(name, folder)}")

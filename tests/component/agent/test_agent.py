@@ -10,13 +10,12 @@ import time
 from itertools import count
 from pathlib import Path
 
-from distributed_grid.adapters.age_clock import AgeClock
+from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.machine_end import CONTROL_PLANE
+from distributed_grid.agent.machine_end import CONTROL_PLANE, Ec2Notices, MetadataClient
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.termination_notice import Ec2Notices, MetadataClient
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.wire import (
     PROTOCOL,

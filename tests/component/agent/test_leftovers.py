@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from distributed_grid.agent.__main__ import has_leftovers
 from distributed_grid.agent.agent_process import AgentDir
 from distributed_grid.agent.execution.attempt import AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.leftovers import has_leftovers
 
 pytestmark = pytest.mark.e2e
 

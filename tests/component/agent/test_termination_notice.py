@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_grid.agent.termination_notice import (
+from distributed_grid.agent.machine_end import (
     Ec2Notices,
     GceNotices,
     MetadataClient,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api.framing import JSON, STDOUT, Unpacker, frame
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 from tests.support.shell import GRID
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.errors import NotFound
-from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE, TicketClaims, issue_ticket
+from distributed_grid.memory.protocol.frames import FILL, READ, WRITE, TicketClaims, issue_ticket
 from distributed_grid.memory.supervisor.supervisor import Report, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import (

@@ -18,7 +18,7 @@ import pytest
 
 from distributed_grid.client.client import Client
 from distributed_grid.errors import Unreachable
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 from tests.support.processes import is_running, processes_naming
 from tests.support.shell import Shell, wait_until

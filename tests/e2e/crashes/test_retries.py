@@ -14,7 +14,7 @@ import pytest
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import Client
 from distributed_grid.errors import Conflict, Unreachable
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from tests.e2e.crashes.conftest import a_gate, call, kill_nine, lines, open_gate, places, run_python, submission
 from tests.support.shell import Shell
 

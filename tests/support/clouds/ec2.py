@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from distributed_grid.adapters.clouds.aws import AWSCloudProvider
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS
 from tests.support.clouds.booted_machines import BootedMachines
 from tests.support.clouds.ec2_query import (
     REGION,

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS
 
 REGION = "us-west-2"
 XML = "{http://ec2.amazonaws.com/doc/2016-11-15}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.age_clock import AgeClock
+from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.domain.clock_jumps import CONFIRM_MS, DAY_MS, HOUR_MS
 
 MONTH_MS = 30 * DAY_MS

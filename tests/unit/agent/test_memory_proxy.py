@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.memory_proxy import HEADER, MemoryQueryProxy
+from distributed_grid.agent.lent_memory import HEADER, MemoryQueryProxy
 from distributed_grid.wire import MAX_CHUNK_BYTES, MAX_QUERY_BYTES, MemoryQuery, MemoryReply
 
 

@@ -23,8 +23,7 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.agent.owner.ray_usage import RayWorkers
-from distributed_grid.agent.owner.usage_meter import SimulatedUsageMeter
+from distributed_grid.agent.owner.usage_meter import RayWorkers, SimulatedUsageMeter
 from distributed_grid.api.answers.common import Viewer
 from distributed_grid.api.answers.nodes import OfferRow, RecommendationRow
 from distributed_grid.config import ClusterConfig

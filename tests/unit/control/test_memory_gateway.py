@@ -11,7 +11,7 @@ from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.memory.protocol.authentication import FILL, read_claims
+from distributed_grid.memory.protocol.frames import FILL, read_claims
 from distributed_grid.reactor.effects import MemoryEffect
 from distributed_grid.wire import (
     MAX_IDS,

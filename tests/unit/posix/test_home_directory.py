@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.posix.home_directory import holds_home, home_directories
+from distributed_grid.posix.environment import holds_home, home_directories
 
 
 def test_both_homes_count_and_so_does_every_directory_above_them(

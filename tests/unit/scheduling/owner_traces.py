@@ -9,7 +9,7 @@ from random import Random
 from msgspec import Struct
 
 from distributed_grid.agent.owner import yield_policy
-from distributed_grid.agent.owner.eviction import Borrowed, Evict, UsageSample
+from distributed_grid.agent.owner.yield_policy import Borrowed, Evict, UsageSample
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,

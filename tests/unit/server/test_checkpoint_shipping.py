@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from distributed_grid import wire
-from distributed_grid.agent.files.attempt_files import AttemptFileReader
+from distributed_grid.agent.files.attempt_files import AttemptFileReader, StoredWorkDirs
 from distributed_grid.agent.files.job_dir import CHECKPOINT_DIR, make_root
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
 from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.domain.events import AttemptEnded, JobCancelled, NodeForgotten
 from distributed_grid.domain.jobs import Ending, Job, Outcome

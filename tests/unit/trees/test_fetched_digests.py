@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Thread
 
-from distributed_grid.trees.fetched_digests import FetchedDigests
+from distributed_grid.trees.file_return import FetchedDigests
 
 
 def made(home: Path, *names: str) -> Path:

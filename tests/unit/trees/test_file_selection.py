@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.errors import BadInput
-from distributed_grid.trees.directory_walker import open_inside, open_root
 from distributed_grid.trees.file_selection import FilePatterns, select_files
+from distributed_grid.trees.paths import open_inside, open_root
 from tests.unit.trees.tree_files import write_tree
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.trees.ignore_rules import ALWAYS_IGNORED
-from distributed_grid.trees.protected_paths import is_protected, is_unremarkable
+from distributed_grid.trees.secret_files import is_protected, is_unremarkable
 
 
 def names(path: str) -> tuple[bytes, ...]:

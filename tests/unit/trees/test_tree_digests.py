@@ -11,7 +11,7 @@ import pytest
 
 from distributed_grid.errors import BadInput
 from distributed_grid.trees.secret_files import SecretFilter
-from distributed_grid.trees.tree_digests import TreeDigests
+from distributed_grid.trees.tree_listing import TreeDigests
 
 
 def age(path: Path, seconds: float = 60) -> None:

@@ -35,12 +35,12 @@ class DownloadFailed(Exception):
 def read_token(text: str) -> list[Any]:
     """Addresses, fingerprint, id and secret of a join token."""
     packed = text.strip().partition("_")[2]
-    found: list[Any] = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
-    return found
+    fields: list[Any] = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+    return fields
 
 
 def machine(token: str) -> bytes:
-    """The request: the token, and what decides which agent runs here."""
+    """Request: the token, and the facts that decide which agent runs here."""
     libc, version = platform.libc_ver()
     facts = {"python": platform.python_version(), "machine": platform.machine()}
     return json.dumps({"token": token, **facts, "libc": libc or "musl", "libc_version": version}).encode()
@@ -73,9 +73,9 @@ def download(address: str, fingerprint: str, asked: bytes, path: str) -> None:
             connection.request("POST", "/v1/agent-package", asked, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if answer.status != 200:
-                said = json.loads(answer.read(65536))["error"]["message"]
+                message = json.loads(answer.read(65536))["error"]["message"]
                 is_final = answer.status < 500 and answer.status != 429
-                raise DownloadFailed(f"the control plane says: {str(said)[:500]}", is_final)
+                raise DownloadFailed(f"the control plane says: {str(message)[:500]}", is_final)
             save(answer, path)
         finally:
             connection.close()
@@ -118,7 +118,7 @@ def install(archive: str, folder: str) -> None:
 
 
 def fetch(token: str, path: str, deadline: float) -> None:
-    """Ask every address of the token, again and again; what will never work ends it."""
+    """Ask every address of the token, repeatedly; a final refusal ends it."""
     addresses, fingerprint, _, _ = read_token(token)
     asked = machine(token.strip())
     while True:
@@ -130,7 +130,7 @@ def fetch(token: str, path: str, deadline: float) -> None:
                 if failed.is_final and OTHER_CERTIFICATE not in str(failed):
                     raise
                 problems.append(failed)
-        if all(one.is_final for one in problems) or time.monotonic() > deadline:
+        if all(problem.is_final for problem in problems) or time.monotonic() > deadline:
             raise DownloadFailed("; ".join(map(str, problems)) or "the join token names no address")
         time.sleep(random.uniform(1.0, 3.0))
 

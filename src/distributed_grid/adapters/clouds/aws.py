@@ -27,8 +27,8 @@ from distributed_grid.adapters.clouds.aws_client import (
     AwsClient,
     AwsCodeError,
 )
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS as TAGS
 from distributed_grid.adapters.clouds.boot_script import boot_script
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS as TAGS
 from distributed_grid.config.providers import AwsSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
@@ -66,7 +66,26 @@ class AwsOfferCatalog:
 
     def offers(self) -> Sequence[WorkerOffer]:
         """For each kind of worker its types, in order; of each spot first where that is enabled; of each its zones."""
-        self._read_types()
+        wanted = {name for kind in self._settings.instance_types for name in self._settings.types_of(kind)}
+        if not wanted:
+            raise BadInput("providers.aws.instance_types names no type, such as {cpu: c5.xlarge}")
+        if missing := sorted(wanted - self._resources.keys()):
+            types = self._client.call("describe_instance_types", InstanceTypes=missing)["InstanceTypes"]
+            offered = self._client.pages(
+                "describe_instance_type_offerings",
+                "InstanceTypeOfferings",
+                LocationType="availability-zone",
+                Filters=[{"Name": "instance-type", "Values": missing}],
+            )
+            pairs = sorted((offering["InstanceType"], offering["Location"]) for offering in offered)
+            for name in missing:
+                self._type_zones[name] = tuple(zone for its_type, zone in pairs if its_type == name)
+            for row in types:
+                gpus = sum(int(gpu.get("Count", 0)) for gpu in row.get("GpuInfo", {}).get("Gpus", ()))
+                vcpus, mib = int(row["VCpuInfo"]["DefaultVCpus"]), int(row["MemoryInfo"]["SizeInMiB"])
+                self._resources[row["InstanceType"]] = WorkerResources(1000 * vcpus, mib * MIB, gpus)
+            if unknown := wanted - self._resources.keys():
+                raise Refused(f"{self._settings.region} has no instance type {', '.join(sorted(unknown))}")
         spot_prices = self._spot_prices() if self._settings.spot_instance_enabled else {}
         offers: dict[str, WorkerOffer] = {}
         for kind in self._settings.instance_types:
@@ -136,29 +155,6 @@ class AwsOfferCatalog:
                 zones = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
             self._subnets = {subnet: zones[subnet] for subnet in named if subnet in zones}
         return self._subnets
-
-    def _read_types(self) -> None:
-        wanted = {name for kind in self._settings.instance_types for name in self._settings.types_of(kind)}
-        if not wanted:
-            raise BadInput("providers.aws.instance_types names no type, such as {cpu: c5.xlarge}")
-        if not (missing := sorted(wanted - self._resources.keys())):
-            return
-        types = self._client.call("describe_instance_types", InstanceTypes=missing)["InstanceTypes"]
-        offered = self._client.pages(
-            "describe_instance_type_offerings",
-            "InstanceTypeOfferings",
-            LocationType="availability-zone",
-            Filters=[{"Name": "instance-type", "Values": missing}],
-        )
-        pairs = sorted((offering["InstanceType"], offering["Location"]) for offering in offered)
-        for name in missing:
-            self._type_zones[name] = tuple(zone for its_type, zone in pairs if its_type == name)
-        for row in types:
-            gpus = sum(int(gpu.get("Count", 0)) for gpu in row.get("GpuInfo", {}).get("Gpus", ()))
-            vcpus, mib = int(row["VCpuInfo"]["DefaultVCpus"]), int(row["MemoryInfo"]["SizeInMiB"])
-            self._resources[row["InstanceType"]] = WorkerResources(1000 * vcpus, mib * MIB, gpus)
-        if unknown := wanted - self._resources.keys():
-            raise Refused(f"{self._settings.region} has no instance type {', '.join(sorted(unknown))}")
 
     def _spot_prices(self) -> dict[tuple[str, str], float]:
         """The current spot price by type and zone, as far as it is known."""
@@ -280,7 +276,16 @@ class AWSCloudProvider(CloudProviderBase):
         alive = [one for one in self._find(worker_id, grid_id) if one["State"]["Name"] != "terminated"]
         failure: GridError | None = None
         try:
-            self._cancel_requests(worker_id, grid_id, alive)
+            ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}
+            try:
+                for request in self._spot_requests(_filters(worker_id, grid_id), "open", "active"):
+                    if TAGS.match(_tags_of(request), worker_id, grid_id):
+                        ids.add(request["SpotInstanceRequestId"])
+            except Refused:
+                if self._settings.spot_instance_enabled:
+                    raise  # without spot instances nobody needs this permission
+            for request_id in sorted(ids):
+                self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request_id])
         except GridError as raised:  # the request is tried again; the instance is ended all the same
             failure = raised
         for instance in alive:
@@ -315,7 +320,7 @@ class AWSCloudProvider(CloudProviderBase):
         return lines
 
     def _find(self, worker_id: str, grid_id: str) -> Sequence[dict[str, Any]]:
-        """The instances with both tags; filters take * and ? for any text, so the tags are compared once more."""
+        """Instances with both tags. Filters take * and ? for any text, so the tags are compared again."""
         instances = self._instances(_filters(worker_id, grid_id))
         return [instance for instance in instances if TAGS.match(_tags_of(instance), worker_id, grid_id)]
 
@@ -346,18 +351,6 @@ class AWSCloudProvider(CloudProviderBase):
     def _spot_requests(self, filters: Sequence[dict[str, Any]], *states: str) -> Iterator[dict[str, Any]]:
         filters = [*filters, {"Name": "state", "Values": list(states)}]
         return self._client.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters)
-
-    def _cancel_requests(self, worker_id: str, grid_id: str, alive: Sequence[dict[str, Any]]) -> None:
-        ids = {instance["SpotInstanceRequestId"] for instance in alive if instance.get("SpotInstanceRequestId")}
-        try:
-            for request in self._spot_requests(_filters(worker_id, grid_id), "open", "active"):
-                if TAGS.match(_tags_of(request), worker_id, grid_id):
-                    ids.add(request["SpotInstanceRequestId"])
-        except Refused:
-            if self._settings.spot_instance_enabled:
-                raise  # without spot instances nobody needs this permission
-        for request_id in sorted(ids):
-            self._end("cancel_spot_instance_requests", SpotInstanceRequestIds=[request_id])
 
     def _end(self, operation: str, **parameters: Any) -> None:
         """End something that may be unknown to EC2: because it is gone, or because it is too new."""
@@ -445,7 +438,6 @@ class LaunchParameters:
         return parameters
 
     def image_id(self) -> str:
-        """The image of the settings; Refused where they name none."""
         if self._settings.image_id is None:
             raise Refused("providers.aws.image_id is not set: name an image that has Python 3.11 or newer")
         return self._settings.image_id

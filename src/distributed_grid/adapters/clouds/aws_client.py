@@ -110,7 +110,6 @@ class AwsCodeError(Exception):
 
 @functools.cache
 def _service_models() -> Any:
-    """The SDK's descriptions of services: megabytes of JSON, read once in a process."""
     from botocore.loaders import create_loader
 
     return create_loader()
@@ -215,7 +214,7 @@ class AwsClient:
 
 
 def error_code(failure: BaseException) -> str:
-    """The code of AWS's answer without its prefix `Client.` or `Server.`; empty where there was no answer."""
+    """Code of AWS's answer without its prefix `Client.` or `Server.`; empty without an answer."""
     response = getattr(failure, "response", None)
     code = str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
     return code.removeprefix("Client.").removeprefix("Server.")
@@ -228,19 +227,19 @@ def grid_error(failure: Exception, doing: str, offer: WorkerOffer | None = None)
     if isinstance(failure, sdk.ClientError):
         code = error_code(failure)
         status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
-        said = f"AWS {doing}: {_words(failure)} ({code})"
+        text = f"AWS {doing}: {_words(failure)} ({code})"
         if (scope := _scope(code, offer)) is not None:
-            return NoCapacity(said, scope)
+            return NoCapacity(text, scope)
         if code in _THROTTLED or code.startswith("Throttl"):
-            return Throttled(said)
+            return Throttled(text)
         if code in _CREDENTIALS:  # what AWS says then may repeat parts of the request
             return Refused(f"AWS {doing}: {_CREDENTIALS[code]} ({code})")
         if code in _FAILED or status >= 500 or not 400 <= status < 500:
-            return Unreachable(said)
+            return Unreachable(text)
         if code in _NOT_ALLOWED:
             return Refused(f"AWS {doing}: not allowed: {_words(failure)} ({code})")
         key = _SETTINGS.get(code.partition(".")[0])
-        return Refused(f"{said}; see providers.aws.{key}" if key else said)
+        return Refused(f"{text}; see providers.aws.{key}" if key else text)
     if isinstance(failure, sdk.NoCredentialsError | sdk.PartialCredentialsError):
         return Refused("no AWS credentials: set providers.aws.credentials, AWS_ACCESS_KEY_ID, a profile or a role")
     if isinstance(failure, sdk.ParamValidationError):  # its text repeats the parameters, which must not be shown
@@ -266,7 +265,6 @@ def _scope(code: str, offer: WorkerOffer | None) -> str | None:
 
 
 def _words(failure: Any) -> str:
-    """AWS's message in one line, without keys and without the part that only AWS can decode."""
     text = str(failure.response.get("Error", {}).get("Message", ""))
     text = _KEY_ID.sub("***", _ENCODED.sub("", text))
     return " ".join(text.split())[:MAX_WORDS].rstrip(". ") or "refused"

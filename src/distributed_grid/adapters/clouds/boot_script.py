@@ -1,4 +1,4 @@
-"""Boot script of a rented machine: brings the agent there, joins with the token, and ends the machine with the agent.
+"""Boot script and tags of a rented machine: the agent comes there, joins with the token, and ends the machine with it.
 
 The script is the user-data of an instance: cloud-init or the start-up script of the cloud runs it as root. It needs a
 shell and Python 3.11 or later on the image, nothing else: the agent comes from the control plane, unless the image has
@@ -6,25 +6,57 @@ shell and Python 3.11 or later on the image, nothing else: the agent comes from 
 
 - Whatever fails, and when the agent ends, the machine is powered off: one that cannot work must not cost money. A
   second process, the watchdog, sees to it where the script itself is killed, where the agent has not joined in time,
-  and where it hangs: where it has not heard the control plane for so long that it should have ended itself.
+  and where it hangs: where it has been without the control plane longer than it may.
 - The watchdog also asks for itself, as root: a TLS handshake with the pinned certificate is a proof that no job can
-  make. Without one for so long the machine is powered off, whatever a job does to the files of the agent. If the
+  make. Without one for that time the machine is powered off, whatever a job does to the files of the agent. If the
   watchdog itself is killed, a planned shutdown comes, which it keeps putting off.
 - The one thing in it that is worth anything is the join token: it works once, for the name of this worker, until the
   launch deadline has passed. It is in no command line, no environment and no file besides the script.
 - The agent, and so every job, runs as a user of its own where one can be made; its program belongs to root.
+
+Tags of a machine: worker, grid and order. They are part of the call that makes it, and prove whose it is.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 
+from msgspec import Struct
+
 from distributed_grid import __version__
 from distributed_grid.adapters.clouds.agent_download import read_token
+from distributed_grid.errors import Conflict
 from distributed_grid.ports import JOIN_VARIABLE, WorkerOrder
+
+
+class MachineTags(Struct, frozen=True):
+    """Keys of the tags, with the separator that a cloud allows in them."""
+
+    worker: str
+    grid: str
+    order: str
+
+    def of(self, order: WorkerOrder) -> dict[str, str]:
+        return {self.worker: order.worker_id, self.grid: order.grid_id, self.order: order.digest}
+
+    def match(self, tags: Mapping[str, str], worker_id: str, grid_id: str) -> bool:
+        return tags.get(self.worker) == worker_id and tags.get(self.grid) == grid_id
+
+    def check_order(self, tags: Mapping[str, str], order: WorkerOrder, machine: str) -> None:
+        """Raise `Conflict` for a machine that another order, or nobody of this grid, has made under this name."""
+        if not self.match(tags, order.worker_id, order.grid_id):
+            raise Conflict(f"there is {machine} that is not this grid's")
+        if tags.get(self.order) != order.digest:
+            raise Conflict(f"there is {machine} that was ordered otherwise")
+
+
+DOTTED_TAGS = MachineTags("distributed-grid.worker", "distributed-grid.grid", "distributed-grid.order")
+DASHED_TAGS = MachineTags("distributed-grid-worker", "distributed-grid-grid", "distributed-grid-order")
+
 
 HOME = "/var/lib/distributed-grid"
 USER = "grid-worker"
@@ -175,23 +207,21 @@ def _addresses(token: str) -> tuple[str, str]:
         addresses, fingerprint, _, _ = read_token(token)
     except ValueError:
         return "", ""
-    safe = (one for one in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", one))
+    safe = (address for address in addresses if re.fullmatch(r"[][A-Za-z0-9.:_-]+", address))
     return " ".join(list(safe)[:MAX_ADDRESSES]), str(fingerprint)
 
 
 def check_program() -> str:
-    """The source of the program that asks for the control plane."""
     program = _source("control_plane_check.py")
     assert "'" not in program, "it is an argument in single quotes"
     return program
 
 
 def download_program() -> str:
-    """The source of the program that downloads the agent."""
     return _source("agent_download.py")
 
 
 def _source(name: str) -> str:
-    """A program of this folder without its first docstring and its comments: a script has little room."""
+    """Program of this folder without its module docstring and comments, to save space in the script."""
     text = Path(__file__).with_name(name).read_text().split('"""', 2)[2].strip()
     return re.sub(r"  # [^\"\n]*$", "", text, flags=re.MULTILINE)

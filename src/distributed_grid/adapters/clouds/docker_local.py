@@ -30,7 +30,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS as LABELS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS as LABELS
 from distributed_grid.config.providers import DockerLocalSettings, provider_settings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, NoCapacity, Refused, Unreachable
@@ -64,7 +64,6 @@ class DockerEngine:
         self._client = client
 
     def machine(self) -> WorkerResources:
-        """The cores and memory of the machine that it runs on."""
         info = self._client.info()
         return WorkerResources(int(info["NCPU"]) * 1000, int(info["MemTotal"]))
 
@@ -72,7 +71,6 @@ class DockerEngine:
         return name in self._client.info().get("Runtimes", {})
 
     def image_id(self, name: str) -> str | None:
-        """The engine's id of an image; None where it has none of that name."""
         image = _answer(self._client.inspect_image, name)
         return None if image is None else str(image["Id"])
 
@@ -158,7 +156,6 @@ class DockerEngine:
         return True
 
     def put_files(self, container: str, archive: bytes) -> None:
-        """Unpack a tar below the root of a container; files that are there are replaced."""
         self._client.put_archive(container, "/", archive)
 
     def start(self, container: str) -> None:
@@ -201,19 +198,14 @@ def connected(url: str, timeout_seconds: float) -> Iterator[DockerEngine]:
             raise
         with dialled:
             pass  # the library leaves a socket behind that it cannot connect
-        version = _version(docker.APIClient(base_url=url, version=_ANY_VERSION, timeout=timeout_seconds))
+        with contextlib.closing(docker.APIClient(base_url=url, version=_ANY_VERSION, timeout=timeout_seconds)) as first:
+            version = str(first.version(api_version=False)["ApiVersion"])  # the newest that the engine speaks
         with contextlib.closing(docker.APIClient(base_url=url, version=version, timeout=timeout_seconds)) as client:
             yield DockerEngine(client)
     except docker.errors.APIError as failure:
         raise Unreachable(f"the Docker engine at {url} failed: {_words(failure)}") from failure
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
         raise Unreachable(f"no answer from the Docker engine at {url}: {_root_cause(failure)}") from failure
-
-
-def _version(client: Any) -> str:
-    """The newest version of the API that the engine speaks."""
-    with contextlib.closing(client):
-        return str(client.version(api_version=False)["ApiVersion"])
 
 
 def _answer(call: Any, *arguments: Any, **options: Any) -> Any:
@@ -227,7 +219,6 @@ def _answer(call: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _words(failure: Any) -> str:
-    """The engine's message in one line."""
     return _line(str(failure.explanation or failure))
 
 
@@ -359,7 +350,7 @@ class DockerLocalProvider(CloudProviderBase):
         return connected(self._settings.endpoint_url, self._timeout_seconds)
 
     def _offer(self, worker_type: str, resources: WorkerResources) -> WorkerOffer:
-        """An offer with its price; a container on one's own machine costs nothing unless the config says so."""
+        """Offer with its price; a container on one's own machine costs nothing unless the config has a price."""
         price = self._settings.price_per_hour.get(worker_type, 0.0)
         price_micro = round(price * 1_000_000)
         return WorkerOffer(f"docker-{worker_type}", worker_type, resources, price_micro, on_this_machine=True)

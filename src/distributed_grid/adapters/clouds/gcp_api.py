@@ -144,7 +144,6 @@ def _shortage(failure: ApiFailure, why: str, offer: WorkerOffer, is_one_region: 
 
 
 def one_line(text: str) -> str:
-    """Printable text of bounded length, on one line."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:MAX_LINE]
 
 
@@ -180,7 +179,6 @@ class Deadline:
         return left
 
     def pause(self, seconds: float, action: str) -> None:
-        """Wait before the next call; Unreachable where the time does not suffice."""
         if self.left(action) <= seconds:
             raise Unreachable(f"{action}, and there is no more time to wait")
         time.sleep(seconds)
@@ -242,7 +240,7 @@ class ComputeApi:
         raise Unreachable(f"{why}: the list has no end")
 
     def granted(self, permissions: list[str], deadline: Deadline, *, why: str) -> list[str]:
-        """Those of the permissions that the credentials have in the project."""
+        """Subset of the permissions that the credentials have in the project."""
         url = f"{self._resource_manager}/v1/projects/{quote(self._settings.project)}:testIamPermissions"
         answer = self._send("POST", url, deadline, why, None, {"permissions": permissions})
         return [str(permission) for permission in answer.body.get("permissions") or ()]
@@ -302,10 +300,10 @@ class ComputeApi:
         if not isinstance(answer, dict):
             raise Unreachable(f"{why}: Google answered with something that is not JSON")
         try:
-            at = parsedate_to_datetime(response.headers.get("Date") or "").timestamp()
+            seconds = parsedate_to_datetime(response.headers.get("Date") or "").timestamp()
         except ValueError:
-            at = time.time()
-        return ApiAnswer(answer, at)
+            seconds = time.time()
+        return ApiAnswer(answer, seconds)
 
     def _open(self) -> None:
         """Load the library and the credentials, once."""

@@ -130,12 +130,12 @@ class PilotFiles:
         return ""
 
     def remove_token(self) -> None:
-        """Remove the token. A second time is harmless."""
+        """Remove the token. Safe twice."""
         with contextlib.suppress(FileNotFoundError):
             self.token.unlink()
 
     def remove(self) -> None:
-        """Remove the folder; only under the lock. A second time is harmless."""
+        """Remove the folder; only under the lock. Safe twice."""
         if self.folder.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -280,7 +280,18 @@ class SlurmProvider(CloudProviderBase):
             except (Refused, NoCapacity, Throttled, BadInput):  # nothing was submitted
                 files.remove()
                 raise
-            return self._submitted(order, files, job)
+            try:
+                row = next((row for row in self._queue.jobs() if row.id == job), None)
+            except Unreachable:  # the job exists: its state is seen later
+                row = None
+            if row is None:
+                return WorkerInstance(order.worker_id, order.grid_id, job, "starting", waits=True)
+            if row.comment != _comment(order):
+                self._queue.cancel([job])
+                files.remove()
+                changed = f"this Slurm cluster changes the comments of jobs (to {row.comment[:60]!r})"
+                raise Refused(f"{changed}: the jobs of workers would not be found again")
+            return self._instance(order.worker_id, order.grid_id, [row])
 
     def list(self, grid_id: str) -> Sequence[WorkerInstance]:
         """The jobs of this grid that have not ended, one for each worker. Files of ended ones are removed."""
@@ -370,21 +381,6 @@ class SlurmProvider(CloudProviderBase):
 
     def _jobs(self, worker_id: str, grid_id: str) -> Sequence[tuple[_JobTag, SlurmJob]]:
         return [(tag, job) for tag, job in self._tagged() if (tag.grid_id, tag.worker_id) == (grid_id, worker_id)]
-
-    def _submitted(self, order: WorkerOrder, files: PilotFiles, job: str) -> WorkerInstance:
-        """The job that was just submitted; one whose comment did not stay could never be found again."""
-        try:
-            row = next((row for row in self._queue.jobs() if row.id == job), None)
-        except Unreachable:  # the job exists: its state is seen later
-            row = None
-        if row is None:
-            return WorkerInstance(order.worker_id, order.grid_id, job, "starting", waits=True)
-        if row.comment != _comment(order):
-            self._queue.cancel([job])
-            files.remove()
-            changed = f"this Slurm cluster changes the comments of jobs (to {row.comment[:60]!r})"
-            raise Refused(f"{changed}: the jobs of workers would not be found again")
-        return self._instance(order.worker_id, order.grid_id, [row])
 
     def _instance(self, worker_id: str, grid_id: str, jobs: Sequence[SlurmJob]) -> WorkerInstance:
         """The machine of a worker: the job that is most alive; `detail` names the others."""

@@ -52,7 +52,7 @@ class CommandResult(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Its error message in one line."""
+        """Error message in one line."""
         text = " ".join((self.errors.strip() or self.output.strip() or f"exit code {self.exit_code}").split())
         return text[-MAX_WORDS:]
 
@@ -83,7 +83,6 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """True while it has no nodes yet."""
         return self.state in _WAITING
 
 
@@ -113,7 +112,6 @@ class SlurmQueue:
         self._clock = clock
 
     def version(self) -> str:
-        """The version of Slurm."""
         return self._ask(["sbatch", "--version"]).output.strip()
 
     def jobs(self) -> list[SlurmJob]:
@@ -171,7 +169,22 @@ class SlurmQueue:
         """The nodes of some partitions (with commas between), or of the default one; empty where there are none."""
         chosen = [f"--partition={partition}"] if partition else []
         command = ["sinfo", "--noheader", "--exact", *chosen, f"--format={NODE_FORMAT}"]
-        rows = [_read_nodes(line) for line in self._ask(command).output.splitlines() if line.strip()]
+        rows = []
+        for line in filter(str.strip, self._ask(command).output.splitlines()):
+            parts = line.strip().split("|")
+            if len(parts) != 6:
+                raise Unreachable(f"sinfo printed something else than was asked for: {line[:MAX_WORDS]!r}")
+            name, available, limit, cpus, memory_mb, state = parts
+            row = SlurmNodes(
+                partition=name.rstrip("*"),
+                is_default=name.endswith("*"),
+                is_up=available == "up",
+                limit_seconds=read_seconds(limit),
+                cpus=_number(cpus),
+                memory_bytes=_number(memory_mb) << 20,
+                state=state,
+            )
+            rows.append(row)
         return rows if partition else [row for row in rows if row.is_default]
 
     def _ask(self, command: Sequence[str]) -> CommandResult:
@@ -201,22 +214,6 @@ def read_seconds(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _read_nodes(line: str) -> SlurmNodes:
-    parts = line.strip().split("|")
-    if len(parts) != 6:
-        raise Unreachable(f"sinfo printed something else than was asked for: {line[:MAX_WORDS]!r}")
-    partition, available, limit, cpus, memory_mb, state = parts
-    return SlurmNodes(
-        partition=partition.rstrip("*"),
-        is_default=partition.endswith("*"),
-        is_up=available == "up",
-        limit_seconds=read_seconds(limit),
-        cpus=_number(cpus),
-        memory_bytes=_number(memory_mb) << 20,
-        state=state,
-    )
 
 
 def _number(text: str) -> int:

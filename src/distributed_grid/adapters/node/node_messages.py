@@ -1,4 +1,4 @@
-"""What the children for SSH and for Ray report of nodes, and how an operation on a node fails."""
+"""Reports of the SSH and Ray children about nodes, and the failure of an operation on a node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(Struct, frozen=True):
-    """What was seen on a node."""
+    """Facts of a node, at the last inspection."""
 
     python: Name = ""
     machine: Name = ""
@@ -64,7 +64,7 @@ class AgentLinkChanged(Report, frozen=True):
 
 
 class RunFinished(ChildAnswer, frozen=True):
-    """An operation on a node is over; `problem` says why it failed, `summary` what was done."""
+    """End of an operation on a node; `problem` is its failure, `summary` its result."""
 
     problem: Text = ""
     summary: Text = ""
@@ -73,7 +73,7 @@ class RunFinished(ChildAnswer, frozen=True):
 
     @property
     def answer(self) -> dict[str, Any]:
-        """What the node answered, as `pack_answer` packed it."""
+        """The node's answer, from `pack_answer`."""
         try:
             return msgspec.msgpack.decode(self.data, type=dict[str, Any]) if self.data else {}
         except (msgspec.DecodeError, RecursionError) as broken:

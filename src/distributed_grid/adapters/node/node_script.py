@@ -42,7 +42,7 @@ class ScriptError(Exception):
 
 
 def send_message(message: Map) -> None:
-    """One line to the other side; whatever a login script prints besides does not have the mark."""
+    """One marked line to the other side; output of login scripts has no mark."""
     sys.stdout.write(MARK + json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -52,24 +52,22 @@ def step(text: str) -> None:
 
 
 def check_name(name: str) -> str:
-    """A name that is safe as a file name."""
     if not NAME.fullmatch(name):
         raise ScriptError("%r is no name for a file" % name)
     return name
 
 
 def agent_dir_of(request: Map) -> str:
-    """The agent's directory of one grid and node."""
     return os.path.join(AGENTS, check_name(request["grid"]), check_name(request["node"]))
 
 
 def make_private_dir(folder: str) -> None:
     """Have a directory that only its owner can use."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ScriptError("%s is not a directory of your own" % folder)
-    if found.st_mode & 0o077:
+    if status.st_mode & 0o077:
         os.chmod(folder, 0o700)
 
 
@@ -136,7 +134,7 @@ def list_dir(folder: str) -> List[str]:
 
 
 def inspect(request: Map, source: BinaryIO) -> Map:
-    """What is there: this Python, this machine, versions, wheels, the agent."""
+    """Inventory: Python, machine, versions, wheels, agent."""
     import platform
 
     libc, libc_version = platform.libc_ver()
@@ -165,7 +163,7 @@ def is_complete(version: str) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in ticks since boot; 0 where it is gone or a zombie."""
+    """Start time of a process in ticks since boot; 0 if it is gone or a zombie."""
     fields = read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
 
@@ -222,8 +220,8 @@ def receive_wheels(wheels: List[Map], source: BinaryIO) -> None:
             os.replace(fresh, path)
         os.utime(path)  # young again: nobody sweeps it away before it is unpacked
         with open(path, "rb") as file:
-            found = hashlib.sha256(file.read()).hexdigest()
-        if found != digest:
+            actual = hashlib.sha256(file.read()).hexdigest()
+        if actual != digest:
             os.unlink(path)
             raise ScriptError("%s arrived damaged; try again" % wheel["name"])
 
@@ -282,24 +280,23 @@ def unpack(path: str, target: str) -> None:
 
 
 def file_sizes(root: str) -> List[Tuple[str, int]]:
-    found = []
+    sizes = []
     for where, _, names in os.walk(root):
         for name in names:
             path = os.path.join(where, name)
             if not os.path.islink(path):
-                found.append((os.path.relpath(path, root), os.stat(path).st_size))
-    return found
+                sizes.append((os.path.relpath(path, root), os.stat(path).st_size))
+    return sizes
 
 
 def used_versions() -> List[str]:
-    """The versions that some grid's agent runs, or will run next."""
     grids = [os.path.join(AGENTS, grid) for grid in list_dir(AGENTS)]
     folders = [os.path.join(grid, node) for grid in grids for node in list_dir(grid)]
     return [read_text(folder, note).strip() for folder in folders for note in VERSION_FILES]
 
 
 def remove_unused(wheel_seconds: float) -> None:
-    """Remove what nobody uses: remains of crashes, versions without an agent, wheels so old without a version."""
+    """Remove remains of crashes, versions without an agent, and wheels unused for this time."""
     used = used_versions()
     for name in list_dir(VERSIONS):
         path = os.path.join(VERSIONS, name)
@@ -385,12 +382,12 @@ def agent_command(folder: str, version: str) -> List[str]:
 
 
 def agent_environment() -> Dict[str, str]:
-    """The login's environment, without what belongs to this one session."""
+    """Environment of the login, without the variables of this session."""
     return {name: value for name, value in os.environ.items() if not name.startswith(SESSION_VARIABLES)}
 
 
 def start_agent(folder: str, version: str) -> int:
-    """Start the agent in a session of its own, and wait until it says who it is."""
+    """Start the agent in a session of its own, and wait until it names itself."""
     import subprocess
 
     log = os.path.join(folder, "agent.log")
@@ -420,12 +417,12 @@ def start_agent(folder: str, version: str) -> int:
         process.kill()
         process.wait()
         raise ScriptError("the agent did not come up within %d s; see %s" % (START_SECONDS, log))
-    said = read_text(log)[before:].strip().splitlines()
-    raise ScriptError("the agent ended while starting: %s" % (said[-1][:300] if said else "see " + log))
+    lines = read_text(log)[before:].strip().splitlines()
+    raise ScriptError("the agent ended while starting: %s" % (lines[-1][:300] if lines else "see " + log))
 
 
 def retire(request: Map, source: BinaryIO) -> Map:
-    """End an agent of another version; its jobs go on, and the next one finds them."""
+    """End an agent of another version; its jobs continue, and the next one finds them."""
     folder = agent_dir_of(request)
     if read_text(folder, "launched").strip() == read_text(folder, "version").strip():
         return {"retired": False}
@@ -445,8 +442,8 @@ def starting_agents(folder: str) -> Iterator[int]:
     give a process that command: only this user's count."""
     command = "\0".join(("distributed_grid.agent", "--dir", folder, ""))
     for name in filter(str.isdigit, list_dir("/proc")):
-        said = read_text("/proc", name, "cmdline")
-        if command in said and "\0--end\0" not in said and owner_of(os.path.join("/proc", name)) == os.geteuid():
+        listing = read_text("/proc", name, "cmdline")
+        if command in listing and "\0--end\0" not in listing and owner_of(os.path.join("/proc", name)) == os.geteuid():
             yield int(name)
 
 
@@ -517,8 +514,8 @@ def stop_jobs(folder: str, version: str) -> None:
     except subprocess.TimeoutExpired:
         raise ScriptError("jobs are still being stopped after %d s; try again" % END_SECONDS) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ScriptError("jobs could not be stopped: %s" % (said[-1][:300] if said else "exit %d" % done.returncode))
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ScriptError("jobs could not be stopped: %s" % (lines[-1][:300] if lines else "exit %d" % done.returncode))
 
 
 # ---------------------------------------------------------------- what jobs have left
@@ -552,8 +549,8 @@ def list_results(request: Map, source: BinaryIO) -> Map:
     except subprocess.TimeoutExpired:
         raise ScriptError("the results could not be listed within %d s" % LIST_SECONDS) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1][:300] if said else "exit %d" % done.returncode
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1][:300] if lines else "exit %d" % done.returncode
         raise ScriptError("the results could not be listed: %s%s" % (reason, again))
     return {"results": json.loads(done.stdout.decode())}
 
@@ -584,10 +581,10 @@ def dropped_output(jobs: str, attempt: str, name: str) -> int:
     """Bytes at the head of an output file that its shim has dropped; 0 where none were."""
     try:
         with open(os.path.join(jobs, ".control", attempt, "output.json")) as file:
-            found = json.loads(file.read(MAX_SOCKET_BYTES * 10))
+            counts = json.loads(file.read(MAX_SOCKET_BYTES * 10))
     except (OSError, ValueError):
         return 0
-    dropped = found.get(name) if isinstance(found, dict) else None
+    dropped = counts.get(name) if isinstance(counts, dict) else None
     return dropped if type(dropped) is int else 0
 
 
@@ -656,8 +653,8 @@ def handle(request: Map, source: BinaryIO) -> Optional[Map]:
 def main() -> None:
     os.umask(0o077)
     if sys.version_info < MIN_PYTHON:
-        found = "it has Python %d.%d, at least %d.%d is needed; set `python:` for this node"
-        send_message({"failed": found % (sys.version_info[:2] + MIN_PYTHON)})
+        template = "it has Python %d.%d, at least %d.%d is needed; set `python:` for this node"
+        send_message({"failed": template % (sys.version_info[:2] + MIN_PYTHON)})
         return
     source = sys.stdin.buffer
     while True:

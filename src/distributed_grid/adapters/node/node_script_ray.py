@@ -9,6 +9,7 @@ command line.
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
 import base64
+import contextlib
 import glob
 import hashlib
 import json
@@ -82,17 +83,17 @@ def ray_dir(request: Map) -> str:
 def ray_inspect(request: Map, source: BinaryIO) -> Map:
     """Which Python and Ray would be used, and what runs of ours; without `versions` only the interpreter,
     where there is one, and the latter."""
-    found = ray_state(ray_dir(request))
-    if found["state"] == "stopped":
+    state = ray_state(ray_dir(request))
+    if state["state"] == "stopped":
         check_ports(request.get("ports") or {})
     if request.get("versions", True):
-        found.update(query_versions(find_ray_python(request)))
+        state.update(query_versions(find_ray_python(request)))
     else:
         try:
-            found["interpreter"] = find_ray_python(request)
+            state["interpreter"] = find_ray_python(request)
         except ScriptError:  # removed while Ray runs
-            found["interpreter"] = ""
-    return found
+            state["interpreter"] = ""
+    return state
 
 
 def find_ray_python(request: Map) -> str:
@@ -104,10 +105,10 @@ def find_ray_python(request: Map) -> str:
             raise ScriptError("Ray is not installed there; type: grid cluster install --ray %s" % request["node"])
         return os.path.join(VERSIONS, version, "bin", "python")
     path = os.path.expanduser(wanted) if wanted.startswith("~/") else wanted
-    found = shutil.which(path)
-    if not found:
+    path_found = shutil.which(path)
+    if not path_found:
         raise ScriptError("it has no %s (`ray.python`)" % wanted)
-    return found
+    return path_found
 
 
 def query_versions(python: str) -> Map:
@@ -115,8 +116,8 @@ def query_versions(python: str) -> Map:
     try:
         asked = [python, "-c", VERSION_QUERY]
         done = subprocess.run(asked, capture_output=True, timeout=QUERY_SECONDS, cwd="/", check=False)
-        said = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
-        versions = {"python": str(said["python"]), "ray": str(said["ray"])}
+        answer = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
+        versions = {"python": str(answer["python"]), "ray": str(answer["ray"])}
     except (OSError, ValueError, KeyError, IndexError, TypeError, subprocess.SubprocessError):
         raise ScriptError("%s does not say which Python it is" % python) from None
     if not versions["ray"]:
@@ -125,7 +126,7 @@ def query_versions(python: str) -> Map:
 
 
 def ray_installed(request: Map, source: BinaryIO) -> Map:
-    """Which environment with Ray is used where the config names none."""
+    """Default environment with Ray."""
     return {"version": read_text(agent_dir_of(request), "ray-version").strip()}
 
 
@@ -156,7 +157,7 @@ def ray_build(request: Map, source: BinaryIO) -> Map:
 
 
 def read_record(folder: str) -> Map:
-    """What was last begun here, in this life of the machine; empty where nothing was."""
+    """Last begun Ray node here, since this boot; empty if none."""
     try:
         note = json.loads(read_text(folder, RECORD_NAME))
     except ValueError:
@@ -196,19 +197,19 @@ def own_processes(note: Map) -> Set[int]:
     leads = start_ticks(session) if session else 0
     if leads and leads != note.get("leader_start"):
         session = 0  # the number belongs to somebody else now, so nobody of ours can be left under it
-    found, parents = set(), {}
+    pids, parents = set(), {}
     for name in os.listdir("/proc"):
         fields = read_text("/proc/%s/stat" % name).rpartition(")")[2].split() if name.isdigit() else []
         if len(fields) > 3 and fields[0] not in "ZX":
             parents[int(name)] = int(fields[1])
             is_in = session and int(fields[3]) == session
             if is_in or wanted in read_bytes("/proc/%s/environ" % name).split(b"\0"):
-                found.add(int(name))
+                pids.add(int(name))
     while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
+        more = {pid for pid, parent in parents.items() if parent in pids} - pids
         if not more:
-            return found
-        found |= more
+            return pids
+        pids |= more
 
 
 def read_bytes(path: str) -> bytes:
@@ -285,10 +286,8 @@ class RayStartTimeout(ScriptError):
 
 
 def default_store_bytes(memory_bytes: int, simulated: int = 0) -> int:
-    """How large Ray's object store is where nobody said it: a part of the memory, within what is shared memory.
-
-    Of several simulated nodes on this machine each gets a small one, and all of them fit into half of that.
-    """
+    """Default size of Ray's object store: a part of the memory, within shared memory. Of several simulated nodes on
+    this machine each gets a small one, and all of them fit into half of that."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     most = MAX_SIMULATED_STORE_BYTES if simulated else MAX_STORE_BYTES
     shared = shutil.disk_usage("/dev/shm").total // (2 * max(simulated, 1))  # noqa: S108
@@ -304,10 +303,8 @@ def differences(old: Map, new: Map) -> str:
 
 
 def make_temp_dir(folder: str) -> str:
-    """Where Ray keeps its sockets: in our own directory if its name is short enough, else where nobody guesses.
-
-    Ray opens the directory itself to everybody; the one above it stays private.
-    """
+    """Directory of Ray's sockets: in our own directory if its name is short enough, else at a random name. Ray opens
+    the directory itself to everybody; the one above it stays private."""
     temp = own_temp_dir(folder)
     if len(os.fsencode(temp)) > MAX_TEMP_BYTES:
         temp = read_temp_elsewhere(folder)
@@ -388,8 +385,8 @@ def run_ray_start(command: List[str], environ: Dict[str, str], folder: str, note
             raise ScriptError("Ray did not start within %d s; see %s" % (RAY_SECONDS, log))
         time.sleep(0.05)
     if process.returncode:
-        why = read_last_error(log)
-        raise (RayStartTimeout if "timed out during startup" in why else ScriptError)("Ray did not start: %s" % why)
+        error = read_last_error(log)
+        raise (RayStartTimeout if "timed out during startup" in error else ScriptError)("Ray did not start: %s" % error)
     return os.path.basename(os.readlink(latest))
 
 
@@ -402,7 +399,7 @@ def head_address(command: List[str]) -> Optional[Tuple[str, int]]:
 
 
 def answers(head: Tuple[str, int]) -> bool:
-    """Whether somebody is there. Without the head `ray start` would wait in vain, and hold up whoever mends it."""
+    """True if something listens there. Without the head `ray start` would wait in vain, and delay its repair."""
     try:
         socket.create_connection(head, timeout=2).close()
     except OSError:
@@ -411,21 +408,22 @@ def answers(head: Tuple[str, int]) -> bool:
 
 
 def read_last_error(log: str) -> str:
-    """The line that says most about why Ray did not start."""
-    said = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
-    telling = [line for line in said if re.search(r"\b\w*(Error|Exception)\b", line)] or [line for line in said if line]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
+    telling = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b", line)] or [
+        line for line in lines if line
+    ]
     return telling[-1][:300] if telling else "see " + log
 
 
 def remove_old_sessions(temp: str, keep: str) -> None:
-    """Remove what earlier sessions left, their logs too."""
+    """Remove directories and logs of earlier sessions."""
     for path in glob.glob(os.path.join(temp, "session_*")):
         if os.path.isdir(path) and not os.path.islink(path) and os.path.basename(path) != keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def check_ports(ports: Map, seconds: float = 0.0) -> None:
-    """Somebody else's ports are not touched, but named; what was just ended closes its own within these seconds."""
+    """Foreign ports are not touched, but named; processes that were just ended close their own within these seconds."""
     deadline = time.monotonic() + seconds
     listening = listeners()
     while time.monotonic() < deadline and any(int(port) in listening for port in ports.values()):
@@ -433,25 +431,26 @@ def check_ports(ports: Map, seconds: float = 0.0) -> None:
         listening = listeners()
     for name, port in ports.items():
         if int(port) in listening:
-            who = describe_holder(listening[int(port)])
+            holder = describe_holder(listening[int(port)])
             raise ScriptError(
-                "port %d is taken by %s, which this grid did not start; end that, or set `ray.%s`" % (port, who, name)
+                "port %d is taken by %s, which this grid did not start; end that, or set `ray.%s`"
+                % (port, holder, name)
             )
 
 
 def listeners() -> Dict[int, str]:
     """The inode of the socket that listens on each port of this machine."""
-    found = {}
+    inodes = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in read_text(table).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == "0A":
-                found[int(fields[1].rpartition(":")[2], 16)] = fields[9]
-    return found
+                inodes[int(fields[1].rpartition(":")[2], 16)] = fields[9]
+    return inodes
 
 
 def describe_holder(inode: str) -> str:
-    """Who has a socket, as far as permissions show."""
+    """Holder of a socket, as far as permissions show it."""
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(path) == "socket:[%s]" % inode:
@@ -471,7 +470,7 @@ def ray_stop(request: Map, source: BinaryIO) -> Map:
     if not os.path.isdir(folder):
         return {"stopped": 0}
     ended = stop_processes(read_record(folder))
-    with locked(folder):  # whoever was starting it has noticed
+    with locked(folder):  # its starter has noticed
         ended += stop_processes(read_record(folder))
         remove_files(folder, purge=bool(request.get("purge")))
     return {"stopped": ended}
@@ -527,27 +526,25 @@ def has_head(note: Map, programs: Iterable[str]) -> bool:
 
 
 def wait_for_exit(pids: Set[int], seconds: float) -> None:
-    """Wait until they are gone, but not for longer than this."""
+    """Wait at most these seconds until the processes are gone."""
     deadline = time.monotonic() + seconds
     while any(start_ticks(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def send(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def resolve_address(request: Map, source: BinaryIO) -> Map:
     """The address that a name has here."""
     try:
-        found = socket.getaddrinfo(str(request["host"]), None, proto=socket.IPPROTO_TCP)
+        entries = socket.getaddrinfo(str(request["host"]), None, proto=socket.IPPROTO_TCP)
     except OSError as failure:
         raise ScriptError("%s is not known there: %s" % (request["host"], failure)) from None
-    addresses: List[str] = [str(entry[4][0]) for entry in found]
-    chosen: Optional[str] = next((one for one in addresses if ":" not in one), addresses[0])
+    addresses: List[str] = [str(entry[4][0]) for entry in entries]
+    chosen: Optional[str] = next((address for address in addresses if ":" not in address), addresses[0])
     return {"address": chosen}
 
 

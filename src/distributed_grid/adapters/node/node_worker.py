@@ -1,7 +1,7 @@
 """Links to the agents of nodes and operations on nodes, in both children of the control plane: over SSH and over Ray.
 
 A link that breaks is opened again at growing intervals, and an agent that does not connect is started again; agents
-go on while their link is down.
+continue while their link is down.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distributed_grid.adapters.node.node_messages import (
     RunFinished,
 )
 from distributed_grid.adapters.node.script_session import ScriptSession
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_logged, start_restarted
 
 FIRST_PAUSE, MAX_PAUSE, FINAL_PAUSE = 0.5, 15.0, 60.0
@@ -58,10 +58,10 @@ class NodeTransport(Protocol):
 
 
 class NodeConnection(Protocol):
-    """The connection to one node: opened when somebody needs it, shared, opened again when it was lost."""
+    """Connection to one node: opened at the first use, shared, opened again after a loss."""
 
     def open(self) -> AbstractAsyncContextManager[NodeTransport]:
-        """The transport, for as long as this lasts; raises NodeOperationFailed where there is none to be had."""
+        """Transport of the node within the context; raises NodeOperationFailed if there is none."""
 
 
 Prepare = Callable[[NodeTarget, ScriptSession], Awaitable[None]]
@@ -85,7 +85,7 @@ class AgentLink:
         self._hurry = asyncio.Event()
 
     def retry_now(self) -> None:
-        """Cut short whatever pause it makes: the reason for it may be gone."""
+        """Cut short a pause: its reason may be gone."""
         self._hurry.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -180,8 +180,8 @@ async def relay(reader: Any, writer: Any, other_reader: Any, other_writer: Any) 
     """Copy between two connections in both directions, until either ends."""
     copies = [asyncio.create_task(_copy(reader, other_writer)), asyncio.create_task(_copy(other_reader, writer))]
     await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
-    for one in copies:
-        one.cancel()
+    for copy in copies:
+        copy.cancel()
     for ended in await asyncio.gather(*copies, return_exceptions=True):
         if isinstance(ended, Exception):
             log.warning("a relayed connection broke off: %s: %s", type(ended).__name__, ended)
@@ -199,9 +199,9 @@ Connection = TypeVar("Connection", bound=NodeConnection)
 
 
 class NodeWorker(Generic[Node, Connection]):
-    """The connections, links and running operations of a child; all of it is asked for again by the next control plane.
+    """Connections, links and running operations of a child; the next control plane orders all of them again.
 
-    At most `max_operations` installations and the like run at once: whoever does one holds one of the `slots`.
+    At most `max_operations` operations such as installations run at once, each with one of the `slots`.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class NodeWorker(Generic[Node, Connection]):
         return known[1]
 
     def pop_connection(self, target: Node) -> Connection:
-        """A connection to this very target that nobody gets any more; one that is there already if it can be."""
+        """Unused connection to exactly this target; an existing one if possible."""
         known = self._connections.get(target.name)
         if known is None or known[0] != target:
             return self._connect(target)
@@ -245,7 +245,6 @@ class NodeWorker(Generic[Node, Connection]):
         self._links[target.name] = (target, link, task)
 
     def retry_links(self) -> None:
-        """Try every link that is down again at once."""
         for _, link, _ in self._links.values():
             link.retry_now()
 
@@ -264,7 +263,7 @@ class NodeWorker(Generic[Node, Connection]):
             raise
 
     def run(self, number: int, name: str, operation: Callable[[Say], Awaitable[RunFinished]]) -> None:
-        """Run an operation in the background; its steps are reported, and in any case that it is finished."""
+        """Run an operation in the background; its steps and its end are reported."""
         start_logged(self._run(number, name, operation), name)
 
     async def _run(self, number: int, name: str, operation: Callable[[Say], Awaitable[RunFinished]]) -> None:

@@ -1,6 +1,6 @@
 """Sessions with the script on a node: requests on its standard input, steps and answers on its standard output.
 
-No command line is ever built from anything that somebody configured: all of that is data in a request.
+No command line is ever built from configured text: all of that is data in a request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_ANSWER_BYTES = 1024 * 1024
 CHUNK_BYTES = 256 * 1024
 MARK = b"\x1eGRID "
 BOOT = "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"
-"""What the interpreter on the node runs first: it reads the script, after its length, and the script reads the rest."""
+"""First code of the interpreter on the node: it reads the script, after its length, and the script reads the rest."""
 SCRIPT = Path(__file__).with_name("node_script.py")
 RAY_OPERATIONS = ("ray-inspect", "ray-start", "ray-stop", "ray-install", "resolve-address")
-"""What `ray_script` can do besides."""
+"""Additional operations of `ray_script`."""
 _LOAD = """import sys, types
 def load(name, source):
     module = sys.modules[name] = types.ModuleType(name)
@@ -61,13 +61,13 @@ class ScriptSession(ABC):
     async def ask(
         self, operation: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
     ) -> dict[str, Any]:
-        """The answer to one request and the bytes that go with it; raises NodeOperationFailed with the node's words."""
+        """Answer to one request and its blobs; raises NodeOperationFailed with the node's reason."""
         return await self._exchange(operation, request, blobs, say, ASK_SECONDS)
 
     async def ask_with_files(
         self, operation: str, files: Sequence[Path], *, say: Say, seconds: float, request: dict[str, Any]
     ) -> dict[str, Any]:
-        """The answer to a request that large files go with, sent piece by piece; says how far that is."""
+        """Answer to a request with large files, sent piece by piece; `say` gets the progress."""
         return await self._exchange(operation, request, _file_chunks(files, say), say, seconds)
 
     async def _exchange(
@@ -88,33 +88,32 @@ class ScriptSession(ABC):
 
     @abstractmethod
     async def _write(self, data: bytes) -> bool:
-        """Send to the script, and return when there is room for more; whether it still reads."""
+        """Send to the script, and return when there is room for more; True if it still reads."""
 
     @abstractmethod
     async def _read_line(self) -> bytes:
-        """The next line of the script; raises NodeOperationFailed with its last words when it has ended."""
+        """Next line of the script; raises NodeOperationFailed with its last output when it has ended."""
 
 
 def _file_chunks(files: Sequence[Path], say: Say) -> Iterator[bytes]:
-    total, sent, said = sum(file.stat().st_size for file in files), 0, -1
+    total, sent, shown = sum(file.stat().st_size for file in files), 0, -1
     for file in files:
         with file.open("rb") as source:
             while chunk := source.read(CHUNK_BYTES):
                 yield chunk
                 sent += len(chunk)
-                if (tenth := 10 * sent // total) != said:
-                    said = tenth
+                if (tenth := 10 * sent // total) != shown:
+                    shown = tenth
                     say(f"sending {total / 1e6:.0f} MB of wheels: {10 * tenth} %")
 
 
 def encode_request(operation: str, grid: str, node: str, request: dict[str, Any]) -> bytes:
-    """A request as the script reads it."""
     body = json.dumps({"operation": operation, "grid": grid, "node": node, **request}).encode()
     return b"%d\n" % len(body) + body
 
 
 def parse_answer(line: bytes, say: Say) -> dict[str, Any] | None:
-    """The script's answer in a line it wrote; None where that is a step, which is said, or only login noise."""
+    """The script's answer in a line; None for a step, which goes to `say`, and for login noise."""
     if not line.startswith(MARK) or len(line) > MAX_ANSWER_BYTES:
         return None
     message: dict[str, Any] = json.loads(line[len(MARK) :])

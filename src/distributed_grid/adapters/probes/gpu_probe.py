@@ -1,15 +1,14 @@
 """NVIDIA GPUs through NVML: which there are, how busy they are, and with whose work.
 
-Nothing is raised: where there are no GPUs, or some are lost, `problem` says why. A device that was seen once and cannot
-be measured counts as full of outside work, so it lends nothing; it keeps its index as long as this probe lives, even
-when a lost one makes NVML count anew. After a failure NVML is opened again at most once a minute: that can take
-seconds.
+Nothing is raised: without GPUs, or with lost ones, `problem` is the reason. A device that was seen once and cannot be
+measured counts as full of outside work, so it lends nothing; it keeps its index as long as this probe lives, even when
+a lost one makes NVML count anew. After a failure NVML is opened again at most once a minute: that can take seconds.
 
 A driver may hang. Calls are made one after the other, and one that waits for another longer than a second gives up, so
 call from a thread and never from the event loop.
 
-Usage is divided between the grid and everybody else. What cannot be told apart is somebody else's, unless every process
-on the device is the grid's.
+Usage is divided between the grid and everybody else. Use of unknown origin is somebody else's, unless every process on
+the device is the grid's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Gpu(Struct, frozen=True):
 
     @property
     def device(self) -> GpuDevice:
-        """The device for the ledger; one split into instances is lent only as a whole."""
         return GpuDevice(self.index, self.memory_bytes, self.name, exclusive=self.exclusive or self.mig)
 
 
@@ -87,39 +85,22 @@ def split_usage(index: int, seen: GpuObservation, own_pids: Collection[int]) -> 
     busy = seen.busy_milli
     if busy is None:  # unknown: busy when anything runs, or might run unseen
         busy = FULL_MILLI if running or seen.processes is None else 0
-    return GpuSample(
-        index,
-        busy,
-        seen.memory_bytes,
-        _outside_busy(busy, ours, others, seen.busy_by_pid),
-        min(seen.memory_bytes, max(0, _outside_memory(seen.memory_bytes, ours, others))),
-    )
+    measured = {pid: milli for pid, milli in seen.busy_by_pid.items() if pid in running}
+    outside_busy = busy
+    if ours and not others:
+        outside_busy = 0
+    elif ours and measured:
+        outside_busy = min(busy, sum(milli for pid, milli in measured.items() if pid in others))
+    if None in ours.values() and None not in others.values():
+        outside_bytes = sum(held or 0 for held in others.values())
+    else:  # all memory minus that of the grid: the driver's own share counts as outside
+        outside_bytes = seen.memory_bytes - sum(held or 0 for held in ours.values())
+    return GpuSample(index, busy, seen.memory_bytes, outside_busy, min(seen.memory_bytes, max(0, outside_bytes)))
 
 
 def unmeasured_sample(gpu: Gpu) -> GpuSample:
-    """A known device that cannot be measured: counted as full of outside work, so that it lends nothing."""
+    """Known device that cannot be measured: it counts as full of outside work, and lends nothing."""
     return GpuSample(gpu.index, FULL_MILLI, gpu.memory_bytes, FULL_MILLI, gpu.memory_bytes, measured=False)
-
-
-def _outside_busy(
-    busy: int, ours: Mapping[int, int | None], others: Mapping[int, int | None], by_pid: Mapping[int, int]
-) -> int:
-    if not ours:
-        return busy
-    if not others:
-        return 0
-    measured = {pid: milli for pid, milli in by_pid.items() if pid in ours or pid in others}
-    if not measured:
-        return busy
-    return min(busy, sum(milli for pid, milli in measured.items() if pid in others))
-
-
-def _outside_memory(used: int, ours: Mapping[int, int | None], others: Mapping[int, int | None]) -> int:
-    """All memory in use minus what the grid holds: the driver's own share counts as outside."""
-    unknown = any(held is None for held in ours.values())
-    if unknown and all(held is not None for held in others.values()):
-        return sum(held or 0 for held in others.values())
-    return used - sum(held or 0 for held in ours.values())
 
 
 class GpuProbe:
@@ -140,22 +121,21 @@ class GpuProbe:
 
     @property
     def problem(self) -> str:
-        """Why there are no GPUs, or which are lost; empty when all is well."""
+        """Reason why there are no GPUs, or which are lost; empty without a problem."""
         if self._hangs:
             return "NVML does not answer"
         return self._failure or "; ".join(self._device_problems.values())
 
     @property
     def memory_by_pid(self) -> Mapping[int, int]:
-        """Bytes that each process held on all devices at the last `sample`, as far as the driver says it."""
+        """Bytes of each process on all devices at the last `sample`, as far as the driver shows them."""
         return self._held_by_pid
 
     def devices(self) -> tuple[Gpu, ...]:
-        """The devices that answer, by index. A second call queries again."""
         return self._with_lock(self._devices, ())
 
     def sample(self, own_pids: Collection[int] = ()) -> tuple[GpuSample, ...]:
-        """How busy every device ever seen is, by index; `own_pids` are all processes of the grid's jobs."""
+        """Use of every device ever seen, by index; `own_pids` are all processes of the grid's jobs."""
         own = frozenset(own_pids)
         return self._with_lock(lambda: self._samples(own), tuple(unmeasured_sample(gpu) for gpu in self._in_order()))
 
@@ -183,7 +163,25 @@ class GpuProbe:
         held: dict[int, int] = {}
 
         def measure(uuid: str, handle: Any) -> None:
-            seen = self._observe(uuid, handle)
+            nvml = self._nvml
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
+            # Each process's average over the last second of driver samples.
+            since = max(0, self._newest_us.get(uuid, 0) - UTILISATION_WINDOW_US)
+            samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, handle, since, otherwise=[])
+            newest = max((sample.timeStamp for sample in samples), default=0)
+            self._newest_us[uuid] = newest
+            by_pid: dict[int, list[int]] = {}
+            for sample in samples:
+                # Some drivers return slots that were never filled: impossible percentages.
+                if sample.timeStamp > newest - UTILISATION_WINDOW_US and sample.smUtil <= 100:
+                    by_pid.setdefault(sample.pid, []).append(sample.smUtil)
+            seen = GpuObservation(
+                memory_bytes=memory.used,
+                busy_milli=None if rates is None else min(FULL_MILLI, 10 * rates.gpu),
+                processes=self._processes(handle),
+                busy_by_pid={pid: 10 * sum(percents) // len(percents) for pid, percents in by_pid.items()},
+            )
             for pid, size in (seen.processes or {}).items():
                 held[pid] = held.get(pid, 0) + (size or 0)
             found[uuid] = split_usage(self._known[uuid].index, seen, own)
@@ -223,17 +221,6 @@ class GpuProbe:
             prohibited=mode == nvml.NVML_COMPUTEMODE_PROHIBITED,
         )
 
-    def _observe(self, uuid: str, handle: Any) -> GpuObservation:
-        nvml = self._nvml
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
-        return GpuObservation(
-            memory_bytes=memory.used,
-            busy_milli=None if rates is None else min(FULL_MILLI, 10 * rates.gpu),
-            processes=self._processes(handle),
-            busy_by_pid=self._busy_by_pid(uuid, handle),
-        )
-
     def _processes(self, handle: Any) -> dict[int, int | None] | None:
         """Bytes held by pid, of compute and graphics processes; None when the driver does not report them."""
         compute, graphics = self._running("Compute", handle), self._running("Graphics", handle)
@@ -250,23 +237,10 @@ class GpuProbe:
         newest, older = (
             getattr(self._nvml, f"nvmlDeviceGet{kind}RunningProcesses_{version}") for version in ("v3", "v2")
         )
-        found: list[Any] | None = self._query(
+        processes: list[Any] | None = self._query(
             newest, handle, otherwise=lambda: self._query(older, handle, otherwise=None)
         )
-        return found
-
-    def _busy_by_pid(self, uuid: str, handle: Any) -> dict[int, int]:
-        """Each process's average over the last second of driver samples."""
-        since = max(0, self._newest_us.get(uuid, 0) - UTILISATION_WINDOW_US)
-        samples = self._query(self._nvml.nvmlDeviceGetProcessUtilization, handle, since, otherwise=[])
-        newest = max((sample.timeStamp for sample in samples), default=0)
-        self._newest_us[uuid] = newest
-        by_pid: dict[int, list[int]] = {}
-        for sample in samples:
-            # Some drivers return slots that were never filled: impossible percentages.
-            if sample.timeStamp > newest - UTILISATION_WINDOW_US and sample.smUtil <= 100:
-                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-        return {pid: 10 * sum(percents) // len(percents) for pid, percents in by_pid.items()}
+        return processes
 
     def _query(self, query: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
         """The result of a query; `otherwise` (called if callable) where this driver or device does not support it."""
@@ -317,7 +291,12 @@ class GpuProbe:
         for number in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                self._handles[self._register(number, handle)] = handle
+                uuid: str = self._query(nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
+                if uuid not in self._known:
+                    taken = {gpu.index for gpu in self._known.values()}
+                    index = number if number not in taken else max(taken) + 1
+                    self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
+                self._handles[uuid] = handle
             except nvml.NVMLError as error:
                 if error.value in _library_errors(nvml):
                     raise
@@ -331,15 +310,6 @@ class GpuProbe:
         if count == 0 and not self._known:
             self._shut_down()  # so that it is opened again later
             self._failure = "the NVIDIA driver sees no GPU"
-
-    def _register(self, number: int, handle: Any) -> str:
-        """The device's uuid, with an index of its own from now on."""
-        uuid: str = self._query(self._nvml.nvmlDeviceGetUUID, handle, otherwise=f"number {number}")
-        if uuid not in self._known:
-            taken = {gpu.index for gpu in self._known.values()}
-            index = number if number not in taken else max(taken) + 1
-            self._known[uuid] = Gpu(index, uuid, name="", memory_bytes=0)
-        return uuid
 
     def _reset(self) -> None:
         self._shut_down()

@@ -5,22 +5,180 @@
   groups do not show; a limit above the capacity limits nothing.
 - CPU use in a sample is an average over about ten seconds; without such a window it says `warm=False`.
 - Outside use is all use minus the grid's jobs and this process; it is never negative.
+
+Control group limits of this process, v1 or v2: a limit anywhere up the hierarchy counts. The smallest one applies, and
+use is measured where it is set. A file that cannot be read is no limit: it is normal at the root and in containers.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
 from distributed_grid.adapters.probes import procfs
-from distributed_grid.adapters.probes.cgroup_limits import CgroupLimit, Cgroups
 from distributed_grid.posix.boot_clock import boot_ms
+
+_UNLIMITED_BYTES = 1 << 60  # v1 says "no limit" with a number near 2**63
+
+
+class CgroupLimit(Struct, frozen=True):
+    """A limit, and the control group that sets it."""
+
+    value: int
+    group: Path
+
+
+class _Mount(Struct, frozen=True):
+    """Where a controller's hierarchy ("" is v2) is mounted, and which group of it is at the root of the mount."""
+
+    controller: str
+    path: Path
+    top: PurePosixPath
+
+
+class Cgroups:
+    """The control groups of one process; `root` is where the file system begins, for tests."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        # For each controller ("" is v2) the process's group and its visible ancestors.
+        mounts = list(_mounts(root))
+        groups: dict[str, list[Path]] = {}
+        for line in _text(root / "proc/self/cgroup").splitlines():
+            _, controllers, name = line.split(":", 2)
+            path = PurePosixPath(name)
+            for controller in controllers.split(","):
+                mounted = [mount for mount in mounts if mount.controller == controller]
+                fitting = [mount for mount in mounted if path.is_relative_to(mount.top)]
+                if mounted:
+                    groups[controller] = list(_upwards((fitting or mounted)[-1], path))
+        self._groups = groups
+
+    def cpu(self) -> CgroupLimit | None:
+        return self._tightest("cpu", _v2_quota, _v1_quota)
+
+    def memory(self) -> CgroupLimit | None:
+        return self._tightest("memory", _bytes_in("memory.max"), _bytes_in("memory.limit_in_bytes"))
+
+    def swap_bytes(self) -> int | None:
+        """Limit of swap; None without a limit."""
+        limit = self._tightest("memory", _bytes_in("memory.swap.max"), _v1_swap)
+        return limit.value if limit else None
+
+    def cpu_used_ms(self, group: Path) -> int | None:
+        """CPU time used so far in a group that `cpu` named, or None when it is not counted."""
+        usec = _field(group / "cpu.stat", "usage_usec")
+        if usec is not None:
+            return usec // 1000
+        nsec = _number(self._counter_of(group) / "cpuacct.usage")
+        return None if nsec is None else nsec // 1_000_000
+
+    def memory_used_bytes(self, group: Path) -> int | None:
+        """Memory in use in a group that `memory` named, without file pages the kernel can drop at once."""
+        for used, droppable in (
+            ("memory.current", "inactive_file"),
+            ("memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            total = _number(group / used)
+            if total is not None:
+                return max(0, total - (_field(group / "memory.stat", droppable) or 0))
+        return None
+
+    def _counter_of(self, group: Path) -> Path:
+        """The group of the cpuacct controller that matches one of the cpu controller, mounted together or not."""
+        above = self._groups.get("cpu", [])
+        beside = self._groups.get("cpuacct", [])
+        if group not in above or not beside:
+            return group
+        namesake = beside[-1] / group.relative_to(above[-1])  # the last ones are where the hierarchies are mounted
+        if namesake in beside:
+            return namesake
+        return beside[above.index(group)] if len(above) == len(beside) else group
+
+    def _tightest(
+        self, controller: str, read_v2: Callable[[Path], int | None], read_v1: Callable[[Path], int | None]
+    ) -> CgroupLimit | None:
+        read, groups = read_v1, self._groups.get(controller)
+        if groups is None:
+            read, groups = read_v2, self._groups.get("", [])
+        limits = [CgroupLimit(value, group) for group in groups if (value := read(group)) is not None]
+        return min(limits, key=lambda limit: limit.value, default=None)
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, *_, options = after.split(" ")
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        fields = before.split(" ")[3:5]
+        top, path = (re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in fields)
+        for controller in options.split(",") if kind == "cgroup" else [""]:
+            yield _Mount(controller, root / path.lstrip("/"), PurePosixPath(top))
+
+
+def _upwards(mount: _Mount, path: PurePosixPath) -> Iterator[Path]:
+    """The group and those above it, up to the top of the mount."""
+    base, top = mount.path, mount.top
+    inside = path.relative_to(top if path.is_relative_to(top) else "/")
+    group = base.joinpath(*inside.parts)
+    if ".." in inside.parts or not group.is_dir():  # seen from another namespace
+        group = base
+    while group != base:
+        yield group
+        group = group.parent
+    yield base
+
+
+def _v2_quota(group: Path) -> int | None:
+    match _text(group / "cpu.max").split():
+        case [quota, period] if quota.isdigit() and int(period) > 0:
+            return int(quota) * 1000 // int(period)
+    return None
+
+
+def _v1_quota(group: Path) -> int | None:
+    quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    return quota * 1000 // period if quota and quota > 0 and period else None
+
+
+def _v1_swap(group: Path) -> int | None:
+    both, memory = _bytes_in("memory.memsw.limit_in_bytes")(group), _bytes_in("memory.limit_in_bytes")(group)
+    return None if both is None or memory is None else max(0, both - memory)
+
+
+def _bytes_in(name: str) -> Callable[[Path], int | None]:
+    def read(group: Path) -> int | None:
+        number = _number(group / name)
+        return number if number is not None and number < _UNLIMITED_BYTES else None
+
+    return read
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
+
+
+def _field(file: Path, name: str) -> int | None:
+    """Number beside a name in a file of `name number` lines."""
+    _, name_found, rest = f"\n{_text(file)}".partition(f"\n{name} ")
+    return int(rest.partition("\n")[0]) if name_found else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return procfs.read_kernel_file(file).decode(errors="surrogateescape")
+    except OSError:
+        return ""
+
 
 LONG_WINDOW_MS = 10_000
 SHORT_WINDOW_MS = 200
@@ -66,7 +224,13 @@ class CpuTimeWindows:
     def windows(self, *, at_ms: int, busy_ms: int, own_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         """Record the counters, which only grow; the long and the short window that end now, if any."""
         readings = self._readings
-        now = self._reading(at_ms, busy_ms, own_ms)
+        if not self._readings:
+            now = _CpuReading(at_ms, busy_ms, own_ms, 0)
+        else:
+            last = self._readings[-1]
+            max_step_ms = (at_ms - last.at_ms) * self._milli // 1000 + NOISE_MS
+            step_ms = min(max(0, own_ms - last.reported_ms), max_step_ms)
+            now = _CpuReading(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
         while len(readings) > 1 and at_ms - readings[0].at_ms > LONG_WINDOW_MS:
             readings.popleft()
         long = readings[0] if readings and at_ms - readings[0].at_ms >= SHORT_WINDOW_MS else None
@@ -74,15 +238,6 @@ class CpuTimeWindows:
         if not readings or at_ms - readings[-1].at_ms >= STEP_MS:
             readings.append(now)
         return _between(long, now), _between(short, now)
-
-    def _reading(self, at_ms: int, busy_ms: int, own_ms: int) -> _CpuReading:
-        """The counters, with the part of the own time that is plausible."""
-        if not self._readings:
-            return _CpuReading(at_ms, busy_ms, own_ms, 0)
-        last = self._readings[-1]
-        max_step_ms = (at_ms - last.at_ms) * self._milli // 1000 + NOISE_MS
-        step_ms = min(max(0, own_ms - last.reported_ms), max_step_ms)
-        return _CpuReading(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
 
 
 def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:
@@ -92,11 +247,7 @@ def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:
 
 
 class MachineCapacity(Struct, frozen=True):
-    """What there is to use.
-
-    `cpu_cores` are the numbers of the cores, as many as the quota pays for in full and at least one; `cpu_milli` is
-    exact: 1500 under a quota of one and a half cores.
-    """
+    """Usable cores and memory."""
 
     cpu_cores: tuple[int, ...]
     cpu_milli: int
@@ -106,7 +257,7 @@ class MachineCapacity(Struct, frozen=True):
 
 
 class MachineLimits(Struct, frozen=True):
-    """What control groups allow, where they allow no more than there is; None is "no limit"."""
+    """Limits of control groups below the capacity; None is "no limit"."""
 
     cpu_milli: int | None
     memory_bytes: int | None
@@ -127,7 +278,7 @@ class MachineSample(Struct, frozen=True):
 
 
 class MachineProbe:
-    """Measures one machine; what it may use is looked up once, when it is made."""
+    """Measures one machine; its capacity is read once, at the start."""
 
     def __init__(self, root: Path = Path("/"), *, boottime: Callable[[], int] = boot_ms) -> None:
         """Read from below `root`; `boottime` is milliseconds since boot."""
@@ -146,16 +297,15 @@ class MachineProbe:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory there is to use."""
         return self._memory_bytes
 
     @property
     def sees_whole_machine(self) -> bool:
-        """Whether all of the machine's cores may be used; only then does its load average mean anything here."""
+        """True if all cores of the machine may be used; only then its load average means anything here."""
         return self._cpu_limit is None and len(self._cores) == os.cpu_count()
 
     def capacity(self) -> MachineCapacity:
-        """What there is to use; the smallest limit holds."""
+        """Cores and memory within the smallest limit."""
         swap, allowed = procfs.read_memory(self.root).swap_total_bytes, self._groups.swap_bytes()
         return MachineCapacity(
             cpu_cores=self._cores,
@@ -166,7 +316,7 @@ class MachineProbe:
         )
 
     def limits(self) -> MachineLimits:
-        """What control groups limit, of what `capacity` returns."""
+        """Control group limits below `capacity`."""
         return MachineLimits(
             cpu_milli=self._cpu_limit.value if self._cpu_limit else None,
             memory_bytes=self._memory_limit.value if self._memory_limit else None,
@@ -174,25 +324,21 @@ class MachineProbe:
         )
 
     def sample(self, own_cpu_ms: int, own_memory_bytes: int) -> MachineSample:
-        """How busy the machine is now.
-
-        `own_cpu_ms` is all CPU time the grid's jobs ever used, ended ones included, so that it only grows;
-        `own_memory_bytes` is what they hold now. A second call shortly after gives nearly the same.
-        """
+        """Use of the machine now. `own_cpu_ms` is all CPU time the grid's jobs ever used, ended ones included, so that
+        it only grows; `own_memory_bytes` is their memory now. A second call shortly after gives nearly the same."""
         return self._sample(self._times, own_cpu_ms, own_memory_bytes)
 
     def totals(self) -> MachineSample:
-        """Like `sample`, for those who do not know the grid's part: it counts as outside.
-
-        Its history is its own, so that it can be asked beside `sample` and `outside_now` without spoiling theirs.
-        """
+        """Sample for callers without figures of the grid's jobs, which count as outside use. It has a history of its
+        own, so that `sample` and `outside_now` keep theirs."""
         return self._sample(self._total_times, 0, 0)
 
     def outside_now(self, own_cpu_ms: int) -> int:
         """Thousandths of a core that others used over the last 200 ms or a little more; 0 before there is a window.
 
         `own_cpu_ms` as for `sample`, read just before; the two share one history, so either warms up the other.
-        The noise is one tick (10 ms) for every core and every process of the grid's: in 200 ms, 50 thousandths each.
+        The noise is one tick (10 ms) for every core and every process of the grid's: in 200 ms, 50 thousandths
+        each.
         """
         _, window = self._windows(self._times, self._boottime(), own_cpu_ms)
         return min(self._cpu_milli, 1000 * window.outside_ms // window.ms) if window else 0
@@ -216,21 +362,16 @@ class MachineProbe:
         self, times: CpuTimeWindows, at_ms: int, own_cpu_ms: int
     ) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         own_ms = own_cpu_ms + int(time.process_time() * 1000)
-        return times.windows(at_ms=at_ms, busy_ms=self._busy_ms(), own_ms=own_ms)
+        busy_ms = self._groups.cpu_used_ms(self._cpu_limit.group) if self._cpu_limit else None
+        if busy_ms is None:
+            busy_ms = procfs.read_busy_ms(self.root, self._core_names)
+        return times.windows(at_ms=at_ms, busy_ms=busy_ms, own_ms=own_ms)
 
     def _ratio(self, cpu_ms: int, window: CpuTimeSpan) -> float:
         return min(1.0, 1000 * cpu_ms / (window.ms * self._cpu_milli))
 
-    def _busy_ms(self) -> int:
-        """CPU time spent so far, on the usable cores or under the quota, by anybody."""
-        if self._cpu_limit:
-            used = self._groups.cpu_used_ms(self._cpu_limit.group)
-            if used is not None:
-                return used
-        return procfs.read_busy_ms(self.root, self._core_names)
-
     def memory_used_bytes(self) -> int:
-        """Memory in use: what is not available without swapping, on the machine or under the limit."""
+        """Memory in use: all but the part available without swapping, on the machine or under the limit."""
         available = procfs.read_memory(self.root).available_bytes
         if self._memory_limit:
             held = self._groups.memory_used_bytes(self._memory_limit.group) or 0
@@ -239,5 +380,5 @@ class MachineProbe:
 
 
 def _effective_limit(limit: CgroupLimit | None, capacity: int) -> CgroupLimit | None:
-    """The limit, unless it allows more than there is anyway."""
+    """Limit, unless it is above the capacity."""
     return limit if limit and limit.value <= capacity else None

@@ -2,6 +2,10 @@
 
 A dying Ray takes this process with it, and nothing else; the control plane starts another. Every call has a deadline;
 one that is missed is reported as a problem.
+
+It connects natively where a node of the cluster runs on this machine, else as Ray's client. The cluster is probed first
+(does it answer, does it want a token, which Ray is it), because Ray itself tries for half a minute before it says
+"failed to connect", whatever the reason.
 """
 
 from __future__ import annotations
@@ -9,11 +13,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import importlib.util
 import logging
+import os
+import platform
+import re
+import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.adapters.child_process import MAX_NAME_CHARS, Report, Say, encode_frame, read_frame, run_child
@@ -21,44 +32,207 @@ from distributed_grid.adapters.node import installation
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.adapters.node.node_worker import NodeWorker
 from distributed_grid.adapters.node.script_session import ScriptSession
+from distributed_grid.adapters.probes.procfs import find_raylets
+from distributed_grid.adapters.ray import driver_messages as messages
 from distributed_grid.adapters.ray import placement_group_actor
-from distributed_grid.adapters.ray.cluster_connection import (
-    Endpoint,
-    RayConnectError,
-    connect,
-    is_connected,
-    is_refused,
-)
-from distributed_grid.adapters.ray.driver_messages import (
-    AWAY,
-    COMMANDS,
-    MAX_GROUPS,
-    MAX_IN_USE,
-    MAX_NODES,
-    AttachedNode,
-    Close,
-    Closed,
-    Connect,
-    ExtendGroupHold,
-    FreeGroups,
-    GroupsObserved,
-    GroupSpec,
-    HoldExtended,
-    KeepAttachedNode,
-    ObserveGroups,
-    PackageSettings,
-    PlacementGroupFreed,
-    PlacementGroupReserved,
-    RayCommand,
-    RayNode,
-    RayRefused,
-    RayView,
-    ReserveGroups,
-    RunOnAttachedNode,
-)
 from distributed_grid.adapters.ray.node_transport import NodeActorConnection
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.supervision import start_logged
+
+PROBE_SECONDS = 5.0
+RAYLET_SECONDS, POLL_SECONDS = 20.0, 0.1
+GCS_PORT, CLIENT_PORT = 6379, 10001
+GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+CLIENT_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
+Endpoint = tuple[str, int]
+"""Host and port of Ray's head, or of its client server."""
+
+
+class ProbeResult(Struct, frozen=True):
+    """Whether the cluster wants a token (None: it did not say), whether it accepts ours, and its version of Ray."""
+
+    wants_token: bool | None = None
+    accepts: bool = True
+    ray: str = ""
+
+
+def own_token() -> str:
+    """The token that Ray would use in this process; empty where there is none."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"].strip()
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return ""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError:
+        return ""
+
+
+def _why_unreachable(host: str, port: int) -> str:
+    """Why nothing answers there; empty where something does."""
+    try:
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+    except OSError as failure:
+        return f"nothing answers at {host}:{port}: {failure.strerror or failure}"
+    return ""
+
+
+def _probe(host: str, port: int, *, client: bool) -> ProbeResult:
+    """Ask without a token, and with ours where one is wanted."""
+    if importlib.util.find_spec("grpc") is None or os.environ.get("RAY_USE_TLS") == "1":
+        return ProbeResult()
+    method = CLIENT_METHOD if client else GCS_METHOD
+    code, answer = _probe_request(host, port, method, "")
+    if code == "UNAUTHENTICATED":
+        code, answer = _probe_request(host, port, method, own_token())
+        return ProbeResult(True, code != "UNAUTHENTICATED", _version(answer))
+    return ProbeResult(False if code in ("OK", "NOT_FOUND") else None, ray=_version(answer))
+
+
+def _probe_request(host: str, port: int, method: str, token: str) -> tuple[str, bytes]:
+    grpc: Any = importlib.import_module("grpc")
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        call = channel.unary_unary(method)
+        try:
+            metadata = [("authorization", f"Bearer {token}")] if token else None
+            return "OK", bytes(call(b"", timeout=PROBE_SECONDS, metadata=metadata))
+        except grpc.RpcError as refusal:
+            return str(refusal.code().name), b""
+
+
+def _version(answer: bytes) -> str:
+    match = re.search(rb"(\d+\.\d+\.\d+)", answer)
+    return match[1].decode() if match else ""
+
+
+class RayConnectError(Exception):
+    """Why Ray cannot be used; `final`: trying again will not help by itself."""
+
+    def __init__(self, why: str, *, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+def connect(settings: messages.Connect) -> tuple[messages.Connected, Endpoint]:
+    """Connect this process with the cluster; the address where it listens. Blocks. Raises RayConnectError with the
+    reason in one line."""
+    if importlib.util.find_spec("ray") is None:
+        raise RayConnectError(messages.RAY_MISSING, final=True)
+    os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call on a connection that is gone must not start a Ray of its own
+    address, probed = _usable_address(settings.address, await_raylet=settings.await_raylet)
+    ray: Any = importlib.import_module("ray")
+    if probed.ray and probed.ray != ray.__version__:
+        raise RayConnectError(
+            f"Ray at {address} is {probed.ray}, here it is {ray.__version__}: they must be the same", final=True
+        )
+    try:
+        ray.init(
+            address=address,
+            namespace=settings.namespace,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            ignore_reinit_error=True,
+        )
+    except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
+        words = " ".join(str(failure).split())
+        if re.search("authentication|unauthenticated|auth token", words, re.IGNORECASE):
+            advice = "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH and try again"
+            raise RayConnectError(f"Ray at {address} did not accept the token; {advice}", final=True) from failure
+        if re.search("version mismatch|python version", words, re.IGNORECASE):
+            problem = f"Ray at {address} has other versions than this machine: {words[:300]}"
+            raise RayConnectError(problem, final=True) from failure
+        kind = type(failure).__name__
+        raise RayConnectError(f"Ray at {address} does not accept the connection: {kind}: {words[:300]}") from failure
+    authenticated = bool(own_token()) if probed.wants_token is None else probed.wants_token
+    if address.startswith(messages.CLIENT_SCHEME):
+        endpoint = _host_and_port(address.removeprefix(messages.CLIENT_SCHEME), CLIENT_PORT)
+    else:
+        endpoint = _host_and_port(ray.get_runtime_context().gcs_address, GCS_PORT)
+    return messages.Connected("", ray.__version__, platform.python_version(), authenticated), endpoint
+
+
+def is_connected() -> bool:
+    """True while this process is connected; Ray's client does not reconnect after a long absence."""
+    ray: Any = importlib.import_module("ray")
+    return bool(ray.is_initialized())
+
+
+async def is_refused(endpoint: Endpoint, seconds: float) -> bool:
+    """True if the connection is refused; a timeout is not a refusal."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(*endpoint)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
+
+
+def _usable_address(address: str, *, await_raylet: bool) -> tuple[str, ProbeResult]:
+    """The address by which this machine can speak to the cluster, and what probing it showed."""
+    if address == messages.AUTO:
+        if not _runs_ray_node():
+            raise RayConnectError(
+                "no Ray of this user runs on this machine; give the address of a cluster, for instance ray://HOST:10001"
+            )
+        return address, ProbeResult()
+    if address.startswith(messages.CLIENT_SCHEME):
+        return address, _probe_or_raise(
+            address, *_host_and_port(address.removeprefix(messages.CLIENT_SCHEME), CLIENT_PORT), client=True
+        )
+    host, port = _host_and_port(address, GCS_PORT)
+    probed = _probe_or_raise(address, host, port, client=False)
+    if _runs_ray_node() or (await_raylet and _wait_for_raylet()):
+        return address, probed
+    if _why_unreachable(host, CLIENT_PORT):
+        raise RayConnectError(
+            f"this machine is no node of the Ray cluster at {address}, and that has no client server on port "
+            f"{CLIENT_PORT}; join it with `ray start --address={address}`, or give ray://HOST:PORT"
+        )
+    return f"{messages.CLIENT_SCHEME}{host}:{CLIENT_PORT}", probed
+
+
+def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> ProbeResult:
+    """Result of a probe; raises RayConnectError if nothing answers, or our token is wrong."""
+    silent = _why_unreachable(host, port)
+    if silent:
+        raise RayConnectError(silent)
+    probed = _probe(host, port, client=client)
+    if not probed.accepts:
+        refusal = "does not accept this token" if own_token() else "asks for a token"
+        raise RayConnectError(
+            f"Ray at {address} {refusal}; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and try again", final=True
+        )
+    return probed
+
+
+def _runs_ray_node() -> bool:
+    """True if a Ray node of this user runs on this machine: a program that is no client needs one."""
+    return any(True for _ in find_raylets())
+
+
+def _wait_for_raylet() -> bool:
+    """Whether a Ray node of this user runs here before long: a head answers some seconds before its own node runs."""
+    deadline = time.monotonic() + RAYLET_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if _runs_ray_node():
+            return True
+    return False
+
+
+def _host_and_port(place: str, port: int) -> Endpoint:
+    host, colon, number = place.rpartition(":")
+    if not colon:
+        return place, port
+    if not number.isdecimal() or not 0 < int(number) < 65536:
+        raise RayConnectError(f"{place!r} is no address; write HOST:PORT, ray://HOST:{CLIENT_PORT} or auto", final=True)
+    return host.strip("[]"), int(number)
+
 
 ACTOR_NAME = "grid-placement-groups"
 CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
@@ -76,8 +250,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     def report(message: Report) -> None:
         writer.write(encode_frame(message))
 
-    first = await read_frame(reader, COMMANDS)
-    if not isinstance(first, Connect):
+    first = await read_frame(reader, messages.COMMANDS)
+    if not isinstance(first, messages.Connect):
         return
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -85,11 +259,11 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             driver = RayDriver(first, report, await asyncio.to_thread(_placement_group_actor, first))
             seen = await driver.observe(full=False)
     except TimeoutError:
-        report(RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
+        report(messages.RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
     except RayConnectError as refusal:
-        report(RayRefused(str(refusal), refusal.final))
+        report(messages.RayRefused(str(refusal), refusal.final))
     except Exception as failure:  # Ray raises what it likes while it is being met
-        report(RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
+        report(messages.RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
         report(replace(connected, session=seen.session))
         handling = start_logged(_handle_all(reader, driver), "carrying out commands")
@@ -97,27 +271,27 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
         if handling.done():
             return
-        report(RayRefused(f"Ray at {first.address} broke off"))
+        report(messages.RayRefused(f"Ray at {first.address} broke off"))
     await writer.drain()
 
 
 async def _handle_all(reader: asyncio.StreamReader, driver: RayDriver) -> None:
-    while (command := await read_frame(reader, COMMANDS)) is not None:
+    while (command := await read_frame(reader, messages.COMMANDS)) is not None:
         driver.handle(command)
 
 
 class RayFailed(Exception):
-    """A call to Ray that did not come to its end, in one line; nobody knows what became of it."""
+    """A call to Ray without a known result, in one line."""
 
 
 class RayDriver:
     """Carries out commands; holds nothing that the next control plane does not ask for again."""
 
-    def __init__(self, settings: Connect, report: Callable[[Report], None], actor: Any) -> None:
+    def __init__(self, settings: messages.Connect, report: Callable[[Report], None], actor: Any) -> None:
         self._report = report
         self._actor = actor
         self._sources = installation.InstallSources(Path(settings.wheels))
-        self._nodes: NodeWorker[AttachedNode, NodeActorConnection] = NodeWorker(
+        self._nodes: NodeWorker[messages.AttachedNode, NodeActorConnection] = NodeWorker(
             NodeActorConnection, report, max_operations=MAX_OPERATIONS, prepare=self._install
         )
         self._misses = 0
@@ -125,36 +299,36 @@ class RayDriver:
     async def until_broken(self, endpoint: Endpoint) -> None:
         """Return when the connection with Ray is gone for good: only another process gets a new one.
 
-        A head that refuses connections has ended. Ray itself goes on asking for it, with all of a core.
+        A head that refuses connections has ended. Ray itself polls for it, with all of a core.
         """
         refusals = 0
         while self._misses < MAX_MISSES and refusals < MAX_REFUSALS and is_connected():
             await asyncio.sleep(RECHECK_SECONDS if refusals else WATCH_SECONDS)
             refusals = refusals + 1 if await is_refused(endpoint, WATCH_SECONDS) else 0
 
-    def handle(self, command: RayCommand) -> None:
+    def handle(self, command: messages.RayCommand) -> None:
         """Begin what a command asks for."""
         match command:
-            case ReserveGroups():
+            case messages.ReserveGroups():
                 self._begin(self._reserve(list(command.items), command.seconds))
-            case FreeGroups():
+            case messages.FreeGroups():
                 self._begin(self._free(command.names))
-            case ObserveGroups():
+            case messages.ObserveGroups():
                 self._begin(self._report_view(command))
-            case ExtendGroupHold():
+            case messages.ExtendGroupHold():
                 self._begin(self._extend_hold(command))
-            case Close():
+            case messages.Close():
                 self._begin(self._close(command))
-            case PackageSettings():
+            case messages.PackageSettings():
                 self._sources.environ, self._sources.cache = command.environ, Path(command.wheels)
-            case KeepAttachedNode():
+            case messages.KeepAttachedNode():
                 self._nodes.keep_link(command.target)
             case DropAgentLink():
                 self._nodes.drop_link(command.node)
-            case RunOnAttachedNode():
+            case messages.RunOnAttachedNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
-            case Connect():
+            case messages.Connect():
                 log.error("a second Connect was ignored")
 
     # ------------------------------------------------------------------ nodes
@@ -168,7 +342,7 @@ class RayDriver:
         async with self._nodes.slots:
             await installation.install(session, self._sources, say)
 
-    async def _run(self, command: RunOnAttachedNode, say: Say) -> RunFinished:
+    async def _run(self, command: messages.RunOnAttachedNode, say: Say) -> RunFinished:
         target = command.target
         self._nodes.drop_link(target.name, target)
         connection = self._nodes.pop_connection(target)
@@ -187,17 +361,17 @@ class RayDriver:
         start_logged(work, "a call to Ray")
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """The answer of the placement group actor, within so many seconds; raises RayFailed."""
+        """Answer of the placement group actor, within this time; raises RayFailed."""
         if self._actor is None:
             raise RayFailed("everything of the grid in this Ray cluster was removed")
         try:
             reference = getattr(self._actor, method).remote(*arguments)
             async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(reference.future())
-        except Exception as failure:  # Ray raises what it likes, what the actor raised included
+        except Exception as failure:  # Ray raises what it likes, errors of the actor included
             raise RayFailed(_one_line(failure)) from failure
 
-    async def _reserve(self, items: list[GroupSpec], seconds: float) -> None:
+    async def _reserve(self, items: list[messages.GroupSpec], seconds: float) -> None:
         """Answer each item as soon as it is known; one that takes its time does not hold up the others."""
         wait_seconds = FIRST_WAIT_SECONDS
         try:
@@ -206,12 +380,12 @@ class RayDriver:
                 answers = await self._call("reserve", asked, seconds, wait_seconds, seconds=seconds + CALL_SECONDS)
                 for item, answer in zip(items, answers, strict=True):
                     if answer is not None:
-                        self._report(PlacementGroupReserved(item.name, answer))
+                        self._report(messages.PlacementGroupReserved(item.name, answer))
                 items = [item for item, answer in zip(items, answers, strict=True) if answer is None]
                 wait_seconds = WAIT_SECONDS
         except RayFailed as failure:
             for item in items:
-                self._report(PlacementGroupReserved(item.name, f"{AWAY}{failure}"))
+                self._report(messages.PlacementGroupReserved(item.name, f"{messages.AWAY}{failure}"))
 
     async def _free(self, names: tuple[str, ...]) -> None:
         problem = ""
@@ -220,34 +394,33 @@ class RayDriver:
         except RayFailed as failure:
             problem = str(failure)
         for name in names:
-            self._report(PlacementGroupFreed(name, problem))
+            self._report(messages.PlacementGroupFreed(name, problem))
 
-    async def observe(self, *, full: bool) -> RayView:
-        """What the placement group actor sees."""
+    async def observe(self, *, full: bool) -> messages.RayView:
         seen = await self._call("observe", full)
         try:
             return bounded_view(seen)
         except (AttributeError, KeyError, TypeError, ValueError) as failure:
             raise RayFailed(f"its actor reports something else than a view: {_one_line(failure)}") from failure
 
-    async def _report_view(self, command: ObserveGroups) -> None:
+    async def _report_view(self, command: messages.ObserveGroups) -> None:
         try:
-            self._report(GroupsObserved(command.number, await self.observe(full=command.full)))
+            self._report(messages.GroupsObserved(command.number, await self.observe(full=command.full)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(GroupsObserved(command.number, None, str(failure)))
+            self._report(messages.GroupsObserved(command.number, None, str(failure)))
         else:
             self._misses = 0
 
-    async def _extend_hold(self, command: ExtendGroupHold) -> None:
+    async def _extend_hold(self, command: messages.ExtendGroupHold) -> None:
         try:
             missing = await self._call("extend_hold", command.seconds, command.terms)
-            self._report(HoldExtended(command.number, tuple(missing)))
+            self._report(messages.HoldExtended(command.number, tuple(missing)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(HoldExtended(command.number, problem=str(failure)))
+            self._report(messages.HoldExtended(command.number, problem=str(failure)))
 
-    async def _close(self, command: Close) -> None:
+    async def _close(self, command: messages.Close) -> None:
         problem = ""
         try:
             if self._actor is not None:
@@ -256,28 +429,30 @@ class RayDriver:
                 self._actor = None
         except RayFailed as failure:
             problem = str(failure)
-        self._report(Closed(command.number, problem))
+        self._report(messages.Closed(command.number, problem))
 
 
-def bounded_view(view: Mapping[str, Any]) -> RayView:
-    """What the actor reports, within the bounds of a message: Ray's names and amounts are anybody's."""
+def bounded_view(view: Mapping[str, Any]) -> messages.RayView:
+    """The actor's report, within the bounds of a message: Ray's names and amounts are foreign."""
     nodes = tuple(
-        RayNode(
-            node["id"][:MAX_NAME_CHARS],
-            node["name"][:MAX_NAME_CHARS],
-            node["address"][:MAX_NAME_CHARS],
-            node["hostname"][:MAX_NAME_CHARS],
-            node["head"],
-            _bounded_amounts(node["has"]),
-            _bounded_amounts(node["room"]),
+        messages.RayNode(
+            id=node["id"][:MAX_NAME_CHARS],
+            name=node["name"][:MAX_NAME_CHARS],
+            address=node["address"][:MAX_NAME_CHARS],
+            hostname=node["hostname"][:MAX_NAME_CHARS],
+            head=node["head"],
+            has=_bounded_amounts(node["has"]),
+            room=_bounded_amounts(node["room"]),
         )
-        for node in view["nodes"][:MAX_NODES]
+        for node in view["nodes"][: messages.MAX_NODES]
     )
     groups = view["groups"]
     if groups is not None:  # a longer name is not one of ours
         groups = tuple((name, place) for name, place in groups if max(len(name), len(place)) <= MAX_NAME_CHARS)
-    in_use = tuple(name for name in view["in_use"] if len(name) <= MAX_NAME_CHARS)[:MAX_IN_USE]
-    return RayView(str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[:MAX_GROUPS], in_use)
+    in_use = tuple(name for name in view["in_use"] if len(name) <= MAX_NAME_CHARS)[: messages.MAX_IN_USE]
+    return messages.RayView(
+        str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[: messages.MAX_GROUPS], in_use
+    )
 
 
 def _bounded_amounts(amounts: Sequence[int]) -> tuple[int, int, int]:
@@ -290,7 +465,7 @@ def _one_line(failure: Exception) -> str:
     return f"{type(failure).__name__}: {words[:300]}" if words else type(failure).__name__
 
 
-def _placement_group_actor(settings: Connect) -> Any:
+def _placement_group_actor(settings: messages.Connect) -> Any:
     """The actor of this grid, made where there is none, and made anew where it is of another build; blocks."""
     ray: Any = importlib.import_module("ray")
     pinned: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy

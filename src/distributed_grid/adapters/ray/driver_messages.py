@@ -22,10 +22,14 @@ from distributed_grid.adapters.child_process import (
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.domain.resources import MAX_AMOUNT
 
+CLIENT_SCHEME = "ray://"
+AUTO = "auto"
+RAY_MISSING = "Ray is not installed here; type: make ray (or pip install 'distributed-grid[ray]')"
+
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 MAX_NODES, MAX_GROUPS, MAX_IN_USE = 5_000, 15_000, 5_000
 AWAY = "away: "
-"""What a problem begins with that is no refusal: nobody knows what became of it."""
+"""Prefix of a problem that is no refusal: the result is unknown."""
 
 
 class Connect(ChildCommand, frozen=True):
@@ -44,8 +48,7 @@ class Connect(ChildCommand, frozen=True):
 
 
 class GroupSpec(Struct, frozen=True):
-    """A placement group: its name, Ray's id of the node it belongs on, what it takes there, and for how long (0: no
-    end)."""
+    """A placement group: name, Ray's id of its node, resources there, and remaining time (0: no end)."""
 
     name: Name
     node: Name
@@ -54,7 +57,7 @@ class GroupSpec(Struct, frozen=True):
 
 
 class ReserveGroups(ChildCommand, frozen=True):
-    """Make these groups, each within so many seconds; each is answered by itself, under its name."""
+    """Make these groups, each within this time; each is answered by itself, under its name."""
 
     items: Annotated[tuple[GroupSpec, ...], Meta(max_length=MAX_GROUPS)]
     seconds: Seconds
@@ -74,7 +77,7 @@ class ObserveGroups(ChildCommand, frozen=True):
 
 
 class ExtendGroupHold(ChildCommand, frozen=True):
-    """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
+    """The grid is there: extend the hold of its groups; `terms` are the groups with an end of their own."""
 
     number: Number
     seconds: Seconds
@@ -139,13 +142,13 @@ class PlacementGroupReserved(Report, frozen=True):
 
 
 class PlacementGroupFreed(Report, frozen=True):
-    """A group is gone, or why nobody knows."""
+    """A group is gone; otherwise the reason why its state is unknown."""
 
     name: Name
     problem: Text = ""
 
 
-class RayNode(Struct, frozen=True):
+class RayNode(Struct, frozen=True, kw_only=True):
     """A node of the cluster: Ray's names of it, its resources, and what others have not taken of them (CPU in
     thousandths, memory in bytes, GPUs in thousandths)."""
 
@@ -169,14 +172,14 @@ class RayView(Struct, frozen=True):
 
 
 class GroupsObserved(ChildAnswer, frozen=True):
-    """What is there."""
+    """The nodes of the cluster, and its groups."""
 
     view: RayView | None
     problem: Text = ""
 
 
 class HoldExtended(ChildAnswer, frozen=True):
-    """The actor knows it, or why nobody knows; `missing` are those of the terms that it has no group of."""
+    """Answer to `ExtendGroupHold`, or the reason why there is none; `missing` are the terms without a group."""
 
     missing: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)] = ()
     problem: Text = ""

@@ -1,8 +1,7 @@
 """A Ray cluster as an engine, through a child process that is the driver.
 
-Ray never runs in the process that owns the ledger: a driver dies with its Ray node. When the child is lost, whoever
-waited for it gets `Unreachable`, and asks the next one; `on_connected` is called when there is one, and returns the
-desired state for it.
+Ray never runs in the process that owns the ledger: a driver dies with its Ray node. When the child is lost, its callers
+get `Unreachable`, and ask the next one; `on_connected` is called for a new child, and returns the desired state for it.
 """
 
 from __future__ import annotations
@@ -16,31 +15,7 @@ from typing import TypeVar
 
 from distributed_grid.adapters.child_process import ChildAnswer, ChildCommand, ChildProcess, Say, encode_command
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, RunFinished
-from distributed_grid.adapters.ray.driver_messages import (
-    AWAY,
-    COMMANDS,
-    MAX_GROUPS,
-    REPORTS,
-    AttachedNode,
-    Close,
-    Closed,
-    Connect,
-    Connected,
-    ExtendGroupHold,
-    FreeGroups,
-    GroupsObserved,
-    GroupSpec,
-    HoldExtended,
-    ObserveGroups,
-    PackageSettings,
-    PlacementGroupFreed,
-    PlacementGroupReserved,
-    RayRefused,
-    RayReport,
-    RayView,
-    ReserveGroups,
-    RunOnAttachedNode,
-)
+from distributed_grid.adapters.ray import driver_messages as messages
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode
 from distributed_grid.errors import Refused, Unreachable
@@ -55,7 +30,7 @@ T = TypeVar("T")
 
 
 class RayEngine:
-    """What is asked of a Ray cluster, and what is known from it."""
+    """Commands to a Ray cluster, and its last known state."""
 
     def __init__(
         self,
@@ -64,32 +39,32 @@ class RayEngine:
         on_link: Callable[[AgentLinkChanged], None] = lambda link: None,
     ) -> None:
         self._on_connected, self._on_link = on_connected, on_link
-        self._child: ChildProcess[RayReport] = ChildProcess(
+        self._child: ChildProcess[messages.RayReport] = ChildProcess(
             "distributed_grid.adapters.ray.driver",
-            COMMANDS,
-            REPORTS,
+            messages.COMMANDS,
+            messages.REPORTS,
             label="Ray",
             on_connect=self._connect_child,
             on_report=self._receive,
             on_exit=self._child_exited,
             min_pause=lambda: FINAL_PAUSE if self.is_final else 0.0,
         )
-        self._settings: Connect | None = None
+        self._settings: messages.Connect | None = None
         self._socket = ""
-        self._packages = PackageSettings({}, "")
+        self._packages = messages.PackageSettings({}, "")
         self._reserving: dict[str, asyncio.Future[str]] = {}
         self._freeing: dict[str, asyncio.Future[str]] = {}
-        self._to_reserve: dict[float, list[GroupSpec]] = {}
+        self._to_reserve: dict[float, list[messages.GroupSpec]] = {}
         self._to_free: list[str] = []
         self._sending: asyncio.Handle | None = None
         self._lost = asyncio.Event()
-        self.connected: Connected | None = None
+        self.connected: messages.Connected | None = None
         self.problem = ""
         self.is_final = False
 
     # ------------------------------------------------------------------ the connection
 
-    def connect(self, settings: Connect, socket_path: str = "") -> None:
+    def connect(self, settings: messages.Connect, socket_path: str = "") -> None:
         """Be connected with this cluster from now on; with the same one again, try at once.
 
         The driver is a process of this machine, or what is behind the socket.
@@ -98,7 +73,7 @@ class RayEngine:
         if is_same and self._child.is_started and self.connected is not None:
             return
         try:
-            encode_command(settings, COMMANDS)
+            encode_command(settings, messages.COMMANDS)
         except Refused as refused:
             self.problem, self.is_final = str(refused), True
             return
@@ -107,36 +82,38 @@ class RayEngine:
         self._child.restart(socket_path)
 
     def retry(self) -> None:
-        """The cluster is there again: where it was not, the next child tries at once."""
+        """The cluster is there again: a waiting child starts at once."""
         self._child.retry()
 
     async def wait_for_loss(self, seconds: float) -> None:
-        """Return when a connection has broken off since the last call, else after so many seconds."""
+        """Return when a connection was lost since the last call, else after this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._lost.wait()
         self._lost.clear()
 
     async def stop(self) -> None:
-        """End the child; what it made in Ray stays. Safe to call twice."""
+        """End the child; groups in Ray stay. Safe twice."""
         await self._child.stop()
 
     def configure_packages(self, environ: dict[str, str], wheels: str) -> None:
         """From now on use these variables to fetch packages with; they stay in memory."""
-        packages = PackageSettings(environ or self._packages.environ, wheels)
-        encode_command(packages, COMMANDS)
+        packages = messages.PackageSettings(environ or self._packages.environ, wheels)
+        encode_command(packages, messages.COMMANDS)
         self._packages = packages
         self.send(self._packages)
 
     def send(self, command: ChildCommand) -> None:
-        """Send a command to the child, if it is connected: what must be sent again is the caller's to send."""
+        """Send a command to a connected child; the caller repeats a lost one."""
         self._child.send(command)
 
-    async def run_on_node(self, operation: str, target: AttachedNode, *, seconds: float, say: Say) -> RunFinished:
+    async def run_on_node(
+        self, operation: str, target: messages.AttachedNode, *, seconds: float, say: Say
+    ) -> RunFinished:
         """Run an operation on an attached node, over every loss of the child. Raises TimeoutError."""
         return await self._child.request(
             RunFinished,
-            lambda number: RunOnAttachedNode(number, operation, target),
+            lambda number: messages.RunOnAttachedNode(number, operation, target),
             seconds=seconds,
             on_step=say,
             resend=True,
@@ -149,13 +126,15 @@ class RayEngine:
         future = self._reserving.get(group.name)
         if future is None:
             spec = group_spec(group)
-            encode_command(ReserveGroups((spec,), seconds), COMMANDS)  # refused by itself, not with those beside it
+            encode_command(
+                messages.ReserveGroups((spec,), seconds), messages.COMMANDS
+            )  # refused by itself, not with those beside it
             future = self._reserving[group.name] = asyncio.get_running_loop().create_future()
             self._to_reserve.setdefault(seconds, []).append(spec)
             self._send_soon()
         problem = await asyncio.shield(future)
-        if problem.startswith(AWAY):
-            raise Unreachable(f"Ray does not answer: {problem.removeprefix(AWAY)}")
+        if problem.startswith(messages.AWAY):
+            raise Unreachable(f"Ray does not answer: {problem.removeprefix(messages.AWAY)}")
         if problem:
             raise Refused(problem)
 
@@ -168,10 +147,12 @@ class RayEngine:
             self._send_soon()
         problem = await asyncio.shield(future)
         if problem:
-            raise Unreachable(f"Ray does not answer: {problem.removeprefix(AWAY)}")
+            raise Unreachable(f"Ray does not answer: {problem.removeprefix(messages.AWAY)}")
 
     async def observe(self, *, full: bool) -> EngineView:
-        seen = await self._request(GroupsObserved, lambda number: ObserveGroups(number, full), OBSERVE_SECONDS)
+        seen = await self._request(
+            messages.GroupsObserved, lambda number: messages.ObserveGroups(number, full), OBSERVE_SECONDS
+        )
         if seen.problem or seen.view is None:
             raise Unreachable(f"Ray does not answer: {seen.problem}")
         return parse_view(seen.view)
@@ -180,7 +161,9 @@ class RayEngine:
         missing: list[str] = []
         for part in batched(terms.items()) or [()]:
             held = await self._request(
-                HoldExtended, partial(ExtendGroupHold, seconds=seconds, terms=dict(part)), OBSERVE_SECONDS
+                messages.HoldExtended,
+                partial(messages.ExtendGroupHold, seconds=seconds, terms=dict(part)),
+                OBSERVE_SECONDS,
             )
             if held.problem:
                 raise Unreachable(f"Ray does not answer: {held.problem}")
@@ -188,7 +171,7 @@ class RayEngine:
         return missing
 
     async def clear(self) -> None:
-        closed = await self._request(Closed, Close, CLOSE_SECONDS)
+        closed = await self._request(messages.Closed, messages.Close, CLOSE_SECONDS)
         if closed.problem:
             raise Unreachable(f"Ray could not be cleared: {closed.problem}")
 
@@ -204,7 +187,7 @@ class RayEngine:
             raise Unreachable(self.problem or "Ray is not connected")
 
     def _send_soon(self) -> None:
-        """One message for all that is asked for in one turn of the loop, or in a moment where Ray is busy already."""
+        """One message for all requests of one turn of the loop, or of a moment while Ray is busy."""
         if self._sending is None:
             busy = len(self._reserving) + len(self._freeing) > BUSY_CALLS
             self._sending = asyncio.get_running_loop().call_later(GATHER_SECONDS if busy else 0, self._send_gathered)
@@ -212,10 +195,10 @@ class RayEngine:
     def _send_gathered(self) -> None:
         self._sending = None
         for names in batched(self._to_free):
-            self.send(FreeGroups(names))
+            self.send(messages.FreeGroups(names))
         for seconds, items in self._to_reserve.items():
             for part in batched(items):
-                self.send(ReserveGroups(part, seconds))
+                self.send(messages.ReserveGroups(part, seconds))
         self._to_free, self._to_reserve = [], {}
 
     # ------------------------------------------------------------------ the child
@@ -224,19 +207,19 @@ class RayEngine:
         assert self._settings is not None
         self._child.write(self._settings)
 
-    def _receive(self, report: RayReport) -> None:
+    def _receive(self, report: messages.RayReport) -> None:
         match report:
-            case Connected():
+            case messages.Connected():
                 self.connected, self.problem, self.is_final = report, "", False
                 log.info("connected with Ray %s, session %s", report.ray, report.session)
                 self._child.mark_ready((self._packages, *self._on_connected()))
-            case RayRefused():
+            case messages.RayRefused():
                 if report.why != self.problem:
                     log.warning("Ray: %s", report.why)
                 self.problem, self.is_final = report.why, report.final
-            case PlacementGroupReserved():
+            case messages.PlacementGroupReserved():
                 _settle(self._reserving.pop(report.name, None), report.problem)
-            case PlacementGroupFreed():
+            case messages.PlacementGroupFreed():
                 _settle(self._freeing.pop(report.name, None), report.problem)
             case AgentLinkChanged():
                 self._on_link(report)
@@ -251,13 +234,12 @@ class RayEngine:
         waiting = [*self._reserving.values(), *self._freeing.values()]
         self._reserving, self._freeing = {}, {}
         for future in waiting:
-            _settle(future, AWAY + (self.problem or "its process ended"))
+            _settle(future, messages.AWAY + (self.problem or "its process ended"))
 
 
 def batched(items: Iterable[T]) -> list[tuple[T, ...]]:
-    """The items in parts that a command has room for."""
     rest = tuple(items)
-    return [rest[at : at + MAX_GROUPS] for at in range(0, len(rest), MAX_GROUPS)]
+    return [rest[start : start + messages.MAX_GROUPS] for start in range(0, len(rest), messages.MAX_GROUPS)]
 
 
 def _settle(future: asyncio.Future[str] | None, result: str) -> None:
@@ -265,25 +247,25 @@ def _settle(future: asyncio.Future[str] | None, result: str) -> None:
         future.set_result(result)
 
 
-def group_spec(group: EngineGroup) -> GroupSpec:
+def group_spec(group: EngineGroup) -> messages.GroupSpec:
     """A group in Ray's terms: cores and GPUs as fractions, memory in bytes."""
     resources = {"CPU": group.cpu_milli / 1000, "memory": float(group.memory_bytes), "GPU": group.gpu_milli / 1000}
     resources |= {name: float(count) for name, count in group.custom}
     used = {kind: amount for kind, amount in resources.items() if amount}
-    return GroupSpec(group.name, group.place, used, group.left_seconds)
+    return messages.GroupSpec(group.name, group.place, used, group.left_seconds)
 
 
-def parse_view(seen: RayView) -> EngineView:
-    """What the placement group actor says, in the grid's terms."""
+def parse_view(seen: messages.RayView) -> EngineView:
+    """The placement group actor's report in the grid's terms."""
     nodes = tuple(
         EngineNode(
-            node.id,
-            node.name,
-            node.address,
-            node.hostname,
-            node.head,
-            EngineResources(*node.has),
-            EngineResources(*node.room),
+            id=node.id,
+            name=node.name,
+            address=node.address,
+            hostname=node.hostname,
+            head=node.head,
+            has=EngineResources(*node.has),
+            room=EngineResources(*node.room),
         )
         for node in seen.nodes
     )

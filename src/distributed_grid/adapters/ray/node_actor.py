@@ -1,9 +1,9 @@
-"""The Ray actor that is pinned to one node, and does there what an SSH server does elsewhere.
+"""The Ray actor that is pinned to one node, and serves there like an SSH server elsewhere.
 
 It travels by value, as one class in one file, and needs nothing on the node but Ray and the standard library. It has
-streams of bytes, of a process or of a connection, and decides nothing. Nothing piles up: a stream is read when somebody
-waits for more, and a write is over when it has gone through. It has one holder at a time; a new one closes whatever
-the one before had open.
+streams of bytes, of a process or of a connection, and decides nothing. Nothing piles up: a stream is read when a reader
+waits for more, and a write returns when it has gone through. It has one holder at a time; a new one closes all streams
+of the one before.
 """
 
 from __future__ import annotations
@@ -44,11 +44,17 @@ class NodeActor:
         self._arrived: asyncio.Queue[int] = asyncio.Queue()
 
     async def acquire(self, grid: str, holder: str) -> dict[str, str]:
-        """Serve this holder from now on; who is here. An actor that another grid uses says so, and stays with it."""
+        """Serve this holder from now on; the identity of the actor. An actor of another grid answers so, and stays with
+        it."""
         if self._grid not in ("", grid) and time.monotonic() - self._heard < QUIET_SECONDS:
             return {"build": self._build, "grid": self._grid}
         if holder != self._holder:
-            self._close_all()
+            self._stop_listening()
+            for _, target, process in self._streams.values():
+                target.close()
+                if process is not None and process.returncode is None:
+                    process.kill()
+            self._streams = {}
         self._grid, self._holder, self._heard = grid, holder, time.monotonic()
         return {"build": self._build, "grid": grid, "hostname": socket.gethostname(), "pid": str(os.getpid())}
 
@@ -94,7 +100,7 @@ class NodeActor:
             return 0
 
     async def read(self, holder: str, number: int) -> bytes | None:
-        """What has come on a stream, as soon as something has; empty at its end, None if nothing comes for a while."""
+        """New bytes of a stream, as soon as there are any; empty at its end, None after a while without any."""
         self._check_holder(holder)
         if number not in self._streams:
             return b""
@@ -128,9 +134,9 @@ class NodeActor:
         if process is None:
             return ""
         with contextlib.suppress(TimeoutError):
-            said = await asyncio.wait_for(process.stderr.read(MAX_STDERR_BYTES), 2.0)
+            output = await asyncio.wait_for(process.stderr.read(MAX_STDERR_BYTES), 2.0)
             await asyncio.wait_for(process.wait(), 2.0)
-            return str(said.decode(errors="replace"))
+            return str(output.decode(errors="replace"))
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         return ""
@@ -153,11 +159,3 @@ class NodeActor:
             self._listener.close()
             self._listener = None
         self._arrived = asyncio.Queue()
-
-    def _close_all(self) -> None:
-        self._stop_listening()
-        for _, target, process in self._streams.values():
-            target.close()
-            if process is not None and process.returncode is None:
-                process.kill()
-        self._streams = {}

@@ -1,7 +1,7 @@
 """A node reached through Ray: the driver's side of the actor that is pinned to it.
 
-Every call has a deadline, and the first that fails ends the transport: whoever needs one opens the next. An actor of
-another build is replaced; one that another grid uses is left alone.
+Every call has a deadline, and the first that fails ends the transport: the next user opens another. An actor of another
+build is replaced; one that another grid uses is left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILD = hashlib.sha256(Path(node_actor.__file__).read_bytes()).hexdigest()[:12]
 
 
 class NodeActorConnection(NodeConnection):
-    """The actor of one node: acquired when somebody needs it, shared, acquired again when it was lost."""
+    """Actor of one node: acquired at the first use, shared, acquired again after a loss."""
 
     def __init__(self, target: AttachedNode) -> None:
         self._target = target
@@ -45,12 +45,12 @@ class NodeActorConnection(NodeConnection):
         yield self._transport
 
     def close(self) -> None:
-        """Acquire the actor anew next time, which ends whatever is going on with it."""
+        """Acquire the actor anew next time, which ends everything on it."""
         if self._transport is not None:
             self._transport.close()
 
     async def remove_actor(self) -> None:
-        """Let Ray end the actor of this node; one that is not there is not missed."""
+        """Let Ray end the actor of this node; a missing one is not an error."""
         self.close()
         await asyncio.to_thread(remove_actor, self._target)
 
@@ -72,11 +72,10 @@ class RayTransport(NodeTransport):
         await self._closed.wait()
 
     def close(self) -> None:
-        """Use it no longer."""
         self._closed.set()
 
     async def call(self, method: str, *given: Any, seconds: float = CALL_SECONDS) -> Any:
-        """What the actor answers; NodeOperationFailed, and the transport is closed, where it does not."""
+        """The actor's answer; on a failure the transport is closed and NodeOperationFailed raised."""
         try:
             return await call_actor(self._actor, method, self._holder, *given, seconds=seconds)
         except NodeOperationFailed:
@@ -136,8 +135,8 @@ class RayScriptSession(ScriptSession):
         while b"\n" not in self._buffer:
             data = await self._transport.read(self._number)
             if not data:
-                said = str(await self._transport.call("close", self._number)).strip().splitlines()
-                raise NodeOperationFailed("its script ended" + (f": {said[-1][:300]}" if said else ""))
+                lines = str(await self._transport.call("close", self._number)).strip().splitlines()
+                raise NodeOperationFailed("its script ended" + (f": {lines[-1][:300]}" if lines else ""))
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line + b"\n"
@@ -189,7 +188,7 @@ class ActorStream:
 
 
 async def call_actor(actor: Any, method: str, *given: Any, seconds: float = CALL_SECONDS) -> Any:
-    """What an actor answers to a call; NodeOperationFailed where it does not within this time."""
+    """An actor's answer to a call; NodeOperationFailed if there is none within this time."""
     try:
         async with asyncio.timeout(seconds):
             reference = await asyncio.to_thread(getattr(actor, method).remote, *given)
@@ -216,7 +215,15 @@ async def _acquire(target: AttachedNode) -> RayTransport:
     """The actor of a node, made where there is none, with this process as its only user."""
     holder = secrets.token_hex(8)
     for _ in range(MAX_TRIES):
-        actor = await _find_or_make(target)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                actor = await asyncio.to_thread(make_actor, target)
+        except TimeoutError:
+            raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
+        except Exception as failure:  # Ray raises what it likes: the next try comes soon
+            raise NodeOperationFailed(
+                f"its actor in Ray cannot be made: {_first_line(failure)}", final=False
+            ) from failure
         known = await call_actor(actor, "acquire", target.grid, holder)
         if known["grid"] != target.grid:
             raise NodeOperationFailed("another grid is attached to this Ray cluster; detach that one first", final=True)
@@ -224,16 +231,6 @@ async def _acquire(target: AttachedNode) -> RayTransport:
             return RayTransport(actor, holder, target)
         await asyncio.to_thread(remove_actor, target)
     raise NodeOperationFailed("its actor in Ray is of another version and cannot be replaced", final=False)
-
-
-async def _find_or_make(target: AttachedNode) -> Any:
-    try:
-        async with asyncio.timeout(CALL_SECONDS):
-            return await asyncio.to_thread(make_actor, target)
-    except TimeoutError:
-        raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
-    except Exception as failure:  # Ray raises what it likes: the next try comes soon
-        raise NodeOperationFailed(f"its actor in Ray cannot be made: {_first_line(failure)}", final=False) from failure
 
 
 def make_actor(target: AttachedNode) -> Any:

@@ -1,8 +1,8 @@
 """The detached Ray actor that makes, lists and removes the grid's placement groups.
 
 It travels by value: standard library and Ray only, so that no Ray node needs anything of ours. A group is made once:
-asking again for the same name joins what is under way, or finds it made. A group whose term is over is removed, and all
-of them are when the grid was not heard for as long as its hold: it may be gone for good.
+asking again for the same name joins the pending request, or finds the group. A group is removed at the end of its term,
+and all of them are when the grid was silent for its hold: it may be gone for good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Resources = dict[str, float]
 
 
 def _plain_number(number: float) -> str:
-    """A number without an exponent; this file runs where the package is not."""
+    """Number without an exponent; this file runs where the package is not installed."""
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
@@ -53,11 +53,14 @@ class PlacementGroupActor:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS)
         self._over = threading.Event()
-        self._adopt_groups()
+        for row in self._ray.util.placement_group_table().values():
+            if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
+                node = next(iter(row["bundles_to_node_id"].values()), "")
+                group = self._ray.util.get_placement_group(row["name"])
+                self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def identity(self) -> tuple[str, str]:
-        """The grid that this actor serves, and the build it is of."""
         return self._grid, self._build
 
     # ------------------------------------------------------------------ reserving and freeing
@@ -65,10 +68,15 @@ class PlacementGroupActor:
     def reserve(
         self, items: list[tuple[str, str, Resources, float]], seconds: float, wait_seconds: float
     ) -> list[str | None]:
-        """Have these groups, each on its node and for so many seconds (0: without end); for each "" (made), why not, or
-        None where it is still under way."""
+        """Have these groups, each on its node and for its seconds (0: without end); for each "" (made), the reason of a
+        failure, or None while it is pending."""
         with self._lock:
-            futures = [self._begin(item, seconds) for item in items]
+            for name, node, resources, left in items:
+                if name not in self._under_way:
+                    self._under_way[name] = self._pool.submit(self._reserve, name, node, resources, seconds)
+                if left:
+                    self._lengthen(name, left)
+            futures = [self._under_way[name] for name, *_ in items]
         wait(futures, timeout=wait_seconds)
         results: list[str | None] = []
         for (name, *_), future in zip(items, futures, strict=True):
@@ -77,14 +85,6 @@ class PlacementGroupActor:
                 with self._lock:
                     self._under_way.pop(name, None)
         return results
-
-    def _begin(self, item: tuple[str, str, Resources, float], seconds: float) -> Future[str]:
-        name, node, resources, left = item
-        if name not in self._under_way:
-            self._under_way[name] = self._pool.submit(self._reserve, name, node, resources, seconds)
-        if left:
-            self._lengthen(name, left)
-        return self._under_way[name]
 
     def _reserve(self, name: str, node: str, resources: Resources, seconds: float) -> str:
         """Make a group within this time; "" where it is made, else why it is not, and then nothing of it is left."""
@@ -96,32 +96,42 @@ class PlacementGroupActor:
             return wanted
         try:
             while True:
-                group = self._create(name, node, wanted)
+                selector = [{"ray.io/node-id": node}]
+                options = {"name": name, "lifetime": "detached", "bundle_label_selector": selector}
+                try:
+                    group = self._ray.util.placement_group([wanted], **options)
+                except self._ray.exceptions.RaySystemError as taken:
+                    if "already exists" not in str(taken):
+                        raise
+                    group = self._ray.util.get_placement_group(name)
                 if (self._expects_room(node, wanted) and group.wait(1)) or self._is_made(group, deadline):
                     self._made[name] = (group, node, wanted)
                     return ""
                 self._remove(group)
                 if time.monotonic() >= deadline:
-                    return self._why_not(node, wanted, seconds)
+                    free = self._free_per_node().get(node, {})
+                    lacks = [
+                        f"{_plain_number(free.get(k, 0))} of {_plain_number(v)} {k}"
+                        for k, v in wanted.items()
+                        if free.get(k, 0) < v
+                    ]
+                    had = f"and had no more within {_plain_number(seconds)} s"
+                    return f"Ray has {' and '.join(lacks) or 'no room'} free there, {had}"
                 self._wait_for_room(node, wanted, deadline)
-        except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
-            with contextlib.suppress(Exception):  # there may be none; what is left is found by the next sweep
+        except Exception as failure:  # any error of Ray is reported to the caller, and nothing is left
+            with contextlib.suppress(Exception):  # there may be none; the next sweep finds a remaining one
                 self._remove(self._ray.util.get_placement_group(name))
             return f"Ray failed: {(str(failure) or type(failure).__name__).splitlines()[0][:300]}"
 
-    def _create(self, name: str, node: str, resources: Resources) -> Any:
-        selector = [{"ray.io/node-id": node}]
-        options = {"name": name, "lifetime": "detached", "bundle_label_selector": selector}
-        try:
-            return self._ray.util.placement_group([resources], **options)
-        except self._ray.exceptions.RaySystemError as taken:
-            if "already exists" not in str(taken):
-                raise
-            return self._ray.util.get_placement_group(name)
-
     def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
-        has = self._totals(node)
+        # Totals of the nodes, read seldom, because Ray counts every group among them.
+        read_at, totals = self._nodes
+        if node not in totals or time.monotonic() - read_at > TOTALS_SECONDS:
+            alive = (row for row in self._ray.nodes() if row["Alive"])
+            plain = {row["NodeID"]: {k: v for k, v in row["Resources"].items() if "_group_" not in k} for row in alive}
+            self._nodes = (time.monotonic(), plain)
+        has = self._nodes[1].get(node)
         if has is None:
             return "Ray has no such node any more"
         known = {kind: amount for kind, amount in resources.items() if kind in has or kind in ("CPU", "GPU", "memory")}
@@ -130,20 +140,11 @@ class PlacementGroupActor:
         ]
         return f"Ray has only {', '.join(over)} there" if over else known
 
-    def _totals(self, node: str) -> Resources | None:
-        """What a node has in all; asked for seldom, because Ray counts every group among it."""
-        at, totals = self._nodes
-        if node not in totals or time.monotonic() - at > TOTALS_SECONDS:
-            alive = (one for one in self._ray.nodes() if one["Alive"])
-            plain = {one["NodeID"]: {k: v for k, v in one["Resources"].items() if "_group_" not in k} for one in alive}
-            self._nodes = (time.monotonic(), plain)
-        return self._nodes[1].get(node)
-
     def _expects_room(self, node: str, resources: Resources) -> bool:
-        """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than polling."""
+        """True if Ray had enough free a moment ago: then waiting for Ray's answer is cheaper than polling."""
         with self._lock:
-            at, free = self._room
-            if time.monotonic() - at > ROOM_SECONDS:
+            read_at, free = self._room
+            if time.monotonic() - read_at > ROOM_SECONDS:
                 free = self._free_per_node()
                 self._room = (time.monotonic(), free)
             there = free.get(node, {})
@@ -176,19 +177,8 @@ class PlacementGroupActor:
                 return
             time.sleep(ROOM_POLL_SECONDS)
 
-    def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
-        free = self._free_per_node().get(node, {})
-        lacks = [
-            f"{_plain_number(free.get(k, 0))} of {_plain_number(v)} {k}"
-            for k, v in resources.items()
-            if free.get(k, 0) < v
-        ]
-        return (
-            f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {_plain_number(seconds)} s"
-        )
-
     def free(self, names: list[str]) -> None:
-        """Have none of these groups any more; those that are gone already are no problem."""
+        """Remove these groups; a missing one is not an error."""
         list(self._pool.map(self._free_one, names))
 
     def _free_one(self, name: str) -> None:
@@ -202,7 +192,7 @@ class PlacementGroupActor:
         self._remove_made(name, made)
 
     def _free_if_over(self, name: str) -> None:
-        """Free a group whose term is over; one that was given more time meanwhile stays."""
+        """Free a group at the end of its term; one that was extended meanwhile stays."""
         with self._lock:
             if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
                 return
@@ -229,8 +219,16 @@ class PlacementGroupActor:
     # ------------------------------------------------------------------ observing
 
     def observe(self, full: bool) -> dict[str, Any]:
-        """The nodes, what they have and what is left of it besides ours; with `full` every group of ours, too."""
-        free, ours = self._free_per_node(), self._ours_per_node()
+        """Nodes with their totals and their rest besides our groups; with `full` every group of ours, too."""
+        # Our part of each node, groups freed a moment ago included: Ray does not call them free at once.
+        sums: dict[str, Resources] = {}
+        lately = time.monotonic() - RETURN_SECONDS
+        self._returning = [entry for entry in self._returning if entry[0] > lately]
+        for _, node, resources in [*self._made.values(), *self._returning]:
+            there = sums.setdefault(node, {})
+            for kind, amount in resources.items():
+                there[kind] = there.get(kind, 0.0) + amount
+        free, ours = self._free_per_node(), sums
         nodes = [
             {
                 "id": node["NodeID"],
@@ -245,50 +243,34 @@ class PlacementGroupActor:
             if node["Alive"]
         ]
         groups = self._list_groups() if full else None
-        return {"session": self._session_name(), "nodes": nodes, "groups": groups, "in_use": self._in_use(free)}
+        marked, self._marked = self._marked, set()
+        made = [(name, *entry) for name, entry in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
+        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
+        return {
+            "session": f"{self._ray.get_runtime_context().gcs_address}/{client.cluster_id.hex()}",
+            "nodes": nodes,
+            "groups": groups,
+            "in_use": [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))],
+        }
 
     def mark_used(self, name: str) -> None:
-        """A program is about to run something in a group; what is over before anybody observes it counts, too."""
+        """A program is about to run something in a group; use that ends before an observation counts, too."""
         if name in self._made:
             self._marked.add(name)
 
-    def _in_use(self, free: dict[str, Resources]) -> list[str]:
-        """The groups of automatic leases that tasks or actors use, or that were marked since the last time."""
-        marked, self._marked = self._marked, set()
-        made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
-        return [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))]
-
-    def _session_name(self) -> str:
-        return str(self._ray.get_runtime_context().gcs_address) + "/" + self._cluster()
-
-    def _cluster(self) -> str:
-        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
-        return str(client.cluster_id.hex())
-
     def _free_per_node(self) -> dict[str, Resources]:
         state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
-        found: dict[str, Resources] = state.available_resources_per_node()
-        return found
-
-    def _ours_per_node(self) -> dict[str, Resources]:
-        """What we have of each node, what was freed a moment ago included: Ray does not call that free at once."""
-        sums: dict[str, Resources] = {}
-        lately = time.monotonic() - RETURN_SECONDS
-        self._returning = [one for one in self._returning if one[0] > lately]
-        for _, node, resources in [*self._made.values(), *self._returning]:
-            there = sums.setdefault(node, {})
-            for kind, amount in resources.items():
-                there[kind] = there.get(kind, 0.0) + amount
-        return sums
+        resources: dict[str, Resources] = state.available_resources_per_node()
+        return resources
 
     def _list_groups(self) -> list[tuple[str, str]]:
         """The names of all groups that are named as ours and were not removed, each with the node it is on."""
-        found = []
+        groups = []
         for row in self._ray.util.placement_group_table().values():
             if row["name"].startswith(PREFIX) and row["state"] != "REMOVED" and self._is_ours(row["name"]):
                 made = row["state"] == "CREATED"
-                found.append((row["name"], next(iter(row["bundles_to_node_id"].values()), "") if made else "nowhere"))
-        return found
+                groups.append((row["name"], next(iter(row["bundles_to_node_id"].values()), "") if made else "nowhere"))
+        return groups
 
     def _is_ours(self, name: str) -> bool:
         """Whether a group is in our own namespace: another grid's groups are not ours to remove."""
@@ -300,19 +282,11 @@ class PlacementGroupActor:
             return False
         return True
 
-    def _adopt_groups(self) -> None:
-        """After a restart: what an earlier actor has made."""
-        for row in self._ray.util.placement_group_table().values():
-            if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
-                node = next(iter(row["bundles_to_node_id"].values()), "")
-                group = self._ray.util.get_placement_group(row["name"])
-                self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
-
     # ------------------------------------------------------------------ removing what nobody holds
 
     def extend_hold(self, seconds: float, terms: dict[str, float]) -> list[str]:
-        """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds. Those of
-        them that are not here: a group that is being removed does not get more time."""
+        """Extend the hold of the groups: the grid is there. `terms` are the groups with an end of their own; those that
+        are missing here are returned, since a group that is being removed gets no more time."""
         self._heard, self._hold = time.monotonic(), seconds
         with self._lock:
             missing = [name for name in terms if name not in self._made and name not in self._under_way]
@@ -321,12 +295,11 @@ class PlacementGroupActor:
         return missing
 
     def _lengthen(self, name: str, left: float) -> None:
-        """Let a group go on for so long; calls may overtake each other, so the longest term counts."""
+        """Extend a group's term; calls may overtake each other, so the longest term counts."""
         until = time.monotonic() + left + GRACE
         self._terms[name] = max(self._terms.get(name, until), until)
 
     def close(self) -> None:
-        """Remove every group of ours and make no more."""
         self._over.set()
         self.free([name for name, _ in self._list_groups()])
 
@@ -348,14 +321,14 @@ class PlacementGroupActor:
 
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
-    """What a node has for us, of which some may count as free already that was ours until just now."""
+    """Room of a node for us; a part that was ours until just now may count as free already."""
     return [
         min(most, left + taken) for most, left, taken in zip(_amounts(has), _amounts(free), _amounts(ours), strict=True)
     ]
 
 
 def _is_busy(group: Any, free: Resources) -> bool:
-    """Whether something runs in a group: whatever does, has a thousandth of what Ray calls its bundle."""
+    """True if something runs in a group: it takes a thousandth of what Ray calls its bundle."""
     return 0 < free.get(f"bundle_group_{group.id.hex()}", 0.0) < BUNDLE
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from distributed_grid.adapters.child_process import (
     ChildCommand,
@@ -40,7 +41,7 @@ Arguments = Annotated[dict[Name, Any], Meta(max_length=64)]
 
 
 class Hop(Struct, frozen=True):
-    """One SSH server. What is empty (or port 0) was not given: SSH's own configuration may say it."""
+    """One SSH server. Empty fields (or port 0) were not given: SSH's own configuration may have them."""
 
     host: Name
     port: Port = 0
@@ -56,7 +57,7 @@ def parse_jump(text: str, last: Hop) -> Hop:
     host, colon, port = place.rpartition(":")
     if not colon or not port.isdigit() or (":" in host and not host.endswith("]")):  # a bare IPv6 address
         host, port = place, "0"
-    return Hop(host.strip("[]"), int(port), user, last.key, last.known_hosts, last.accept_new)
+    return replace(last, host=host.strip("[]"), port=int(port), user=user)
 
 
 class SshTarget(NodeTarget, frozen=True, kw_only=True):
@@ -108,9 +109,9 @@ class ForwardPorts(ChildCommand, frozen=True):
 
 
 class RunRayDriver(ChildCommand, frozen=True):
-    """Run a Ray driver on a node for each connection to a socket of this machine; without `data` no longer.
+    """Run a Ray driver on a node for each connection to a socket of this machine; stop that without `data`.
 
-    `data` says which interpreter runs it, and in which environment.
+    `data` has the interpreter of the driver and its environment.
     """
 
     target: SshTarget
@@ -152,7 +153,7 @@ class SshProcess(LinkStates):
         self.forwarded: dict[str, dict[str, int]] = {}
 
     async def stop(self) -> None:
-        """End the child; links end, agents stay. Safe to call twice."""
+        """End the child; links end, agents stay. Safe twice."""
         await self._child.stop()
 
     def configure(self, auth_sock: str, environ: dict[str, str]) -> None:
@@ -179,7 +180,7 @@ class SshProcess(LinkStates):
         self._child.send(KeepAgentLink(target))
 
     def drop_link(self, node: str) -> None:
-        """Keep a link no longer; dropping what is not kept is harmless."""
+        """Stop keeping a link; safe twice."""
         self._kept.pop(node, None)
         self.links.pop(node, None)
         self._child.send(DropAgentLink(node))
@@ -207,7 +208,7 @@ class SshProcess(LinkStates):
         self._child.send(command)
 
     async def run(self, operation: str, target: SshTarget, say: Say) -> str:
-        """Run an operation on a node; what was done, in a few words. Raises Refused with the reason it failed."""
+        """Run an operation on a node; a summary in a few words. Raises Refused with the reason of a failure."""
         finished = await self._finish(operation, target, {}, say)
         if finished.facts is not None:
             self.facts[target.name] = finished.facts
@@ -216,7 +217,7 @@ class SshProcess(LinkStates):
     async def ask(
         self, operation: str, target: SshTarget, data: dict[str, Any], say: Say = lambda step: None
     ) -> dict[str, Any]:
-        """Run an operation that has arguments; what the node answered. Raises Refused as `run` does."""
+        """Run an operation with arguments; the node's answer. Raises Refused as `run` does."""
         return (await self._finish(operation, target, data, say)).answer
 
     async def _finish(self, operation: str, target: SshTarget, data: dict[str, Any], say: Say) -> RunFinished:
@@ -242,7 +243,6 @@ class SshProcess(LinkStates):
                 self.forwarded[report.node] = report.ports
 
     def _child_exited(self, problem: str) -> None:
-        """Links are down until the next child makes them."""
         self.forwarded.clear()
         for node in self._kept:
             self.links[node] = AgentLinkChanged(node, "down", "the SSH process ended; another one is started")

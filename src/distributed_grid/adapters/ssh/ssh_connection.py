@@ -2,6 +2,8 @@
 
 A host key that has changed is never accepted, whatever the config says. One never seen before is accepted only with
 `accept_new: true`, and is added to the known hosts at once.
+
+`SharedSshConnection`: sessions with the node script, and the agent's socket forwarded through the connection.
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
+from distributed_grid.adapters.node.node_worker import Listener, NodeConnection, NodeTransport, ServeConnection
+from distributed_grid.adapters.node.script_session import BOOT, SCRIPT, ScriptSession
 from distributed_grid.adapters.ssh.process import Hop, SshTarget, parse_jump
-
-if TYPE_CHECKING:
-    from asyncssh.known_hosts import SSHKnownHosts
+from distributed_grid.supervision import start_logged
 
 KEEPALIVE_SECONDS, MAX_KEEPALIVES = 5, 3
 MAX_HOPS = 5
@@ -60,7 +64,7 @@ class SshConnection:
 
 
 async def connect(target: SshTarget, auth_sock: str) -> SshConnection:
-    """A connection to a node; raises NodeOperationFailed with one sentence that says what is wrong."""
+    """Connection to a node; raises NodeOperationFailed with the cause in one sentence."""
     hops = [*target.via, target.hop]
     chain: list[asyncssh.SSHClientConnection] = []
     try:
@@ -78,14 +82,14 @@ async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock
     user, port = hop.user, hop.port or SSH_PORT
     keys = _KeyRing(hop, auth_sock)
     try:
-        found = asyncssh.SSHClientConnectionOptions(
+        options = asyncssh.SSHClientConnectionOptions(
             config=(), host=hop.host, **_explicit_options(hop), client_keys=None
         )
-        user, port = found.username, found.port
+        user, port = options.username, options.port
         if not chain:
-            for before in _configured_jumps(found.tunnel, hop):
+            for before in _configured_jumps(options.tunnel, hop):
                 await _extend(chain, before, auth_sock)
-        await _connect_hop(chain, hop, found, keys)
+        await _connect_hop(chain, hop, options, keys)
     except (NodeOperationFailed, asyncssh.Error, OSError, ValueError, TimeoutError) as failure:
         raise _explain(failure, hop, user=user, port=port, keys=keys.advice()) from failure
 
@@ -126,7 +130,7 @@ async def _connect_hop(
 
 
 def _explicit_options(hop: Hop) -> dict[str, Any]:
-    """Only what was given: SSH's own configuration says the rest."""
+    """Given options only: SSH's own configuration has the rest."""
     given: dict[str, Any] = {}
     if hop.port:
         given["port"] = hop.port
@@ -161,14 +165,21 @@ class _KeyRing:
         self._agent = auth_sock if auth_sock and os.path.exists(auth_sock) else ""
 
     def options(self) -> dict[str, Any]:
-        """What asyncssh is to use; raises NodeOperationFailed for a key that cannot be used."""
+        """Options of asyncssh; raises NodeOperationFailed for an unusable key."""
         if not self._path:
             return {"agent_path": self._agent} if self._agent else {}
         try:
             return {"client_keys": [asyncssh.read_private_key(self._path)], "agent_path": None}
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as failure:
             if self._is_locked():
-                return self._from_agent()
+                # A key with a passphrase must already be in the agent: nobody is there to type it.
+                if not self._agent:
+                    raise NodeOperationFailed(
+                        f"the key {self._path} has a passphrase: load it with ssh-add, then type the command again"
+                    ) from None
+                public = [self._path + ".pub"] if os.path.exists(self._path + ".pub") else None
+                keys = {"client_keys": [self._path], "ignore_encrypted": True}
+                return {**keys, "agent_path": self._agent, "agent_identities": public}
             raise NodeOperationFailed(f"the key {self._path} cannot be used: {failure}") from failure
         except OSError as failure:
             raise NodeOperationFailed(f"the key {self._path} cannot be read: {failure.strerror}") from failure
@@ -183,18 +194,8 @@ class _KeyRing:
             return False
         return False
 
-    def _from_agent(self) -> dict[str, Any]:
-        """A key with a passphrase has to be in the agent already: nobody is there to type it."""
-        if not self._agent:
-            raise NodeOperationFailed(
-                f"the key {self._path} has a passphrase: load it with ssh-add, then type the command again"
-            )
-        public = [self._path + ".pub"] if os.path.exists(self._path + ".pub") else None
-        keys = {"client_keys": [self._path], "ignore_encrypted": True}
-        return {**keys, "agent_path": self._agent, "agent_identities": public}
-
     def advice(self) -> str:
-        """What to check when no key was accepted."""
+        """Advice for a server that accepted no key."""
         if self._path:
             return f"the key {self._path} was not accepted; is its public part in authorized_keys there?"
         tried = "keys in ~/.ssh and those of the SSH agent" if self._agent else "keys in ~/.ssh (there is no SSH agent)"
@@ -238,13 +239,18 @@ def _explain(failure: BaseException, hop: Hop, *, user: str, port: int, keys: st
 
 
 class KnownHosts:
-    """What the files say about one server."""
+    """Known host keys of one server."""
 
     def __init__(self, hop: Hop, name: str, port: int, files: Iterable[str]) -> None:
         self.hop = hop
         self.entry = name if port == SSH_PORT else f"[{name}]:{port}"
         self.files = [str(Path(file).expanduser()) for file in files]
-        known = _read_known_hosts(self.files)
+        known = asyncssh.import_known_hosts("")
+        for file in (*self.files, SYSTEM_KNOWN_HOSTS):
+            try:
+                known.load(Path(file).read_text())
+            except (OSError, UnicodeDecodeError):
+                continue  # a file that is not there knows nobody
         self.trusted = known.match(self.entry, "", None)
         self.seen = list(self.trusted[0])
         if not (self.trusted[0] or self.trusted[1]) and port != SSH_PORT:  # as ssh does: known without its port
@@ -262,7 +268,7 @@ class KnownHosts:
 
 
 class HostKeyCheck(asyncssh.SSHClient):
-    """Asked about a key that is not among the trusted ones; `refusal` says why it was turned down."""
+    """Callback for a key that is not among the trusted ones; `refusal` is the reason of its refusal."""
 
     def __init__(self, known: KnownHosts) -> None:
         self._known = known
@@ -272,7 +278,12 @@ class HostKeyCheck(asyncssh.SSHClient):
         known, hop = self._known, self._known.hop
         fingerprint = f"{_kind(key)} {key.get_fingerprint()}"
         if known.seen:
-            self.refusal = _changed_key_message(known, fingerprint)
+            before = ", ".join(f"{_kind(key)} {key.get_fingerprint()}" for key in known.seen)
+            self.refusal = (
+                f"the host key of {hop.host} has changed: {known.files[0]} knows {before}, now it shows {fingerprint}. "
+                "Somebody may be in between, or the host was set up anew; when you are sure it was, remove the old key "
+                f"with: ssh-keygen -R '{known.entry}'" + (f" -f {known.files[0]}" if hop.known_hosts else "")
+            )
             return False
         if not hop.accept_new:
             self.refusal = (
@@ -281,44 +292,226 @@ class HostKeyCheck(asyncssh.SSHClient):
             )
             return False
         try:
-            _append_key(known.files[0], known.entry, key)
+            path = known.files[0]
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = b""
+                if size:
+                    file.seek(size - 1)
+                    start = b"" if file.read(1) == b"\n" else b"\n"
+                file.write(
+                    start
+                    + known.entry.encode()
+                    + b" "
+                    + key.export_public_key("openssh").split(b" #")[0].strip()
+                    + b"\n"
+                )
         except OSError as failure:
             self.refusal = f"the new host key of {hop.host} cannot be written to {known.files[0]}: {failure.strerror}"
             return False
         return True
 
 
-def _changed_key_message(known: KnownHosts, now: str) -> str:
-    """What to tell about a key that is not the known one."""
-    before = ", ".join(f"{_kind(key)} {key.get_fingerprint()}" for key in known.seen)
-    return (
-        f"the host key of {known.hop.host} has changed: {known.files[0]} knows {before}, now it shows {now}. "
-        "Somebody may be in between, or the host was set up anew; when you are sure it was, remove the old key with: "
-        f"ssh-keygen -R '{known.entry}'" + (f" -f {known.files[0]}" if known.hop.known_hosts else "")
-    )
-
-
-def _append_key(path: str, entry: str, key: asyncssh.SSHKey) -> None:
-    """Add a key to the file, so that from now on only this one is accepted."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = b""
-        if size:
-            file.seek(size - 1)
-            start = b"" if file.read(1) == b"\n" else b"\n"
-        file.write(start + entry.encode() + b" " + key.export_public_key("openssh").split(b" #")[0].strip() + b"\n")
-
-
-def _read_known_hosts(files: Iterable[str]) -> SSHKnownHosts:
-    known = asyncssh.import_known_hosts("")
-    for file in (*files, SYSTEM_KNOWN_HOSTS):
-        try:
-            known.load(Path(file).read_text())
-        except (OSError, UnicodeDecodeError):
-            continue  # a file that is not there knows nobody
-    return known
-
-
 def _kind(key: asyncssh.SSHKey) -> str:
     return key.algorithm.decode()
+
+
+IDLE_SECONDS = 3.0
+OPEN_SECONDS = 15.0
+NO_PYTHON, NOT_THIS_PYTHON = 97, 98
+# The first line of the input is the interpreter that the config names (or nothing), the second those to look for.
+# No newline and no `!`, so that it passes every login shell unharmed. The script needs nothing that is installed there,
+# and what packages have the interpreter do at its start (-S) may take longer than all else.
+COMMAND = (
+    "exec /bin/sh -c '"
+    "IFS= read -r wanted; IFS= read -r names; "
+    f'boot="{BOOT}"; '
+    'case $wanted in "~/"*) wanted=$HOME/${wanted#??};; esac; '
+    'if [ -n "$wanted" ]; then command -v "$wanted" >/dev/null || exit 98; exec "$wanted" -I -S -c "$boot"; fi; '
+    "PATH=$PATH:/usr/local/bin:$HOME/.local/bin; "
+    'for name in $names; do if "$name" -I -S -c "" </dev/null >/dev/null 2>&1; '
+    'then exec "$name" -I -S -c "$boot"; fi; done; '
+    "command -v python3 >/dev/null || exit 97; "
+    'exec python3 -I -S -c "$boot"'
+    "'"
+)
+
+
+def interpreters() -> list[str]:
+    """Interpreters to look for, ours first: packages installed here then fit there."""
+    names = [f"python{major}.{minor}" for major, minor in ((3, 13), (3, 12), (3, 11))]
+    ours = "python{}.{}".format(*sys.version_info[:2])
+    return [ours, *(name for name in names if name != ours)]
+
+
+class SshScriptSession(ScriptSession):
+    """A session with the script on a node, on a channel of an SSH connection."""
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes], target: SshTarget) -> None:
+        super().__init__(target.grid, target.name)
+        self._process = process
+        self._python = target.python
+
+    @property
+    def streams(self) -> tuple[Any, Any]:
+        """Output of the interpreter that runs the script, and its input."""
+        return self._process.stdout, self._process.stdin
+
+    async def send_script(self, script: bytes) -> None:
+        """Choose the interpreter, and send it the script."""
+        await self._write(f"{self._python}\n{' '.join(interpreters())}\n{len(script)}\n".encode() + script)
+
+    def close(self) -> None:
+        """End the session; the script ends with it. Safe twice."""
+        self._process.close()
+
+    async def _write(self, data: bytes) -> bool:
+        try:
+            self._process.stdin.write(data)
+            await self._process.stdin.drain()
+        except (OSError, asyncssh.Error):
+            return False
+        return True
+
+    async def _read_line(self) -> bytes:
+        try:
+            line = await self._process.stdout.readline()
+        except (OSError, ValueError, asyncssh.Error) as failure:
+            raise NodeOperationFailed(f"the connection was lost: {failure}", final=False) from failure
+        if not line:
+            raise NodeOperationFailed(await self._last_words())
+        return line
+
+    async def _last_words(self) -> str:
+        """Reason of a script's end without an answer."""
+        lines = (await self._process.stderr.read(64 * 1024)).decode(errors="replace").strip().splitlines()
+        done = await self._process.wait()
+        if done.exit_status == NO_PYTHON:
+            return "it has no Python; install Python 3.11 or newer there, or set `python:` for this node"
+        if done.exit_status == NOT_THIS_PYTHON:
+            return f"it has no {self._python} (`python:` of this node)"
+        if done.exit_status is None:
+            return "the connection was lost while it worked"
+        return f"its shell ended with {done.exit_status}" + (f": {lines[-1][:300]}" if lines else "")
+
+
+async def start_session(connection: SshConnection, target: SshTarget, script: bytes | None = None) -> SshScriptSession:
+    """A script on a node, running until the session is closed; by default the one for agents."""
+    if "\n" in target.python:
+        raise NodeOperationFailed("the name of an interpreter has no line breaks")
+    try:
+        async with asyncio.timeout(OPEN_SECONDS):
+            process = await connection.ssh.create_process(
+                COMMAND, encoding=None, request_pty=False, env={}, send_env=()
+            )
+    except TimeoutError:
+        raise NodeOperationFailed(f"its shell did not start within {OPEN_SECONDS:g} s", final=False) from None
+    except (asyncssh.Error, OSError) as failure:
+        raise NodeOperationFailed(f"its shell could not be started: {failure}", final=False) from failure
+    session = SshScriptSession(process, target)
+    await session.send_script(script or SCRIPT.read_bytes())
+    return session
+
+
+@asynccontextmanager
+async def script_session(
+    connection: SshConnection, target: SshTarget, script: bytes | None = None
+) -> AsyncIterator[SshScriptSession]:
+    """A script on a node, running for as long as this lasts."""
+    session = await start_session(connection, target, script)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class SharedSshConnection(NodeConnection):
+    """The one connection to a node: opened at the first use, shared, closed after the last."""
+
+    def __init__(self, target: SshTarget, auth_sock: Callable[[], str]) -> None:
+        self._target = target
+        self._auth_sock = auth_sock
+        self._connection: SshConnection | None = None
+        self._opening = asyncio.Lock()
+        self._users = 0
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[SshConnection]:
+        """The connection, for as long as this lasts; raises NodeOperationFailed where it cannot be made."""
+        self._users += 1
+        try:
+            async with self._opening:
+                if self._connection is None or self._connection.is_closed:
+                    self._connection = await connect(self._target, self._auth_sock())
+                connection = self._connection
+            yield connection
+        finally:
+            self._users -= 1
+            if not self._users:
+                asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_unused)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[NodeTransport]:
+        async with self.connected() as connection:
+            yield SshTransport(connection, self._target)
+
+    @asynccontextmanager
+    async def session(self, script: bytes | None = None) -> AsyncIterator[SshScriptSession]:
+        """Session with the node; a connection that has died silently is found out here, and replaced."""
+        was_open = self.is_open
+        async with self.connected() as connection:
+            try:
+                session = await start_session(connection, self._target, script)
+            except NodeOperationFailed:
+                if not was_open:
+                    raise
+                await connection.close()
+            else:
+                try:
+                    yield session
+                finally:
+                    session.close()
+                return
+        async with self.connected() as connection, script_session(connection, self._target, script) as session:
+            yield session
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed
+
+    async def close(self) -> None:
+        """Close it now, unless it is in use. Safe twice."""
+        if not self._users and self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def _close_unused(self) -> None:
+        start_logged(self.close(), f"the end of an unused connection to {self._target.name}")
+
+
+class SshTransport(NodeTransport):
+    """SSH connection as the transport of an agent's link."""
+
+    def __init__(self, connection: SshConnection, target: SshTarget) -> None:
+        self._connection = connection
+        self._target = target
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.is_closed
+
+    async def wait_closed(self) -> None:
+        await self._connection.wait_closed()
+
+    def session(self) -> AbstractAsyncContextManager[SshScriptSession]:
+        return script_session(self._connection, self._target)
+
+    async def listen(self, path: str, serve: ServeConnection) -> Listener:
+        try:
+            return await self._connection.ssh.start_unix_server(lambda: serve, path)
+        except (asyncssh.ChannelListenError, asyncssh.ChannelOpenError, OSError) as failure:
+            raise NodeOperationFailed(
+                "its sshd does not forward Unix sockets: allow it there (AllowStreamLocalForwarding yes, "
+                f"DisableForwarding no): {failure}"
+            ) from failure

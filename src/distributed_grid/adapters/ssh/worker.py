@@ -17,21 +17,9 @@ from distributed_grid.adapters.node import installation
 from distributed_grid.adapters.node.node_messages import DropAgentLink, NodeOperationFailed, RunFinished, pack_answer
 from distributed_grid.adapters.node.node_worker import NodeWorker, relay
 from distributed_grid.adapters.node.script_session import RAY_OPERATIONS, local_session, ray_script
-from distributed_grid.adapters.ssh.process import (
-    COMMANDS,
-    ForwardPorts,
-    KeepAgentLink,
-    PortForward,
-    PortsForwarded,
-    RunOnNode,
-    RunRayDriver,
-    Settings,
-    SshCommand,
-    SshTarget,
-)
-from distributed_grid.adapters.ssh.ssh_connection import SshConnection
-from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.adapters.ssh import process as messages
+from distributed_grid.adapters.ssh.ssh_connection import SharedSshConnection, SshConnection, SshScriptSession
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.supervision import start_restarted
 
 MAX_OPERATIONS = 32
@@ -44,7 +32,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     """Carry out the commands that come until the connection closes."""
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     worker = SshWorker(lambda report: writer.write(encode_frame(report)))
-    while (command := await read_frame(reader, COMMANDS)) is not None:
+    while (command := await read_frame(reader, messages.COMMANDS)) is not None:
         worker.handle(command)
 
 
@@ -55,48 +43,42 @@ class SshWorker:
         self._report = report
         self._auth_sock = ""
         self._sources = installation.InstallSources()
-        self._nodes: NodeWorker[SshTarget, SharedSshConnection] = NodeWorker(
+        self._nodes: NodeWorker[messages.SshTarget, SharedSshConnection] = NodeWorker(
             lambda target: SharedSshConnection(target, lambda: self._auth_sock), report, max_operations=MAX_OPERATIONS
         )
-        self._forwards: dict[str, tuple[ForwardPorts, asyncio.Task[None]]] = {}
-        self._driver: tuple[RunRayDriver, asyncio.Task[None]] | None = None
+        self._forwards: dict[str, tuple[messages.ForwardPorts, asyncio.Task[None]]] = {}
+        self._driver: tuple[messages.RunRayDriver, asyncio.Task[None]] | None = None
 
-    def handle(self, command: SshCommand) -> None:
+    def handle(self, command: messages.SshCommand) -> None:
         """Begin what a command asks for."""
         match command:
-            case Settings():
-                self._apply(command)
-            case KeepAgentLink():
+            case messages.Settings():
+                self._sources.environ = command.environ or self._sources.environ
+                self._sources.cache = Path(command.wheels)
+                if command.auth_sock and command.auth_sock != self._auth_sock:
+                    self._auth_sock = command.auth_sock
+                    self._nodes.retry_links()
+            case messages.KeepAgentLink():
                 self._nodes.keep_link(command.target)
             case DropAgentLink():
                 self._nodes.drop_link(command.node)
-            case ForwardPorts():
+            case messages.ForwardPorts():
                 self._forward(command)
-            case RunRayDriver():
-                self._run_driver(command)
-            case RunOnNode():
+            case messages.RunRayDriver():
+                if self._driver is not None:
+                    if self._driver[0] == command:
+                        return
+                    self._driver[1].cancel()
+                    self._driver = None
+                if command.data:
+                    connection = self._nodes.connection_to(command.target)
+                    serve_driver = partial(serve_ray_driver, command, connection)
+                    self._driver = (command, start_restarted(serve_driver, "the socket for Ray drivers"))
+            case messages.RunOnNode():
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
 
-    def _apply(self, settings: Settings) -> None:
-        self._sources.environ = settings.environ or self._sources.environ
-        self._sources.cache = Path(settings.wheels)
-        if settings.auth_sock and settings.auth_sock != self._auth_sock:
-            self._auth_sock = settings.auth_sock
-            self._nodes.retry_links()
-
-    def _run_driver(self, command: RunRayDriver) -> None:
-        if self._driver is not None:
-            if self._driver[0] == command:
-                return
-            self._driver[1].cancel()
-            self._driver = None
-        if command.data:
-            connection = self._nodes.connection_to(command.target)
-            serve_driver = partial(serve_ray_driver, command, connection)
-            self._driver = (command, start_restarted(serve_driver, "the socket for Ray drivers"))
-
-    def _forward(self, command: ForwardPorts) -> None:
+    def _forward(self, command: messages.ForwardPorts) -> None:
         kept = self._forwards.get(command.target.name)
         if kept is not None and kept[0] == command:
             return
@@ -108,7 +90,7 @@ class SshWorker:
             task = start_restarted(forward, f"the forwarding of ports of {command.target.name}")
             self._forwards[command.target.name] = (command, task)
 
-    async def _run(self, command: RunOnNode, say: Say) -> RunFinished:
+    async def _run(self, command: messages.RunOnNode, say: Say) -> RunFinished:
         target = command.target
         async with self._nodes.slots:
             if command.operation in RAY_OPERATIONS and target.hop.host == "local":
@@ -121,21 +103,20 @@ class SshWorker:
                 say("connecting")
             if command.operation in RAY_OPERATIONS:
                 async with connection.session(ray_script()) as session:
-                    return await self._run_ray(command, session, say)
+                    if command.operation == "ray-install":
+                        return RunFinished(
+                            command.number, summary=await installation.install_ray(session, self._sources, say)
+                        )
+                    return RunFinished(
+                        command.number, data=pack_answer(await session.ask(command.operation, say=say, **command.data))
+                    )
             async with connection.session() as session:
                 finished = await self._run_agent(command, session, say)
             if command.operation in ("stop", "purge"):
                 await connection.close()
             return finished
 
-    async def _run_ray(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
-        if command.operation == "ray-install":
-            return RunFinished(command.number, summary=await installation.install_ray(session, self._sources, say))
-        return RunFinished(
-            command.number, data=pack_answer(await session.ask(command.operation, say=say, **command.data))
-        )
-
-    async def _run_agent(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
+    async def _run_agent(self, command: messages.RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
         match command.operation:
             case "install":
                 facts, summary = await installation.install(session, self._sources, say)
@@ -154,7 +135,7 @@ class SshWorker:
 
 
 async def forward_ports(
-    command: ForwardPorts, shared: SharedSshConnection, report: Callable[[PortsForwarded], None]
+    command: messages.ForwardPorts, shared: SharedSshConnection, report: Callable[[messages.PortsForwarded], None]
 ) -> None:
     """Keep the ports open until cancelled, over every loss of the connection; only this machine can use our side."""
     pause, node = FIRST_PAUSE, command.target.name
@@ -162,21 +143,23 @@ async def forward_ports(
         try:
             async with shared.connected() as connection:
                 listeners = {name: await _listen(connection, port) for name, port in command.ports.items()}
-                report(PortsForwarded(node, {name: listener.get_port() for name, listener in listeners.items()}))
+                report(
+                    messages.PortsForwarded(node, {name: listener.get_port() for name, listener in listeners.items()})
+                )
                 pause = FIRST_PAUSE
                 try:
                     await connection.wait_closed()
                 finally:
                     for listener in listeners.values():
                         listener.close()
-                    report(PortsForwarded(node))
+                    report(messages.PortsForwarded(node))
         except (NodeOperationFailed, OSError, asyncssh.Error) as failure:
             log.warning("the ports of %s are not forwarded yet: %s", node, failure)
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE)
 
 
-async def _listen(connection: SshConnection, forward: PortForward) -> asyncssh.SSHListener:
+async def _listen(connection: SshConnection, forward: messages.PortForward) -> asyncssh.SSHListener:
     """Listen on the port that was asked for, else on the next free one."""
     for port in (*range(forward.port, forward.port + MAX_PORT_TRIES), 0):
         try:
@@ -187,7 +170,7 @@ async def _listen(connection: SshConnection, forward: PortForward) -> asyncssh.S
     raise AssertionError("the last port is any")
 
 
-async def serve_ray_driver(command: RunRayDriver, shared: SharedSshConnection) -> None:
+async def serve_ray_driver(command: messages.RunRayDriver, shared: SharedSshConnection) -> None:
     """Serve a socket of this machine until cancelled; each connection to it gets a Ray driver on the node.
 
     Ray's own client would do the same through a server of its own, but takes seconds to start and one more port.

@@ -14,9 +14,8 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, group_name
-from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses
+from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses, TreeMeter
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
-from distributed_grid.agent.limits.tree_memory import TreeMeter
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
 
@@ -73,7 +72,6 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     """Its memory limit, where the memory of its lease is none; 0: that of its lease is."""
 
     def is_outgrown_by(self, memory_bytes: int) -> bool:
-        """Whether that is more than its lease, which may grow."""
         return self.most_memory_bytes > 0 and memory_bytes > self.memory_bytes
 
 
@@ -115,7 +113,7 @@ class AttemptExit(msgspec.Struct, frozen=True, tag=True):
 
 
 class AttemptUsage(msgspec.Struct, frozen=True):
-    """What an attempt's whole tree has used so far (CPU) and holds now (memory), and on which node."""
+    """CPU time of an attempt's whole tree so far, its memory now, and its node."""
 
     cpu_ms: int
     memory_bytes: int
@@ -123,7 +121,7 @@ class AttemptUsage(msgspec.Struct, frozen=True):
 
 
 class ShimIdentity(msgspec.Struct, frozen=True):
-    """Who a shim is, as it wrote itself; `waited_ticks` were used by its earlier attempts."""
+    """Identity of a shim, as it wrote itself; `waited_ticks` were used by its earlier attempts."""
 
     boot: str
     pid: ProcessNumber
@@ -153,7 +151,6 @@ class ExitRecord(msgspec.Struct, frozen=True):
     wall_ms: int = 0
 
     def report(self, attempt_id: str, fence: int) -> AttemptExit:
-        """The report of this end."""
         content = msgspec.structs.asdict(self) | {"detail": self.detail.encode("utf-8", "replace").decode()}
         return AttemptExit(attempt_id=attempt_id, fence=fence, **content)
 
@@ -190,12 +187,11 @@ class StopRequest(msgspec.Struct):
 
     @property
     def record(self) -> ExitRecord:
-        """The record of an end by this stop that no shim has written."""
+        """Record of an end by this stop that no shim has written."""
         return ExitRecord(self.kind, detail=self.detail)
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the shim reads."""
         return {"kind": self.kind, "detail": self.detail, "kill_at_boot_ms": self.kill_at_boot_ms}
 
 
@@ -225,12 +221,12 @@ class RunningAttempt:
 
     @property
     def is_start_expired(self) -> bool:
-        """Whether the time is over by which its command had to be executed."""
+        """True if the time to start its command has passed."""
         return 0 < self.spec.start_by_boot_ms <= boot_ms()
 
     @property
     def exempt(self) -> Exempt:
-        """What below its shim is none of it."""
+        """Predicate for processes below its shim that are no part of it."""
         return self._grid.besides(self.started.pid if self.started is not None else 0)
 
     def enlarge(self, memory_bytes: int, most_memory_bytes: int) -> bool:
@@ -246,7 +242,7 @@ class RunningAttempt:
         return True
 
     def usage(self, now_ms: int) -> AttemptUsage:
-        """What its tree has used and holds; nothing before its command runs."""
+        """Use of its tree; empty before its command runs."""
         used = self.meter.read(self.shim, self.exempt, now_ms) if self.shim else (0, 0)
         return AttemptUsage(*used, self.spec.node)
 
@@ -260,17 +256,19 @@ class RunningAttempt:
         return self.stop
 
     def signal_stop(self, now: int) -> None:
-        """Signal the shim to stop, and why; one whose command has not started is signalled when it has.
+        """Signal the shim to stop, with the kind; before the start of the command, the signal follows after it.
 
-        A shim that stands still is made to go on. Where a tree outlives its grace all the same, it is killed from
-        here, and after that a shim that does not conclude.
+        A stopped shim is resumed. A tree that outlives its grace is killed from here, and after that a shim
+        that does not conclude.
         """
         if self.stop is None or self.shim is None:
             return
         overdue_ms = now - self.stop.kill_at_boot_ms
         signums = [STOP_SIGNALS.get(self.stop.kind, STOP_SIGNALS["cancelled"])]
         signums += [KILL_SIGNAL] if overdue_ms >= 0 else []
-        is_there = all(process_tree.send_signal(self.shim, one) for one in (*signums, signal.SIGUSR1, signal.SIGCONT))
+        is_there = all(
+            process_tree.send_signal(self.shim, number) for number in (*signums, signal.SIGUSR1, signal.SIGCONT)
+        )
         if is_there and overdue_ms >= TREE_OVERDUE_MS:
             left = process_tree.descendants(self.shim.pid, self.exempt)
             process_tree.signal_all(left, signal.SIGKILL)
@@ -293,7 +291,7 @@ DAMAGED = "its record is damaged; nothing of it is left"
 
 def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAttempt], list[str]]:
     """The attempts whose end is not acknowledged, oldest first, each as ordered; and those whose record is damaged."""
-    found, damaged = [], []
+    attempts, damaged = [], []
     for live in tuple(Path(root, job_dir.LIVE).iterdir()):
         try:
             with JobDir(root, live.name) as job:
@@ -302,17 +300,17 @@ def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAtt
         except (FileNotFoundError, NotADirectoryError, ValueError):
             spec, began = None, False
         if spec is not None:
-            found.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
+            attempts.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
         elif began:
             damaged.append(live.name)
         else:  # the last agent died before it had written what to run
             remove_file(str(live))
-    return sorted(found, key=lambda one: (one.launched_boot_ms, one.id)), damaged
+    return sorted(attempts, key=lambda one: (one.launched_boot_ms, one.id)), damaged
 
 
 def find_hold_key(attempts: list[RunningAttempt]) -> str:
-    """The key of the hold that these attempts believe, of this boot; empty where there is none."""
-    specs = (one.spec for one in attempts if isinstance(one.spec, SpecRecord))
+    """Key of the hold of these attempts, of this boot; empty if there is none."""
+    specs = (attempt.spec for attempt in attempts if isinstance(attempt.spec, SpecRecord))
     return next((spec.hold_key for spec in specs if spec.boot == boot_id()), "")
 
 
@@ -329,19 +327,19 @@ def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
 
 
 def read_spec(job: JobDir) -> SpecRecord | None:
-    """What was ordered; None where nothing valid says so."""
+    """Recorded order; None if there is no valid one."""
     spec = _convert(job.read(job_dir.SPEC), SpecRecord)
     return spec if spec is not None and spec.attempt_id == job.attempt_id else None
 
 
 def read_fence(job: JobDir) -> int:
-    """The newest fence that was seen after the order; 0 where none was."""
+    """Newest fence seen after the order; 0 if none."""
     record = _convert(job.read(job_dir.FENCE), FenceRecord)
     return record.fence if record is not None and record.nonce == job.nonce() else 0
 
 
 def read_end(job: JobDir) -> ExitRecord | None:
-    """How it ended; None where nothing valid says so."""
+    """Recorded end; None if there is no valid one."""
     return _convert(job.read_end(), ExitRecord)
 
 
@@ -356,10 +354,8 @@ def read_stop(job: JobDir) -> StopRequest | None:
 
 
 def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
-    """The recorded end of an attempt; None where there is none, or nothing of it.
-
-    What may have run and has no valid record has ended, too: it is never run again.
-    """
+    """Recorded end of an attempt; None if there is none, or nothing of the attempt. An attempt that may have run and
+    has no valid record has ended, too: it is never run again."""
     try:
         with JobDir(root, attempt_id) as job:
             spec, record, fence = read_spec(job), read_end(job), read_fence(job)
@@ -372,17 +368,17 @@ def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
 
 
 def read_shim(job: JobDir) -> ShimIdentity | None:
-    """Who the shim of an attempt is, or was; None where none has begun."""
+    """Present or last shim of an attempt; None if none has begun."""
     return _convert(job.read(job_dir.LOCK), ShimIdentity)
 
 
 def read_started(job: JobDir) -> StartRecord | None:
-    """That the command was started; None where nothing valid says so."""
+    """Recorded start of the command; None if there is no valid one."""
     return _convert(job.read(job_dir.STARTED), StartRecord)
 
 
 def read_groups(job: JobDir, name: str) -> list[Cgroup]:
-    """The control groups that were made for an attempt; whatever has another name is not one of them."""
+    """Control groups made for an attempt; groups of any other name are not its own."""
     recorded = _convert(job.read(job_dir.GROUPS), tuple[tuple[int, str], ...]) or ()
     return [Cgroup(version, path) for version, path in recorded if path.startswith("/") and path.endswith(f"/{name}")]
 
@@ -403,10 +399,11 @@ def may_have_run(job: JobDir) -> bool:
 
 
 async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
-    """Kill what a dead shim left behind, control groups included. Where nothing is left this does nothing.
+    """Kill the processes that a dead shim left, control groups included; safe twice.
 
-    The files say where to look, never whom to kill: a process is killed if the kernel says that it belongs to the
-    attempt's session or control group, if its environment does, if it was seen in the attempt's tree, or below those.
+    The files tell where to look, never which process to kill: a process is killed if the kernel shows it in the
+    attempt's session or control group, if its environment names the attempt, if it was seen in the attempt's tree,
+    or below those.
     """
     started = attempt.start_record or read_started(job)
     shim = started.shim if started is not None else read_shim(job)
@@ -423,7 +420,7 @@ async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
 
 
 async def kill_damaged(job: JobDir, root: str, grid: GridProcesses) -> None:
-    """Kill whoever holds the lock of an attempt whose record says nothing, and all that is left of the attempt."""
+    """Kill the holder of the lock of an attempt with a damaged record, and all processes left of the attempt."""
     for shim in process_tree.holders_of(f"{root}/{job_dir.CONTROL}/{job.attempt_id}/{job_dir.LOCK}"):
         process_tree.signal_all([shim, *process_tree.descendants(shim.pid, grid.besides(0))], signal.SIGKILL)
     spec = AttemptSpec(attempt_id=job.attempt_id, job_id="", node="", fence=0, argv=())
@@ -431,7 +428,7 @@ async def kill_damaged(job: JobDir, root: str, grid: GridProcesses) -> None:
 
 
 async def kill_without_record(attempt: RunningAttempt, root: str) -> None:
-    """The same where the directory is gone, and with it what it would have said."""
+    """Kill processes of an attempt whose directory is gone, and its records with it."""
     name = group_name(attempt.id, attempt.shim.pid) if attempt.shim is not None else ""
     await _kill_processes(attempt, f"{root}/{attempt.id}", 0, 0, name)
 

@@ -41,7 +41,7 @@ class CoreAffinity:
 
     @property
     def cores_by_use(self) -> tuple[int, ...]:
-        """All cores there are for attempts, those first that some are pinned to."""
+        """All cores for attempts, those with pinned attempts first."""
         pinned = {core for attempt in self._running.values() for core in attempt.cores}
         return tuple(sorted(self._real_cores, key=lambda core: core not in pinned))
 
@@ -57,7 +57,13 @@ class CoreAffinity:
             if cores != attempt.cores:
                 attempt.cores = cores
                 if attempt.recorded:  # else they go into the record with the rest
-                    self._record_cores(attempt)
+                    try:
+                        with JobDir(self._root, attempt.id) as job:
+                            job.write(job_dir.CORES, attempt.cores)
+                    except (
+                        OSError
+                    ) as error:  # a full disk: it is moved all the same, and only the next agent will wonder
+                        log.warning("the cores of %s could not be recorded: %s", attempt.id, error.strerror)
                 if attempt.shim is not None:
                     self.pin(attempt, attempt.shim.pid)
 
@@ -72,7 +78,7 @@ class CoreAffinity:
                 self.pin(attempt, attempt.shim.pid)
 
     def on_started(self, attempt: RunningAttempt, on_cores: tuple[int, ...], shim_pid: int) -> None:
-        """Its command runs on these cores: move it if they are not, or not all, what it may use by now."""
+        """Its command runs on these cores: move it if its cores have changed since."""
         if attempt.cores != on_cores or self._allowed is not None:
             self.pin(attempt, shim_pid)
 
@@ -83,13 +89,6 @@ class CoreAffinity:
             process_tree.pin_tree(shim_pid, cores, attempt.exempt)
         except OSError as error:  # a core that was taken from this machine: it stays where it is
             log.warning("%s could not be moved to cores %s: %s", attempt.id, cores, error.strerror)
-
-    def _record_cores(self, attempt: RunningAttempt) -> None:
-        try:
-            with JobDir(self._root, attempt.id) as job:
-                job.write(job_dir.CORES, attempt.cores)
-        except OSError as error:  # a full disk: it is moved all the same, and only the next agent will wonder
-            log.warning("the cores of %s could not be recorded: %s", attempt.id, error.strerror)
 
 
 class RunningTree(NamedTuple):
@@ -107,7 +106,7 @@ class RunningTree(NamedTuple):
         return self.spec.attempt_id
 
     def processes(self) -> list[process_tree.Proc]:
-        """Its processes; cheap, and now and then one short."""
+        """Its processes; cheap, and sometimes one is missing."""
         return process_tree.listed_descendants(self.shim.pid, self.exempt)
 
 
@@ -122,29 +121,31 @@ class Throttler:
         self._marked = False
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
-        """Use so many cores (None: those of each attempt), and each only for that part of the time."""
+        """Use these cores only (None: those of each attempt), and each only for that part of the time."""
         self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
         self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli
         if running_milli < FULL_SPEED_MILLI and self._cycling is None:
             self._cycling = start_restarted(self._cycle, "throttling for the owner")
-        elif running_milli >= FULL_SPEED_MILLI:
-            self._stop_cycling()
+        elif running_milli >= FULL_SPEED_MILLI and self._cycling is not None:
+            self._cycling.cancel()
+            self._cycling = None
+            _signal(self._running(), signal.SIGCONT)
 
     def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
         """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
         self._mark(True)
-        fresh = [one for one in self._running() if one.attempt_id not in spared]
-        for one in fresh:
-            process_tree.stop_tree(one.shim.pid, one.exempt)
-            self._paused.add(one.attempt_id)
+        fresh = [tree for tree in self._running() if tree.attempt_id not in spared]
+        for tree in fresh:
+            process_tree.stop_tree(tree.shim.pid, tree.exempt)
+            self._paused.add(tree.attempt_id)
         return fresh
 
     def resume(self, attempt_id: str | None = None) -> None:
-        """Let one, or everything, that is paused run as `throttle` allows."""
+        """Resume one, or all, paused attempts within the limits of `throttle`."""
         resumed = self._paused & {attempt_id} if attempt_id is not None else self._paused
         self._paused = self._paused - resumed
-        _signal([one for one in self._host.running_trees() if one.attempt_id in resumed], signal.SIGCONT)
+        _signal([tree for tree in self._host.running_trees() if tree.attempt_id in resumed], signal.SIGCONT)
 
     def release(self) -> None:
         """Let everything run freely again. Safe twice."""
@@ -160,16 +161,10 @@ class Throttler:
             _signal(self._running(), signal.SIGSTOP)
             await asyncio.sleep((PERIOD_MS - on_ms) / 1000)
 
-    def _stop_cycling(self) -> None:
-        if self._cycling is not None:
-            self._cycling.cancel()
-            self._cycling = None
-            _signal(self._running(), signal.SIGCONT)
-
     def _running(self) -> list[RunningTree]:
-        """The trees that are neither being stopped nor paused."""
+        """Trees that are neither being stopped nor paused."""
         trees = self._host.running_trees()
-        return [one for one in trees if not one.stopping and one.attempt_id not in self._paused]
+        return [tree for tree in trees if not tree.stopping and tree.attempt_id not in self._paused]
 
     def _mark(self, throttled: bool) -> None:
         if throttled == self._marked:
@@ -182,22 +177,22 @@ class Throttler:
 
 
 def _signal(trees: list[RunningTree], signum: int) -> None:
-    for one in trees:
-        now = process_tree.read_process(one.shim.pid)
-        if now is not None and now.start == one.shim.start:  # else another process has its pid by now
-            process_tree.signal_all(one.processes(), signum)
+    for tree in trees:
+        now = process_tree.read_process(tree.shim.pid)
+        if now is not None and now.start == tree.shim.start:  # else another process has its pid by now
+            process_tree.signal_all(tree.processes(), signum)
 
 
 def mark_throttled(root: str) -> None:
-    """Record that something below the root may be stopped or confined."""
+    """Record that processes below the root may be stopped or confined."""
     os.close(open_regular(f"{root}/{job_dir.THROTTLED}", os.O_WRONLY | os.O_CREAT))
 
 
 def clear_throttled(root: str) -> None:
-    """Record that nothing is. Safe twice."""
+    """Remove that record. Safe twice."""
     remove_file(f"{root}/{job_dir.THROTTLED}")
 
 
 def is_marked_throttled(root: str) -> bool:
-    """Whether something may have been left stopped or confined."""
+    """True if an earlier agent may have left processes stopped or confined."""
     return os.access(f"{root}/{job_dir.THROTTLED}", os.F_OK)

@@ -10,6 +10,14 @@
 
 Files are counted in slices, with rests that are `REST` times as long: a tree of a million files costs a twentieth of a
 core. A tree whose file system hangs is left out until it answers.
+
+The size of a tree is counted a few entries at a time:
+
+- Links are not followed, and other file systems are not entered.
+- A file of several names counts once. At most `MAX_LINKED` of those are remembered; beyond that each name counts for
+  its part.
+- An entry that vanishes before it is read does not count. A directory deeper than `MAX_DEPTH` counts without its
+  content, so that few descriptors are open.
 """
 
 from __future__ import annotations
@@ -17,17 +25,131 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from distributed_grid.agent.execution.cpu_control import RunningTree
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT
-from distributed_grid.agent.limits.tree_size import TreeSize
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.scheduling.offers.pause import disk_reserve, is_disk_full
 from distributed_grid.supervision import start_logged
+
+MAX_DEPTH = 40
+MAX_LINKED = 50_000
+ENTRY_BYTES = 512
+"""A file without content needs room, too: for its name and its inode."""
+BLOCK_BYTES = 512
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _OpenDirectory:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.entries: Iterator[os.DirEntry[str]] = os.scandir(fd)
+
+    def close(self) -> None:
+        self.entries.close()  # type: ignore[attr-defined]
+        os.close(self.fd)
+
+
+class TreeSize:
+    """Counts one tree again and again; names in `apart`, directly below it, are summed apart from the rest."""
+
+    def __init__(self, path: str, apart: frozenset[str] = frozenset(), *, max_linked: int = MAX_LINKED) -> None:
+        self._path = path
+        self._apart = apart
+        self._max_linked = max_linked
+        self._open: list[_OpenDirectory] = []
+        self._linked: set[int] = set()
+        self._device = 0
+        self._bytes = self._apart_bytes = 0
+        self.size_bytes = self.apart_bytes = 0  # of the last whole pass
+        self.passes = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def known_bytes(self) -> int:
+        """Known size: of the last pass, or of the current one if that has found more already."""
+        return max(self.size_bytes, self._bytes)
+
+    @property
+    def known_total_bytes(self) -> int:
+        """Known size, separately counted part included."""
+        return self.known_bytes + max(self.apart_bytes, self._apart_bytes)
+
+    def count(self, entries: int) -> bool:
+        """Count this many entries more; True when that ends a pass."""
+        if not self._open:
+            self._begin()
+        while self._open and entries > 0:
+            entries -= 1
+            entry = next(self._open[-1].entries, None)
+            if entry is None:
+                self._open.pop().close()
+            else:
+                self._add(entry)
+        if self._open:
+            return False
+        self.size_bytes, self.apart_bytes, self.passes = self._bytes, self._apart_bytes, self.passes + 1
+        return True
+
+    def close(self) -> None:
+        """Close all descriptors; the next call begins a new pass. Safe twice."""
+        while self._open:
+            self._open.pop().close()
+
+    def _begin(self) -> None:
+        self._bytes = self._apart_bytes = 0
+        self._linked = set()
+        try:
+            fd = os.open(self._path, _FLAGS)
+        except OSError:  # it is gone
+            return
+        self._device = os.fstat(fd).st_dev
+        self._enter(fd)
+
+    def _enter(self, fd: int) -> None:
+        try:
+            self._open.append(_OpenDirectory(fd))
+        except OSError:
+            os.close(fd)
+
+    def _add(self, entry: os.DirEntry[str]) -> None:
+        here = self._open[-1]
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return
+        if status.st_dev != self._device:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            self._bytes += ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
+            if len(self._open) < MAX_DEPTH:
+                try:
+                    fd = os.open(entry.name, _FLAGS, dir_fd=here.fd)
+                except OSError:
+                    return
+                self._enter(fd)
+            return
+        size = ENTRY_BYTES + status.st_blocks * BLOCK_BYTES
+        if status.st_nlink > 1:
+            if status.st_ino in self._linked:
+                size = 0
+            elif len(self._linked) < self._max_linked:
+                self._linked.add(status.st_ino)
+            else:
+                size //= status.st_nlink
+        if len(self._open) == 1 and entry.name in self._apart:
+            self._apart_bytes += size
+        else:
+            self._bytes += size
+
 
 CHECK_MS, FULL_CHECK_MS = 1000, 250
 MIN_REST_MS, MAX_REST_MS = 50, 2000
@@ -49,7 +171,7 @@ class MeasuredHost(Protocol):
     def root(self) -> str: ...
 
     def running_trees(self) -> Iterable[RunningTree]:
-        """The attempts whose commands run."""
+        """Attempts with a running command."""
 
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays."""
@@ -59,10 +181,10 @@ class Pauses(Protocol):
     """Pauses attempts for the sake of their node."""
 
     def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for a while: again and again for as long as it is to last."""
+        """Pause an attempt for a while; the caller repeats it as long as the pause is to last."""
 
     def go_on(self, attempt_id: str) -> None:
-        """Let it go on. Safe twice."""
+        """Resume it. Safe twice."""
 
 
 class _Watched:
@@ -82,18 +204,18 @@ class _Watched:
 
     @property
     def is_counting(self) -> bool:
-        """Whether a thread counts its files; between checks: its file system hangs."""
+        """True while a thread counts its files; between checks that means that its file system hangs."""
         return self.counting is not None and not self.counting.done()
 
     @property
     def written_bytes(self) -> int:
-        """What it has written since that was last counted anew; of one that an earlier agent started, since then."""
+        """Bytes written since the last new count; of an adopted attempt, since its adoption."""
         if self.is_adopted and not self.size.passes:
             return 0
         return self.size.known_total_bytes - self.base_bytes
 
     def count_anew(self) -> None:
-        """Count from now on what it writes."""
+        """Begin a new count of written bytes."""
         self.base_bytes = self.size.known_total_bytes
 
 
@@ -124,11 +246,24 @@ class DiskGuard:
 
     async def check(self) -> int:
         """Count a few files, and do what follows from the sizes; milliseconds until the next check."""
-        self._find_attempts()
+        trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
+        self._forget(trees.keys())
+        for attempt_id, tree in trees.items():
+            if attempt_id in self._watched:
+                self._watched[attempt_id].tree = tree
+            else:
+                self._watched[attempt_id] = _Watched(self._host.root, tree, is_adopted=self._is_new)
+        self._is_new = False
         if not self._watched:
             self._full_since = 0
             return CHECK_MS
-        self._observe_disk()
+        disk = os.statvfs(self._host.root)
+        self._free_bytes, self._disk_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        usage = Usage(disk_free_bytes=self._free_bytes, disk_bytes=self._disk_bytes)
+        if not is_disk_full(usage, was_full=bool(self._full_since)):
+            self._full_since = 0
+        elif not self._full_since:
+            self._full_since = boot_ms()
         taken_ms = await self._count_slice()
         for watched in list(self._watched.values()):
             if not watched.tree.stopping:
@@ -138,30 +273,11 @@ class DiskGuard:
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
         return FULL_CHECK_MS if self._full_since else CHECK_MS
 
-    def _find_attempts(self) -> None:
-        trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
-        self._forget(trees.keys())
-        for attempt_id, tree in trees.items():
-            if attempt_id in self._watched:
-                self._watched[attempt_id].tree = tree
-            else:
-                self._watched[attempt_id] = _Watched(self._host.root, tree, is_adopted=self._is_new)
-        self._is_new = False
-
     def _forget(self, running: Iterable[str]) -> None:
         for attempt_id in self._watched.keys() - set(running):
             watched = self._watched.pop(attempt_id)
             if not watched.is_counting:
                 watched.size.close()
-
-    def _observe_disk(self) -> None:
-        disk = os.statvfs(self._host.root)
-        self._free_bytes, self._disk_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-        usage = Usage(disk_free_bytes=self._free_bytes, disk_bytes=self._disk_bytes)
-        if not is_disk_full(usage, was_full=bool(self._full_since)):
-            self._full_since = 0
-        elif not self._full_since:
-            self._full_since = boot_ms()
 
     async def _count_slice(self) -> int:
         """Count files of those whose turn it is; the milliseconds that took."""
@@ -204,7 +320,7 @@ class DiskGuard:
             watched.next_pass_ms = boot_ms() + PASS_MS
 
     async def _check_limit(self, watched: _Watched) -> None:
-        """Pause it above its limit, and end it when its grace is over; below it again it goes on."""
+        """Pause it above its limit, and end it after its grace; below the limit it is resumed."""
         spec, now = watched.tree.spec, boot_ms()
         held, limit = watched.size.known_bytes, spec.max_files_bytes
         if not limit or held <= limit:
@@ -227,14 +343,16 @@ class DiskGuard:
         """On a full disk, end the attempt that has written most."""
         if not self._full_since:
             return
-        running = [one for one in self._watched.values() if not one.is_counting]
-        is_fresh = all(one.began_ms >= self._full_since and not one.size.is_under_way for one in running)
+        running = [watched for watched in self._watched.values() if not watched.is_counting]
+        is_fresh = all(watched.began_ms >= self._full_since and not watched.size.is_under_way for watched in running)
         if not is_fresh and boot_ms() < self._full_since + FRESH_MS:
             return
         reserve = disk_reserve(self._disk_bytes)
-        if any(one.tree.stopping and one.written_bytes >= reserve for one in running):  # its end comes first
+        if any(
+            watched.tree.stopping and watched.written_bytes >= reserve for watched in running
+        ):  # its end comes first
             return
-        written = {one.tree.attempt_id: one.written_bytes for one in running if not one.tree.stopping}
+        written = {watched.tree.attempt_id: watched.written_bytes for watched in running if not watched.tree.stopping}
         attempt_id = largest_writer(written, reserve)
         if attempt_id is None:
             return
@@ -249,8 +367,8 @@ class DiskGuard:
 
 
 def largest_writer(written_bytes: Mapping[str, int], reserve_bytes: int) -> str | None:
-    """The attempt that is ended for the sake of a full disk: the one that has written most, if that is at least the
-    reserve of the disk. None where no attempt has."""
+    """Attempt to end on a full disk: the one that has written most, if that is at least the reserve of the disk; else
+    None."""
     writers = [(-size, attempt_id) for attempt_id, size in written_bytes.items() if size >= max(reserve_bytes, 1)]
     return min(writers)[1] if writers else None
 

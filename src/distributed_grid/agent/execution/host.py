@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 class AttemptHost:
     """Runs, watches and stops attempts below `root`; at most one host at a time for a root.
 
-    `report` hears of an end once or more often; `count_cpu_time` once, with the node and the time used there.
+    `report` gets each end once or more often; `count_cpu_time` once, with the node and the CPU time there.
     """
 
     def __init__(
@@ -121,11 +121,16 @@ class AttemptHost:
         for attempt in attempts:
             self._adopt(attempt)
         for attempt_id in damaged:
-            await self._give_up(attempt_id)
+            # Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost.
+            log.warning("the record of %s is damaged: its remains are killed", attempt_id)
+            with JobDir(self._root, attempt_id) as job:
+                await kill_damaged(job, self._root, self._grid)
+            self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
+            self.forget(attempt_id)
         cpu_control.clear_throttled(self._root)
 
     async def stop(self) -> None:
-        """Stop watching and unlock the root; what runs goes on. Safe twice."""
+        """Stop watching and unlock the root; attempts keep running. Safe twice."""
         if self._stopped:
             return
         self._stopped = True
@@ -141,7 +146,7 @@ class AttemptHost:
         self._ended.clear()
 
     def _start_watch(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do this beside all else; where it fails (no descriptors, a broken disk) it is done again."""
+        """Run this in the background; on a failure (no descriptors, a broken disk) it is repeated."""
         task = start_restarted(work, "the watch of an attempt")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -184,8 +189,9 @@ class AttemptHost:
     async def _expire_start(self, attempt: RunningAttempt) -> None:
         """End an attempt that was not started in time, once it is certain that no shim can start it any more.
 
-        A shim records its identity, checks the time, then executes the command. So from that time on an attempt without
-        an identity never starts, also if a stopped spawner or shim goes on; one with an identity may run already.
+        A shim records its identity, checks the time, then executes the command. So after that time an attempt
+        without an identity never starts, even if a stopped spawner or shim is resumed; one with an identity may
+        run already.
         """
         await asyncio.sleep(max(attempt.spec.start_by_boot_ms - boot_ms(), 0) / 1000)
         while attempt.id in self._running and attempt.started is None:
@@ -197,8 +203,11 @@ class AttemptHost:
             await asyncio.sleep(REPEAT_S)
 
     def _can_be_sealed(self, attempt: RunningAttempt) -> bool:
-        """Whether it is certain that its command never starts. Its lock is taken, where nobody has it: then no spawner
-        gives it to a shim. Where a spawner or shim has the lock, the time decides."""
+        """True if it is certain that its command never starts.
+
+        A free lock is taken: then no spawner gives the attempt to a shim. While a spawner or shim has the lock,
+        the time decides.
+        """
         try:
             with JobDir(self._root, attempt.id) as job:
                 with contextlib.suppress(OSError):  # a full disk: the shim checks the time all the same
@@ -222,7 +231,7 @@ class AttemptHost:
             try:
                 with JobDir(self._root, spec.attempt_id) as job:
                     job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-            except OSError as error:  # a full disk: the next agent hears of it with the order that comes again
+            except OSError as error:  # a full disk: the repeated order tells the next agent
                 log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
             if isinstance(known, AttemptExit):
                 known = msgspec.structs.replace(known, fence=spec.fence)
@@ -281,7 +290,7 @@ class AttemptHost:
     # ------------------------------------------------------------------ attempts of the last host
 
     def _adopt(self, attempt: RunningAttempt) -> None:
-        """Watch what the last host left, or report its end; what was never begun is forgotten."""
+        """Watch an attempt of the last host, or report its end; one that never began is forgotten."""
         with JobDir(self._root, attempt.id) as job:
             record = read_end(job)
             if record is None and not job.is_locked() and not may_have_run(job):
@@ -297,14 +306,6 @@ class AttemptHost:
         attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
         if not self._watch_shim(attempt):
             self._start_watch(partial(self._wait_for_shim, attempt))
-
-    async def _give_up(self, attempt_id: str) -> None:
-        """Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost."""
-        log.warning("the record of %s is damaged: what is left of it is killed", attempt_id)
-        with JobDir(self._root, attempt_id) as job:
-            await kill_damaged(job, self._root, self._grid)
-        self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
-        self.forget(attempt_id)
 
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
@@ -384,7 +385,7 @@ class AttemptHost:
             await asyncio.sleep(REPEAT_S)
 
     def _try_record_exit(self, attempt_id: str, record: ExitRecord) -> bool:
-        """False where there is no room; where there is no directory nobody can read it."""
+        """False without room on the disk; a missing directory needs no record."""
         try:
             with JobDir(self._root, attempt_id) as job:
                 job.write_exit(msgspec.to_builtins(record))
@@ -399,13 +400,22 @@ class AttemptHost:
         """Free its cores and report its end. Whatever fails on the way, the end is reported."""
         if self._running.pop(attempt.id, None) is None:
             return
-        ended = self._ended[attempt.id] = _exit_report(attempt, record)
+        ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
+        if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
+            ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
+        if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
+            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
+        self._ended[attempt.id] = ended
         try:
             attempt.unwatch()
             self._count_cpu_time(ended.node, ended.cpu_ms)
             if attempt.cores:
                 self._affinity.rearrange()
-            self._sync_later(attempt.id)
+            # Have the record of an end on the disk in a moment, unless the control plane has it in its store by then.
+            self._unsynced.add(attempt.id)
+            if not self._syncs_ends:
+                self._syncs_ends = True
+                self._start_watch(self._sync_ends)
         except Exception:  # the outermost place of an end: nobody else would report it
             log.exception("%s has ended, but not all of its traces could be removed", attempt.id)
         try:
@@ -419,13 +429,6 @@ class AttemptHost:
         await asyncio.sleep(REPEAT_S)
         if ended := self._ended.get(attempt_id):
             self._report(ended)
-
-    def _sync_later(self, attempt_id: str) -> None:
-        """Have the record of an end on the disk in a moment, unless the control plane has it in its store by then."""
-        self._unsynced.add(attempt_id)
-        if not self._syncs_ends:
-            self._syncs_ends = True
-            self._start_watch(self._sync_ends)
 
     async def _sync_ends(self) -> None:
         self._syncs_ends = True
@@ -452,11 +455,12 @@ class AttemptHost:
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
 
-        It needs no disk: the shim is signalled first, and what is written is for those who come after. Both are
-        repeated until nothing of the tree is left. What has ended is reported again, and what was never seen here as
-        never started.
+        It needs no disk: the shim is signalled first; the file is for a later host or shim. Both are repeated
+        until nothing of the tree is left. An ended attempt is reported again, an unknown one as never started.
         """
-        ending = _checked_stop_kind(kind)
+        if kind not in STOP_KINDS:
+            raise BadInput(f"an attempt cannot be stopped as {kind!r}")
+        ending = cast("ExitKind", kind)
         attempt = self._running.get(attempt_id)
         if attempt is None:
             unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
@@ -487,7 +491,7 @@ class AttemptHost:
         return True
 
     def _repeat_stops(self) -> None:
-        """Have every stop repeated that was requested, for as long as there are any."""
+        """Repeat all requested stops while there are any."""
         if not self._repeats_stops and self._stopping():
             self._repeats_stops = True
             self._start_watch(self._repeat_until_stopped)
@@ -526,11 +530,10 @@ class AttemptHost:
             log.warning("the larger lease of %s could not be recorded yet: %s", attempt.id, error.strerror)
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Extend the hold deadline; it never gets earlier."""
         self._hold.extend(until_boot_ms, in_use=bool(self._running))
 
     def confine(self, cores: Sequence[int] | None) -> None:
-        """Keep everything on these cores, or (None) on its own again. Leases and their cores stay what they are."""
+        """Keep everything on these cores, or (None) on its own again. Leases keep their cores."""
         self._affinity.confine(cores)
 
     def forget(self, attempt_id: str) -> None:
@@ -552,61 +555,62 @@ class AttemptHost:
 
     @property
     def exempt(self) -> process_tree.Exempt:
-        """Which processes belong to the grid itself."""
+        """Predicate for processes of the grid itself."""
         return self._grid.besides(0)
 
     def shim_pids(self) -> set[int]:
-        """The shims of all running attempts."""
         return {attempt.shim.pid for attempt in self._running.values() if attempt.shim is not None}
 
     @property
     def is_held(self) -> bool:
-        """Whether the current hold has not run out."""
         return self._hold.lasts
 
     @property
     def cores_by_use(self) -> tuple[int, ...]:
-        """All cores there are for attempts, those first that some are pinned to."""
         return self._affinity.cores_by_use
 
     def work_dir(self, attempt_id: str) -> Path:
-        """The working directory of an attempt, made if need be: it may be filled before the launch."""
+        """Working directory of an attempt, made if missing: it may be filled before the launch."""
         _check_name(attempt_id)
         with JobDir.make(self._root, attempt_id) as job:
             return Path(job.path, job_dir.WORK)
 
     def running(self) -> tuple[str, ...]:
-        """Ids of the attempts that have not ended."""
         return tuple(self._running)
 
     def unstarted(self) -> list[str]:
-        """Ids of the attempts that have neither started nor ended, as far as is known here."""
+        """Ids of the attempts without a known start or end."""
         return [attempt.id for attempt in self._running.values() if attempt.started is None]
 
     def knows(self, attempt_id: str) -> bool:
-        """Whether it was ever launched here, ended or not."""
         return attempt_id in self._running or self._find_exit(attempt_id) is not None
 
     def is_active(self, attempt_id: str) -> bool:
-        """Whether its command runs and was not asked to stop."""
+        """True if its command runs without a request to stop."""
         attempt = self._running.get(attempt_id)
         return attempt is not None and attempt.shim is not None and attempt.stop is None
 
     def running_trees(self) -> tuple[RunningTree, ...]:
         """The attempts whose commands run, oldest first."""
         return tuple(
-            RunningTree(one.spec, one.fence, one.shim, one.stop is not None, one.launched_boot_ms, one.exempt)
-            for one in sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
-            if one.shim is not None
+            RunningTree(
+                spec=attempt.spec,
+                fence=attempt.fence,
+                shim=attempt.shim,
+                stopping=attempt.stop is not None,
+                launched_boot_ms=attempt.launched_boot_ms,
+                exempt=attempt.exempt,
+            )
+            for attempt in sorted(self._running.values(), key=lambda attempt: attempt.launched_boot_ms)
+            if attempt.shim is not None
         )
 
     def usage(self) -> dict[str, AttemptUsage]:
-        """What each running attempt's tree has used and holds."""
         now = boot_ms()
         return {attempt.id: attempt.usage(now) for attempt in self._running.values() if attempt.shim is not None}
 
     def _find_exit(self, attempt_id: str) -> AttemptExit | None:
-        """How it ended, from memory or from its directory."""
+        """Its end, from memory or from its directory."""
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
         return read_exit(self._root, attempt_id)
@@ -615,22 +619,6 @@ class AttemptHost:
 def _check_name(attempt_id: str) -> None:
     if not job_dir.is_safe_name(attempt_id):
         raise BadInput(f"not a safe attempt id: {attempt_id!r}")
-
-
-def _checked_stop_kind(kind: str) -> ExitKind:
-    if kind not in STOP_KINDS:
-        raise BadInput(f"an attempt cannot be stopped as {kind!r}")
-    return cast("ExitKind", kind)
-
-
-def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:
-    """The report of this end, with what its shim could not know."""
-    ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
-    if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
-        ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
-    if attempt.meter.memory.peak_bytes > ended.max_memory_bytes:  # the same measure, read by the host
-        ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.memory.peak_bytes)
-    return ended
 
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:

@@ -31,7 +31,7 @@ class LaunchFailed(Exception):
 
 
 def open_output(job: JobDir) -> dict[str, int]:
-    """Descriptors of the output files, by name; `LaunchFailed` says why not."""
+    """Descriptors of the output files, by name; raises `LaunchFailed`."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     output: dict[str, int] = {}
     try:
@@ -50,10 +50,10 @@ def open_output(job: JobDir) -> dict[str, int]:
 def start_command(
     spec: dict[str, Any], job: JobDir, output: Iterable[int], cores: list[int], groups: list[Cgroup]
 ) -> int:
-    """Start it in a session of its own and return its pid; `LaunchFailed` says why not. `output` stays open.
+    """Start the command in a session of its own and return its pid; raises `LaunchFailed`. `output` stays open.
 
-    posix_spawn shares this process's memory until the exec, where a fork would copy what both touch. What it
-    cannot set for the child alone (directory, cores, groups) is set here, inherited, and undone.
+    posix_spawn shares this process's memory until the exec, where a fork would copy pages that both touch. Settings
+    that it cannot make for the child alone (directory, cores, groups) are made here, inherited, and undone.
     """
     work = f"{job.path}/{job_dir.WORK}"
     where = spec["cwd"] or work
@@ -96,7 +96,7 @@ def start_command(
 
 
 RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
-"""What the Python of a job in a Ray-backed boost finds first: it lets Ray tasks use the boost."""
+"""First folder on the path of Python in a Ray-backed boost: it lets Ray tasks use the boost."""
 
 
 def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _ray_python(given: Mapping[str, str]) -> str:
 
 
 def failed_start_kind(error: OSError) -> str:
-    """How an attempt ends that cannot be recorded or written: a full disk is the fault of its node."""
+    """Kind of end of an attempt that cannot be recorded or written: a full disk is the fault of its node."""
     return "no_room" if error.errno in NO_ROOM else "never_started"
 
 
@@ -147,12 +147,12 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
     name = argv[0]
     if "/" in name:
         return name
-    found = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
-    found = [path for path in found if os.access(path, os.F_OK)]
-    if not found:
+    paths = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
+    paths = [path for path in paths if os.access(path, os.F_OK)]
+    if not paths:
         raise LaunchFailed(f"no such command: {name}")
-    runnable = (path for path in found if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
-    return next(runnable, found[0])
+    runnable = (path for path in paths if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
+    return next(runnable, paths[0])
 
 
 def launch_failure(name: str, error: OSError) -> LaunchFailed:
@@ -176,9 +176,9 @@ NODE_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH
 
 
 def node_environment(env: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
-    """The caller's variables, with this node's own where they depend on the machine; what was `given` stays.
+    """The caller's variables, with this node's own where they depend on the machine; `given` ones stay.
 
-    Last on the PATH is this interpreter's folder: `python` works where the system has none.
+    Last on the PATH is this interpreter's folder: `python` works even if the system has none.
     """
     passed = {name: value for name, value in env.items() if name not in MACHINE_VARIABLES or name in given}
     own = {name: os.environ[name] for name in NODE_VARIABLES if name in os.environ}

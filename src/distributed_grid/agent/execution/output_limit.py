@@ -1,11 +1,10 @@
 """Output limit: the newest part of an attempt's stdout and stderr stays on the disk, older bytes are dropped.
 
 A command writes its files itself (ADR 7), so its shim reads their sizes. Above the limit the blocks at the head of the
-file are returned to the disk (`FALLOC_FL_PUNCH_HOLE`): sizes and offsets stay as they are. `output.json` in the control
-directory says how much was dropped; it is written before the hole is made, so a reader that compares with it after it
-has read never takes the zeros of a hole for output. On a disk without room for that file the hole comes first.
-
-It runs in the shim, so it imports only the standard library.
+file are returned to the disk (`FALLOC_FL_PUNCH_HOLE`): sizes and offsets stay. `output.json` in the control directory
+has the number of dropped bytes; it is written before the hole is made, so a reader that compares with it after it has
+read never takes the zeros of a hole for output. On a disk without room for that file the hole comes first. It runs in
+the shim, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BLOCK_BYTES: Final = 4096
 DROP_SHARE: Final = 16
 """A sixteenth of the limit is dropped at a time, so that a slow writer does not cost a hole per block."""
 MAX_GROWTH: Final = 4
-"""The writer may become so many times faster until the next check."""
+"""Assumed growth of the writer's speed until the next check."""
 
 
 class _OutputFile:
@@ -53,18 +52,20 @@ class OutputLimit:
         elapsed = max(now - self._checked_ms, 1) if self._checked_ms else 0
         pause = min(2 * elapsed or MIN_CHECK_MS, MAX_CHECK_MS)
         for name, file in self._files.items():
-            found = os.fstat(file.fd)
-            grown, file.size = max(found.st_size - file.size, 0), found.st_size
-            held = found.st_size - file.dropped
-            if found.st_blocks:  # else its file system does not count them
-                held = min(held, found.st_blocks * 512)
+            status = os.fstat(file.fd)
+            grown, file.size = max(status.st_size - file.size, 0), status.st_size
+            held = status.st_size - file.dropped
+            if status.st_blocks:  # else its file system does not count them
+                held = min(held, status.st_blocks * 512)
             if held > self.limit_bytes:
                 try:
                     held -= self._drop(name, file)
                 except InterruptedError:
                     pause = 0
                 except OSError as error:
-                    overrun = self._overrun(name, held, error)
+                    limit = f"limit {self.limit_bytes / 2**30:.3g} GB"
+                    amount = f"its {name} has {held / 2**30:.3g} GB ({limit})"
+                    overrun = f"{amount}, whose beginning cannot be dropped: {error.strerror}"
             if grown and elapsed:
                 room = max(self.limit_bytes - held, 0)
                 pause = min(pause, room * elapsed // (MAX_GROWTH * grown))
@@ -75,7 +76,6 @@ class OutputLimit:
         return overrun
 
     def close(self) -> None:
-        """Close the descriptors. Safe twice."""
         while self._files:
             os.close(self._files.popitem()[1].fd)
 
@@ -104,7 +104,3 @@ class OutputLimit:
             self._is_recorded = False
         else:
             self._is_recorded = True
-
-    def _overrun(self, name: str, held: int, error: OSError) -> str:
-        limit = f"limit {self.limit_bytes / 2**30:.3g} GB"
-        return f"its {name} has {held / 2**30:.3g} GB ({limit}), whose beginning cannot be dropped: {error.strerror}"

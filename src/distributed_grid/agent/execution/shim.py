@@ -1,13 +1,13 @@
 """Shim: the parent process of one command, which enforces its limits, reaps its tree and records its end.
 
-- The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by
-  the boot id that such an attempt may have run, and does not order it again.
-- The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Where no agent
-  is there to hear of it, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
+- The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by the
+  boot id that such an attempt may have run, and does not order it again.
+- The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Without an agent
+  to read the report, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
 - Time-out, hold, memory limit and output limit are enforced without agent and control plane.
-- The time by which the command has to start is checked immediately before it is executed, and after the shim has
-  recorded its identity. So an attempt without an identity by then never starts.
-- Where its directory is removed nobody can ever read its record: it kills its tree and ends.
+- The time to start the command is checked immediately before it is executed, and after the shim has recorded its
+  identity. So an attempt without an identity by then never starts.
+- If its directory is removed its record is lost to all readers: the shim kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
@@ -30,8 +30,7 @@ from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
-from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
-from distributed_grid.agent.limits.tree_memory import (
+from distributed_grid.agent.limits.process_tree import (
     FIRST_MS,
     CgroupMemoryLimit,
     PolledMemoryLimit,
@@ -39,9 +38,10 @@ from distributed_grid.agent.limits.tree_memory import (
     next_reading_ms,
     over_limit_message,
 )
+from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
-SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
+SETTLE_MS: Final = 200  # time for remaining processes to finish by themselves: `exec > >(tee log)`
 REMOVE_TRIES: Final = 3
 LEFTOVER_GRACE_MS: Final = 1000
 ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
@@ -58,7 +58,7 @@ HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
 class TreeStop:
-    """Why the tree has to end, and when it is killed; `signalled` while only a signal has said so."""
+    """Reason for the end of the tree, and time of the kill; `signalled` until the file of the request is read."""
 
     def __init__(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
         self.kind = kind
@@ -125,7 +125,17 @@ class Shim:
         try:
             self._make_groups(len(cores))
             self.began = self.ended = boot_ms()
-            self._start(cores)
+            output = open_output(self.job)
+            limit = self.spec.get("max_output_bytes", 0)
+            try:
+                self.main = start_command(self.spec, self.job, output.values(), cores, self.groups)
+                if limit > 0:
+                    self.output, output = OutputLimit(limit, self.job, output), {}
+            finally:
+                for fd in output.values():
+                    os.close(fd)
+            if isinstance(self.memory, CgroupMemoryLimit):
+                self.memory.enforce()
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
             removed = self.job.is_removed
@@ -137,7 +147,18 @@ class Shim:
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
             os.setpriority(os.PRIO_PROCESS, self.main, max(niceness(self.spec["cpu_milli"]), own))
-        self._report_started(cores)
+        command = process_tree.read_process(self.main)
+        started = {
+            "pid": self.main,
+            "start": command.start if command else 0,
+            "at_boot_ms": self.began,
+            "cores": cores,
+            "shim": self.identity,
+        }
+        line = job_dir.journal_entry("started", started, self.nonce)
+        with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
+            job_dir.append_entry(self.lock, line)
+        self._report(line)
         self.next_reading_ms = self.began + FIRST_MS
         while self.main_status is None:
             self._check_limits()
@@ -152,19 +173,6 @@ class Shim:
         self._conclude(*self._exit_reason())
 
     # ------------------------------------------------------------------ starting
-
-    def _start(self, cores: list[int]) -> None:
-        output = open_output(self.job)
-        limit = self.spec.get("max_output_bytes", 0)
-        try:
-            self.main = start_command(self.spec, self.job, output.values(), cores, self.groups)
-            if limit > 0:
-                self.output, output = OutputLimit(limit, self.job, output), {}
-        finally:
-            for fd in output.values():
-                os.close(fd)
-        if isinstance(self.memory, CgroupMemoryLimit):
-            self.memory.enforce()
 
     def _make_groups(self, cores: int) -> None:
         self.most_memory_bytes = self._read_most_memory()
@@ -189,20 +197,6 @@ class Shim:
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
 
-    def _report_started(self, cores: list[int]) -> None:
-        command = process_tree.read_process(self.main)
-        started = {
-            "pid": self.main,
-            "start": command.start if command else 0,
-            "at_boot_ms": self.began,
-            "cores": cores,
-            "shim": self.identity,
-        }
-        line = job_dir.journal_entry("started", started, self.nonce)
-        with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
-            job_dir.append_entry(self.lock, line)
-        self._report(line)
-
     # ------------------------------------------------------------------ limits and requests
 
     def _check_limits(self) -> None:
@@ -214,7 +208,11 @@ class Shim:
         elif self.job.is_removed and self.stop is not None:
             self.stop.kill_at = min(self.stop.kill_at, now + REMOVED_GRACE_MS)
         if self.memory:
-            self._raise_limit()
+            # Raise the limit to the one that the agent has recorded since; it never gets smaller.
+            most = self._read_most_memory() if self.most_memory_bytes else 0
+            if most > self.most_memory_bytes:
+                self.most_memory_bytes = most
+                self.memory.raise_limit(most)
             overrun = self.memory.overrun(os.getpid(), self._is_exempt)
             if overrun is not None and self.stop is not None:
                 self.stop.kill_at = now
@@ -239,13 +237,6 @@ class Shim:
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
 
-    def _raise_limit(self) -> None:
-        """Raise the limit to what the agent has recorded since; it never gets smaller."""
-        most = self._read_most_memory() if self.most_memory_bytes else 0
-        if self.memory and most > self.most_memory_bytes:
-            self.most_memory_bytes = most
-            self.memory.raise_limit(most)
-
     def _read_most_memory(self) -> int:
         """The most that an attempt may hold whose lease may grow; 0 where its lease is its limit."""
         most: int = self.spec.get("most_memory_bytes", 0)
@@ -257,8 +248,8 @@ class Shim:
         return min(most, MAX_LIMIT_BYTES)
 
     def _check_output(self, now: int) -> None:
-        """Drop output above its limit. Where that is impossible the tree is paused for its grace, and ended if nobody
-        has shortened the file meanwhile."""
+        """Drop output above its limit. If that is impossible the tree is paused for its grace, and ended if the file is
+        still too long then."""
         if self.output is None or now < self.output.next_check_ms:
             return
         overrun = self.output.check(now)
@@ -275,7 +266,7 @@ class Shim:
             process_tree.stop_tree(os.getpid(), self._is_exempt)
 
     def _read_stop_request(self) -> None:
-        """Begin the stop that was written or signalled; a signal says only its kind, a later file the rest."""
+        """Begin a requested stop; a signal has only the kind, the later file the rest."""
         request = self._recorded_stop()
         if request is not None:
             kill_at = request["kill_at_boot_ms"]
@@ -285,19 +276,15 @@ class Shim:
                 self.stop = TreeStop(self.stop.kind, request["detail"], kill_at)
             else:
                 self.stop.kill_at = min(self.stop.kill_at, kill_at)
-        kind = self._signalled_kind()
+        kind = next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
         if self.stop is None and kind is not None:
             self._begin_stop(kind, "", boot_ms() + self.spec["grace_ms"], signalled=True)
         if self.stop is not None and KILL_SIGNAL in self.timer.received:
             self.stop.kill_at = min(self.stop.kill_at, boot_ms())
 
     def _recorded_stop(self) -> dict[str, Any] | None:
-        """The request to stop that was written, if it is one."""
         request = self.job.read(job_dir.STOP)
         return request if isinstance(request, dict) and has_fields(request, STOP_FIELDS) else None
-
-    def _signalled_kind(self) -> str | None:
-        return next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
 
     def _hold_deadlines(self) -> tuple[int, int]:
         """When to terminate and when to kill: the tree is gone by the end of the hold. (0, 0) is never."""
@@ -309,7 +296,7 @@ class Shim:
         return until - min(self.spec["grace_ms"], hold_ms // 4), until
 
     def _kill_at(self, kill_at: int) -> int:
-        """When to kill, and no later than the hold: a grace may be longer."""
+        """Time of the kill, at the latest that of the hold: a grace may be longer."""
         return min(kill_at, self._hold_deadlines()[1] or kill_at)
 
     def _next_check_ms(self) -> int:
@@ -354,7 +341,7 @@ class Shim:
                 self.main_status = status
 
     def _is_exempt(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
-        """Whether a process below this one belongs to the grid; the command itself never does."""
+        """True if a process below this one belongs to the grid; the command itself never does."""
         return self.grid.besides(self.main)(proc, fresh=fresh)
 
     def _release_exempt(self, *, orphans: bool = False) -> None:
@@ -421,7 +408,7 @@ class Shim:
                 return
 
     def _peak_bytes(self) -> int:
-        """The most that the tree has held at one moment."""
+        """Highest memory of the tree at one moment."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.usage.peak_with_mark(self.largest_bytes, own)
 
@@ -444,16 +431,14 @@ class Shim:
                 return "over_limit", overrun
         if self.stop is not None:
             return self.stop.kind, self.stop.detail
-        if self._was_ended_with_machine(signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM):
-            return "reclaimed", MACHINE_ENDS
-        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
-
-    def _was_ended_with_machine(self, is_terminated: bool) -> bool:
-        """Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
-        machine, to the command sometimes a moment before it sends it to this one."""
+        # Whether the command has ended because its machine ends: a batch system sends SIGTERM to all processes of the
+        # machine, to the command sometimes a moment before it sends it to this one.
+        is_terminated = signalled and os.WTERMSIG(self.main_status) == signal.SIGTERM
         if self.ends_with_machine and is_terminated and signal.SIGTERM not in self.timer.received:
             self.timer.wait(boot_ms() + SETTLE_MS)
-        return self.ends_with_machine and signal.SIGTERM in self.timer.received
+        if self.ends_with_machine and signal.SIGTERM in self.timer.received:
+            return "reclaimed", MACHINE_ENDS
+        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
 
     def _conclude(self, kind: str, detail: str) -> None:
         status = self.main_status
@@ -472,10 +457,7 @@ class Shim:
             "max_memory_bytes": peak,
             "wall_ms": self.ended - self.began,
         }
-        self._record_end(record)
-
-    def _record_end(self, record: dict[str, Any]) -> None:
-        """Write the end, then report it; on a full disk report first and retry: it must not be lost."""
+        # Write the end, then report it; on a full disk report first and retry: it must not be lost.
         line = job_dir.journal_entry("ended", record)
         for attempt in range(MAX_RECORD_TRIES):
             try:
@@ -491,7 +473,7 @@ class Shim:
                 time.sleep(min(attempt + 1, 10))
 
     def _report(self, line: bytes) -> bool:
-        """Whether there is a reader; where there is none the directory says it, too."""
+        """False without a reader; then the directory has it, too."""
         try:
             os.write(self.channel, line)
         except BrokenPipeError:
@@ -536,7 +518,7 @@ def has_fields(content: dict[str, Any], fields: dict[str, type]) -> bool:
 
 
 def is_list_of(kind: type, content: Any) -> bool:
-    return isinstance(content, list) and all(type(one) is kind for one in content)
+    return isinstance(content, list) and all(type(item) is kind for item in content)
 
 
 def signal_name(signum: int) -> str:

@@ -5,14 +5,25 @@ with everything imported that a shim needs; standard library only. One packet is
 the channel on which the shim reports. A shim whose attempt has ended may serve another: most of what a short command
 costs would otherwise be the fork and the pages that are copied after it.
 
-- The spawner ends when its socket closes, that is with its agent. Running shims go on; waiting ones end, so an
+- The spawner ends when its socket closes, that is with its agent. Running shims stay; waiting ones end, so an
   adopted attempt has a shim to itself.
 - The attempt's lock is taken before the attempt is given to a shim, and travels with it. The host's lock is held
   until the last one is given: the next holder of the host's lock sees each attempt either locked or never begun.
-- What a shim that died early left behind becomes the spawner's child, and is killed.
+- Processes of a shim that died early become the spawner's children, and are killed.
 - A shim takes the next attempt only when nothing of the last is left (no process, no control group, no limit) and
   the agent has read its end. Until then the agent may pause, move or measure what is below the shim.
-- While a hold is pending it keeps a hold watcher (`hold_watcher.py`) running, which outlives it.
+- While a hold is pending it keeps a hold watcher running, which outlives it.
+
+The hold watcher is the second process that ends attempts at the end of their hold, where their shim does not. The
+spawner forks it when an attempt with a hold is launched. It outlives agent and spawner, and ends when no attempt with a
+hold is left.
+
+- A shim kills its tree at the end of the hold. A shim that is stopped (SIGSTOP, a debugger, a swap storm) cannot. Half
+  a second later the watcher kills the tree, and the shim if it is stopped: the control plane lends the resources again
+  two seconds after the hold at the earliest.
+- It keeps no state of its own: the directories of the attempts and `.hold` suffice. So it may be killed at any time;
+  the spawner forks another, and the next spawner replaces one of an earlier agent.
+- Processes of this grid are exempt, as for a shim.
 """
 
 from __future__ import annotations
@@ -26,17 +37,183 @@ import socket
 import sys
 import time
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
-from distributed_grid.agent.execution.hold_watcher import HoldWatcher, is_hold_pending
-from distributed_grid.agent.execution.shim import Shim
+from distributed_grid.agent.execution.shim import Shim, is_valid_spec
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir, journal_entry
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
-from distributed_grid.agent.limits.process_tree import GridProcesses
-from distributed_grid.agent.limits.timer import DeadlineTimer, become_subreaper, install_signal_handlers
+from distributed_grid.agent.limits.cgroups import Controllers, group_name, probe_controllers
+from distributed_grid.agent.limits.process_tree import GridProcesses, Proc
+from distributed_grid.agent.limits.timer import (
+    DeadlineTimer,
+    become_subreaper,
+    install_signal_handlers,
+    signal_parent_death,
+)
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.posix.private_files import open_regular, try_lock
+
+OVERDUE_MS: Final = 500
+"""After the end of a hold; the control plane waits two seconds."""
+LOOK_MS: Final = 1000
+MAX_LOOK_MS: Final = 10_000  # while ended attempts have no record yet
+MAX_KILL_ROUNDS: Final = 500
+KILL_PAUSE_S: Final = 0.005
+PARENT_DIED: Final = signal.SIGUSR1
+
+
+def is_hold_pending(root: str) -> bool:
+    """True if the deadline in the file, of any attempts, is still to come or has just passed."""
+    return job_dir.read_hold_record(root)[0] + OVERDUE_MS > boot_ms()
+
+
+class HeldAttempt(NamedTuple):
+    """An attempt with a hold that has not ended."""
+
+    attempt_id: str
+    work: str
+    until_boot_ms: int
+    shim: Proc | None  # None: it is dead
+    shim_pid: int
+    main_pid: int
+    main_start: int
+
+    @property
+    def is_overdue(self) -> bool:
+        return boot_ms() >= self.until_boot_ms + OVERDUE_MS
+
+
+class HoldWatcher:
+    """Ends the attempts of a root whose hold has been over for a moment."""
+
+    def __init__(self, root: str, grid: GridProcesses) -> None:
+        self._root = root
+        self._grid = grid
+        self._boot = boot_id()
+        self._held_until: dict[str, int] = {}  # by the key of the hold; it never gets earlier
+
+    def serve(self) -> NoReturn:
+        """Watch until no attempt with a hold is left."""
+        gc.enable()
+        spawner = os.getppid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {PARENT_DIED})
+        signal_parent_death(PARENT_DIED)
+        self._replace_predecessor()
+        look_ms = LOOK_MS
+        while True:
+            left_ms = self._read_hold() + OVERDUE_MS - boot_ms()
+            is_orphan = os.getppid() != spawner
+            if left_ms <= 0 or is_orphan:
+                held = self._held_attempts()
+                has_killed = self._end_overdue(held)
+                left = [attempt for attempt in held if attempt.shim is not None or not attempt.is_overdue]
+                if not left and not has_killed and (is_orphan or not is_hold_pending(self._root)):
+                    os._exit(0)
+                look_ms = LOOK_MS if has_killed else min(2 * look_ms, MAX_LOOK_MS)
+                left_ms = min((attempt.until_boot_ms for attempt in left), default=0) + OVERDUE_MS - boot_ms()
+            wait_ms = min(left_ms, LOOK_MS) if left_ms > 0 else look_ms
+            signal.sigtimedwait({PARENT_DIED}, wait_ms / 1000)
+
+    def _replace_predecessor(self) -> None:
+        """Hold the lock by which this process is known to belong to the grid; the watcher of an earlier agent ends."""
+        path = f"{self._root}/{job_dir.WATCH_LOCK}"
+        try:
+            lock = open_regular(path, os.O_RDWR | os.O_CREAT)
+        except OSError:  # a full disk, or no root any more
+            return
+        while not try_lock(lock):
+            process_tree.signal_all(process_tree.holders_of(path), signal.SIGKILL)
+            time.sleep(KILL_PAUSE_S)
+
+    def _read_hold(self) -> int:
+        """The deadline of the hold that attempts here believe; 0 where it is not known yet or belongs to none."""
+        until, key = job_dir.read_hold_record(self._root)
+        if key not in self._held_until:
+            return 0
+        self._held_until[key] = max(self._held_until[key], until)
+        return self._held_until[key]
+
+    def _held_attempts(self) -> list[HeldAttempt]:
+        try:
+            names = os.listdir(f"{self._root}/{job_dir.LIVE}")
+        except OSError:  # the root was removed
+            return []
+        attempts = []
+        for name in names:
+            try:
+                with JobDir(self._root, name) as job:
+                    attempt = self._read_attempt(job)
+            except (OSError, ValueError):
+                continue
+            if attempt is not None:
+                attempts.append(attempt)
+        return attempts
+
+    def _read_attempt(self, job: JobDir) -> HeldAttempt | None:
+        """None for one without a hold, one that has ended, one that no shim has begun, and one of another boot."""
+        if job.has(job_dir.EXIT) or not job.has(job_dir.LOCK):
+            return None
+        spec, shim = job.read(job_dir.SPEC), job.read(job_dir.LOCK)
+        if not is_valid_spec(spec, job.attempt_id) or spec["boot"] != self._boot or not spec["hold_ms"]:
+            return None
+        key = spec["hold_key"]
+        held_until = max(self._held_until.get(key, 0), job_dir.read_hold(self._root, key))
+        self._held_until[key] = held_until
+        started = _fields(job.read(job_dir.STARTED))
+        shim_pid, shim_start = _fields(shim)
+        proc = process_tree.read_process(shim_pid) if shim_pid and job.is_locked() else None
+        return HeldAttempt(
+            attempt_id=job.attempt_id,
+            work=f"{job.path}/{job_dir.WORK}",
+            until_boot_ms=held_until or spec["launched_boot_ms"] + spec["hold_ms"],
+            shim=proc if proc is not None and proc.start == shim_start else None,
+            shim_pid=shim_pid,
+            main_pid=started[0],
+            main_start=started[1],
+        )
+
+    def _end_overdue(self, held: list[HeldAttempt]) -> bool:
+        """Kill the trees after their hold, then their shims that are stopped; True if there were any."""
+        overdue = [attempt for attempt in held if attempt.is_overdue]
+        has_killed = False
+        beyond: set[Proc] = set()
+        for _ in range(MAX_KILL_ROUNDS if overdue else 0):
+            procs = process_tree.read_processes()
+            left = [proc for attempt in overdue for proc in self._tree(attempt, procs) if proc not in beyond]
+            if not left:
+                break
+            has_killed = True
+            beyond.update(process_tree.signal_all(left, signal.SIGKILL))
+            time.sleep(KILL_PAUSE_S)
+        for attempt in overdue:
+            shim = process_tree.read_process(attempt.shim.pid) if attempt.shim is not None else None
+            if shim is not None and shim.stopped and attempt.shim is not None and shim.start == attempt.shim.start:
+                has_killed = True
+                process_tree.signal_all([shim], signal.SIGKILL)
+        return has_killed
+
+    def _tree(self, attempt: HeldAttempt, procs: dict[int, Proc]) -> list[Proc]:
+        exempt = self._grid.besides(attempt.main_pid)
+        if attempt.shim is not None:
+            return process_tree.descendants(attempt.shim.pid, exempt, procs)
+        return process_tree.find_attempt_processes(
+            attempt.attempt_id,
+            attempt.work,
+            exempt,
+            attempt.main_pid,
+            attempt.main_start,
+            group_name(attempt.attempt_id, attempt.shim_pid),
+        )
+
+
+def _fields(record: Any) -> tuple[int, int]:
+    """Pid and start time from a part of the journal; zeros if it has none."""
+    if not isinstance(record, dict):
+        return 0, 0
+    pid, start = record.get("pid"), record.get("start")
+    return (pid, start) if isinstance(pid, int) and isinstance(start, int) else (0, 0)
+
 
 BOOT_ID: Final = boot_id()
 PACKET_BYTES: Final = 1024  # the longest id of an attempt takes 800
@@ -65,7 +242,9 @@ class PreforkedShim:
         for left in reversed(range(MAX_ATTEMPTS)):
             attempt_id, descriptors = self._receive()
             if not attempt_id:
-                self._sync_end(last)
+                # Put an end on the disk: the agent may have died before it could see to that.
+                with contextlib.suppress(OSError, ValueError), JobDir(self.root, last) as job:
+                    job.sync_end()
                 break
             if not self._run_to_completion(attempt_id, *descriptors) or not left:
                 break
@@ -73,11 +252,6 @@ class PreforkedShim:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` will notice
                 self.sock.send(READY)
         os._exit(0)
-
-    def _sync_end(self, attempt_id: str) -> None:
-        """Put an end on the disk: the agent may have died before it could see to that."""
-        with contextlib.suppress(OSError, ValueError), JobDir(self.root, attempt_id) as job:
-            job.sync_end()
 
     def _receive(self) -> tuple[str, list[int]]:
         """The next attempt, its lock and its channel; nothing when the spawner ended or has enough spares."""
@@ -90,28 +264,24 @@ class PreforkedShim:
     def _run_to_completion(self, attempt_id: str, lock: int, channel: int) -> bool:
         """Run it; whether there may be another. The lock stays open, and so held, until nothing of it is left."""
         for fd in (lock, channel):
-            os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
+            os.set_inheritable(fd, False)  # unlike those opened here, the command would inherit received ones
         shim = Shim(self.root, attempt_id, lock, channel, self.grid)
         if not shim.run(self.identity, self.timer, self.controllers):
             return False
-        _wait_until_unread(channel)
+        # Wait until the channel has no reader: the agent has read the end, or is gone.
+        poll = select.poll()
+        poll.register(channel, 0)  # an error is reported unasked
+        poll.poll()
         os.close(channel)
         os.close(lock)
         self.identity = self._identity()
         return not self.timer.has_received(signal.SIGTERM)
 
     def _identity(self) -> dict[str, str | int]:
-        """Boot, pid and start time identify it; what it has waited for so far was not the next attempt's."""
+        """Identity by boot, pid and start time; CPU ticks so far are not the next attempt's."""
         me = process_tree.read_process(os.getpid())
         assert me is not None
         return {"boot": BOOT_ID, "pid": me.pid, "start": me.start, "waited_ticks": me.waited_ticks}
-
-
-def _wait_until_unread(channel: int) -> None:
-    """Wait until the channel has no reader: the agent has read the end, or is gone."""
-    poll = select.poll()
-    poll.register(channel, 0)  # an error is reported unasked
-    poll.poll()
 
 
 class Spawner:
@@ -172,8 +342,7 @@ class Spawner:
                     return watcher
 
     def poll_timeout_ms(self) -> int | None:
-        """How long to wait for something to do before the number of spares is put right, or a watcher is forked; None:
-        for ever."""
+        """Time until the number of spare shims is corrected, or a watcher is forked; None: no limit."""
         if len(self.spares) < SPARES:
             return RETRY_FORK_MS if self.fork_error else REFILL_MS
         return SHRINK_MS if len(self.spares) > SPARES else WATCHER_RETRY_MS if self.needs_watcher else None
@@ -210,7 +379,8 @@ class Spawner:
             spare.close()
 
     def launch(self, attempt_id: bytes, channel: int) -> PreforkedShim | None:
-        """Give an attempt its shim; what is locked or has been run already is left alone. Returns as `fork_shim`."""
+        """Give an attempt its shim; a locked attempt, or one that has run already, is left alone. Returns as
+        `fork_shim`."""
         spare = None
         try:
             job = JobDir(self.root, attempt_id.decode())
@@ -301,7 +471,7 @@ class Spawner:
             time.sleep(0.002)
 
     def _is_ours(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
-        """Whether it is a shim forked here, or another process of this grid."""
+        """True for a shim forked here, or another process of this grid."""
         return proc.pid in self.shims or self.grid.besides(0)(proc, fresh=fresh)
 
 
@@ -319,7 +489,7 @@ def _is_waiting(spare: socket.socket) -> bool:
 
 def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and report that an attempt could not be started."""
-    with contextlib.suppress(OSError):  # a full disk: the agent hears of it all the same
+    with contextlib.suppress(OSError):  # a full disk: the agent gets the report all the same
         job.write_exit({"kind": "never_started", "detail": detail})
     _report_refusal(channel, detail)
 

@@ -73,7 +73,10 @@ class SpawnerClient:
         command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0", *self._grid_locks]
         kept = ("LD_LIBRARY_PATH", "PYTHONHOME", NOTICE_VARIABLE)
         inherited = {name: os.environ[name] for name in kept if name in os.environ}
-        log = self._open_log()
+        try:
+            log = open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError:  # a full disk, or something in its place
+            log = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -91,14 +94,8 @@ class SpawnerClient:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_exit)
         self._connected.set()
 
-    def _open_log(self) -> int:
-        try:
-            return open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        except OSError:  # a full disk, or something in its place
-            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-
     async def stop(self) -> None:
-        """Stop the spawner, wait until it has exited, and unlock the root; the shims go on."""
+        """Stop the spawner, wait until it has exited, and unlock the root; shims keep running."""
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
@@ -111,7 +108,15 @@ class SpawnerClient:
         try:
             await self._connected.wait()
             while not self._try_send(attempt_id, channel):
-                await self._wait_writable()
+                assert self._sock is not None
+                loop = asyncio.get_running_loop()
+                writable: asyncio.Future[None] = loop.create_future()
+                fd = self._sock.fileno()
+                loop.add_writer(fd, _resolve, writable)
+                try:
+                    await writable
+                finally:
+                    loop.remove_writer(fd)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the spawner just died: the channel closes with this block, and the host sends again
         finally:
@@ -126,17 +131,6 @@ class SpawnerClient:
         except BlockingIOError:
             return False
         return True
-
-    async def _wait_writable(self) -> None:
-        assert self._sock is not None
-        loop = asyncio.get_running_loop()
-        writable: asyncio.Future[None] = loop.create_future()
-        fd = self._sock.fileno()
-        loop.add_writer(fd, _resolve, writable)
-        try:
-            await writable
-        finally:
-            loop.remove_writer(fd)
 
     def _on_exit(self) -> None:
         """The socket closed (the spawner never writes to it): start another."""
@@ -171,7 +165,7 @@ class SpawnerClient:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll for what has no event: that a lock is free, that a process is gone."""
+    """Poll for a state without an event: a free lock, the end of a process."""
     while not condition():
         await asyncio.sleep(0.002)
 

@@ -19,19 +19,19 @@ Below the root, mode 0700 (files 0600):
             exit.json         how it ended; written once
             cores.json        the cores it was moved to, once it was
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
-            memory.json       with the nonce: what its lease has grown to, and its limit then
+            memory.json       with the nonce: the present size of its lease, and its limit then
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
             output.json       how many bytes at the head of stdout and stderr were dropped, once some were
             home              it ran on another machine, and its files were brought here
             age               the age of this machine when its end was first seen; it is removed a month later
             output_home       it ran on another machine, and its output was brought here, but not its files
-    <attempt id>/             the job's: whatever is found here is not believed
+    <attempt id>/             the job's: nothing in it is trusted
         notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
-        stdout, stderr        what the command wrote
+        stdout, stderr        output of the command
         work/                 the command's own: $GRID_JOB_DIR
-        checkpoints/          the job's, as $GRID_CHECKPOINT_DIR: the next attempt gets what is left here
+        checkpoints/          the job's, as $GRID_CHECKPOINT_DIR: the next attempt gets the files left here
 
 spec.json, shim.lock and exit.json are names of one file, the journal: making a file may cost more than writing it.
 Where there are no hard links they are files of their own. The journal is appended to: its first line is the spec, and
@@ -46,7 +46,7 @@ ever blocking, and up to a size; anything else in its place counts as damaged, w
 A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is. exit.json
 appears when the end is in the journal; an end in the journal of a shim that died before it showed it counts as well. It
 is on the disk when the control plane has not acknowledged it within a moment (`sync_end`), or when no agent was there
-to hear of it: what is acknowledged is in the control plane's store.
+to report it: an acknowledged end is in the control plane's store.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether `name` may be a file name below the root."""
     return _SAFE_NAME.fullmatch(name) is not None
 
 
@@ -115,7 +114,13 @@ class JobDir:
         """Open it, made if need be, and list it as live. A second call changes nothing."""
         if not is_safe_name(attempt_id):
             raise ValueError(f"not a safe attempt id: {attempt_id!r}")
-        _list_as_live(root, attempt_id)
+        live = f"{root}/{LIVE}/{attempt_id}"
+        try:
+            os.link(f"{root}/{HOST_LOCK}", live, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here, or too many of them
+            os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         own = f"{root}/{attempt_id}"
         for path in (f"{root}/{CONTROL}/{attempt_id}", own, f"{own}/{WORK}", f"{own}/{CHECKPOINT_DIR}"):
             _make_directory(path)
@@ -133,7 +138,7 @@ class JobDir:
         os.close(self.fd)
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of one of the control files; `OSError` where it is no regular file."""
+        """Descriptor of one of the control files; raises `OSError` for anything but a regular file."""
         return open_regular(name, flags, self.fd)
 
     def open_job_file(self, name: str, flags: int) -> int:
@@ -146,7 +151,7 @@ class JobDir:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the directory was removed: nobody can ever read what is written here."""
+        """True if the directory was removed: no reader will ever find its files."""
         return os.fstat(self.fd).st_nlink == 0
 
     def has(self, name: str) -> bool:
@@ -164,17 +169,17 @@ class JobDir:
             return parse_json(self._contents(name))
         files, key = _JOURNAL_PARTS[name]
         nonce = self.nonce()
-        found = (find_entry(text, key, nonce) for text in map(self._contents, files))
-        return next((entry for entry in found if entry is not None), None)
+        values = (find_entry(text, key, nonce) for text in map(self._contents, files))
+        return next((entry for entry in values if entry is not None), None)
 
     def nonce(self) -> str:
-        """What the attempt's shim and host write beside all that they record; empty where the spec is damaged."""
+        """Mark on all records of the attempt's shim and host; empty if the spec is damaged."""
         spec = self.read(SPEC)
         nonce = spec.get("nonce") if isinstance(spec, dict) else None
         return nonce if isinstance(nonce, str) else ""
 
     def read_end(self) -> Any:
-        """How it ended; None while it has not. What a dead shim wrote but did not show is shown first."""
+        """Recorded end; None before it. A record of a dead shim that is not shown yet is shown first."""
         record = self.read(EXIT)
         if record is not None or self.is_locked():
             return record
@@ -191,7 +196,7 @@ class JobDir:
         return record or self.read(EXIT)
 
     def write_end(self, lock: int, record: Any, nonce: str = "") -> None:
-        """Put the end into the journal, then show it; after an `OSError` it may be done again."""
+        """Put the end into the journal, then show it; after an `OSError` it may be repeated."""
         append_entry(lock, journal_entry("ended", record, nonce))
         self._show_end(LOCK, record)
 
@@ -217,11 +222,11 @@ class JobDir:
             self.write_exit(record)
 
     def write_exit(self, record: Any) -> None:
-        """Show how it ended in a file of its own, durably: no shim has written it."""
+        """Write the end into a file of its own, durably: no shim has written it."""
         self.write(EXIT, {"ended": record, "nonce": self.nonce()}, durable=True)
 
     def _contents(self, name: str) -> bytes:
-        """All of a file; nothing where there is none, or something else than a regular file of plausible size."""
+        """Content of a file; empty if it is missing, or no regular file of plausible size."""
         return read_regular(name, self.fd, MAX_JOURNAL_BYTES if name in (SPEC, LOCK, EXIT) else MAX_FILE_BYTES)
 
     def write(self, name: str, content: Any, *, durable: bool = False) -> None:
@@ -243,11 +248,9 @@ class JobDir:
             os.close(fd)
 
     def remove(self, name: str) -> None:
-        """Have the file no more. Removing what is not there is not an error."""
-        try:
+        """Remove the file. Safe twice."""
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
-        except FileNotFoundError:
-            pass
 
     def take_lock(self) -> int | None:
         """The shim's lock as a descriptor that holds it for as long as anybody has it open, and that appends.
@@ -282,7 +285,7 @@ class JobDir:
 
 
 def open_job_folder(root: str, attempt_id: str) -> int:
-    """A descriptor of the job's own directory of an attempt; errors as those of `JobDir`."""
+    """Descriptor of the job's own directory of an attempt; errors as those of `JobDir`."""
     if not is_safe_name(attempt_id):
         raise ValueError(f"not a safe attempt id: {attempt_id!r}")
     return os.open(f"{root}/{attempt_id}", _DIRECTORY)
@@ -306,8 +309,8 @@ def has_checkpoint(root: str, attempt_id: str) -> bool:
     except (OSError, ValueError):
         return True
     try:
-        with os.scandir(folder) as found:
-            return next(found, None) is not None
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
     except OSError:
         return True
     finally:
@@ -323,7 +326,7 @@ def mark_home(root: str, attempt_id: str, *, only_output: bool = False) -> None:
     _make_directory(path)
     folder = os.open(path, _DIRECTORY)
     try:
-        for name in (EXIT, OUTPUT_HOME if only_output else HOME):  # in this order: what has the second is complete
+        for name in (EXIT, OUTPUT_HOME if only_output else HOME):  # in this order: the second marks it as complete
             replace_file(name, b"{}", folder, durable=True)
     finally:
         os.close(folder)
@@ -351,12 +354,12 @@ def record_dropped_output(root: str, attempt_id: str, name: str, dropped: int) -
 
 
 def is_home(root: str, attempt_id: str) -> bool:
-    """Whether the files of an attempt of another machine were brought here."""
+    """True if the files of an attempt of another machine were brought here."""
     return is_safe_name(attempt_id) and os.path.exists(f"{root}/{CONTROL}/{attempt_id}/{HOME}")
 
 
 def is_output_home(root: str, attempt_id: str) -> bool:
-    """Whether the output of an attempt of another machine was brought here, with its files or without them."""
+    """True if the output of an attempt of another machine was brought here, with or without its files."""
     folder = f"{root}/{CONTROL}/{attempt_id}"
     return is_safe_name(attempt_id) and (os.path.exists(f"{folder}/{OUTPUT_HOME}") or is_home(root, attempt_id))
 
@@ -372,12 +375,12 @@ def machine_name(root: str, machine: str) -> str:
             os.close(fd)
     except OSError:  # it is there, or there is no room: then it lasts as long as this process
         pass
-    found = read_regular(path, None, MAX_FILE_BYTES).decode("ascii", "replace")
-    return f"{machine}-{found if len(found) == len(fresh) else fresh}"
+    stored = read_regular(path, None, MAX_FILE_BYTES).decode("ascii", "replace")
+    return f"{machine}-{stored if len(stored) == len(fresh) else fresh}"
 
 
 def make_hold(root: str) -> None:
-    """Have a place for the hold deadline of the root, so that writing one needs no room; what is there stays."""
+    """Reserve a file for the hold deadline of the root, so that writing one needs no room; an existing one stays."""
     if not read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES):
         _replace_hold(root, _hold_record(0, ""))
 
@@ -408,7 +411,7 @@ def _replace_hold(root: str, record: bytes) -> None:
 
 
 def read_hold(root: str, key: str) -> int:
-    """The hold deadline of the root; 0 where none was written with this key, that of the attempts of a boot."""
+    """Hold deadline of the root; 0 if none was written with this key, that of the attempts of a boot."""
     until, written_key = read_hold_record(root)
     return until if written_key == key else 0
 
@@ -423,29 +426,16 @@ def read_hold_record(root: str) -> tuple[int, str]:
 
 
 def _hold_record(until_boot_ms: int, key: str) -> bytes:
-    """The deadline twice, with the key in between: who reads while it is written sees that they differ."""
+    """The deadline twice, with the key in between: a reader during the write sees that they differ."""
     return f"{until_boot_ms:020} {key or '-':<40.40} {until_boot_ms:020}\n".encode()
 
 
-def _list_as_live(root: str, attempt_id: str) -> None:
-    live = f"{root}/{LIVE}/{attempt_id}"
-    try:
-        os.link(f"{root}/{HOST_LOCK}", live, follow_symlinks=False)
-    except FileExistsError:
-        pass
-    except OSError:  # no hard links here, or too many of them
-        os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-
-
 def _make_directory(path: str) -> None:
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
 
 
 def make_root(root: str) -> None:
-    """Make the directories of a root that are not there yet."""
     os.makedirs(root, 0o700, exist_ok=True)
     for name in (CONTROL, LIVE):
         _make_directory(f"{root}/{name}")
@@ -465,19 +455,19 @@ def journal_entry(key: str, content: Any, nonce: str = "") -> bytes:
 
 
 def append_entry(fd: int, line: bytes) -> None:
-    """Put the line at the end of a journal opened with O_APPEND; after an `OSError` it may simply be put again."""
+    """Append the line to a journal opened with O_APPEND; after an `OSError` it may simply be repeated."""
     write_all(fd, b"\n" + line)
 
 
 def find_entry(text: bytes, key: str, nonce: str = "") -> Any:
-    """The value of `key` in a journal; None where no whole line has it together with the nonce."""
+    """Value of `key` in a journal; None if no whole line has it together with the nonce."""
     start = f'{{"{key}": '.encode()
-    found = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
-    return next((line[key] for line in found if line is not None and line.get("nonce") == nonce), None)
+    entries = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
+    return next((line[key] for line in entries if line is not None and line.get("nonce") == nonce), None)
 
 
 def first_entry(text: bytes) -> Any:
-    """The first line; None when it was cut short."""
+    """First line; None when it was cut short."""
     return parse_json(text.partition(b"\n")[0])
 
 

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class HoldDeadline:
-    """Hold deadline of a root: attempts stop at it unless the control plane extends it.
+    """Hold deadline of a root: attempts stop at it unless the control plane extends it. It never gets earlier.
 
-    It never gets earlier. It is on disk while something runs, for each shim to read by itself; there it is written in
-    place, so that a full disk ends nothing. What cannot be written counts as not extended: work is stopped in time
-    rather than late.
+    It is on disk while something runs, for each shim to read by itself; there it is written in place, so that a
+    full disk ends nothing. A deadline that cannot be written counts as not extended: work is stopped in time rather
+    than late.
     """
 
     def __init__(self, root: str) -> None:
@@ -34,7 +34,6 @@ class HoldDeadline:
 
     @property
     def lasts(self) -> bool:
-        """Whether the deadline is still to come."""
         return self._until > boot_ms()
 
     def restore(self, key: str) -> None:
@@ -47,7 +46,7 @@ class HoldDeadline:
         self._until = self._on_disk = job_dir.read_hold(self._root, key)
 
     def begin(self, now: int, hold_ms: int) -> None:
-        """Something with a hold is launched now: it has the one that lasts, or else its own begins."""
+        """Begin the hold of a launch, unless a current one lasts."""
         self._until = self._until if self._until > now else now + hold_ms
         self._write()
 
@@ -89,7 +88,7 @@ def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
 
 
 def withdraw_notice(root: str, attempt_id: str) -> None:
-    """Remove the notice: the attempt may go on after all. Safe twice."""
+    """Remove the notice: the attempt may continue. Safe twice."""
     try:
         os.unlink(f"{root}/{attempt_id}/{job_dir.NOTICE}")
     except OSError as error:
@@ -131,40 +130,42 @@ class CheckpointMarks:
         self._marks = seen
 
     def take_unreported(self, node: str, beat: int) -> tuple[CheckpointAge, ...]:
-        """The marks of a node that this heartbeat should report; what it has no room for, the next one does."""
+        """Marks of a node for this heartbeat; the next one has the rest."""
         seen, now = self._marks, self._now_ms()
-        found: list[CheckpointAge] = []
+        ages: list[CheckpointAge] = []
         for attempt_id, mark in seen.items():
             is_due = now - self._reported_ms.get(attempt_id, -REPORT_EVERY_MS) >= REPORT_EVERY_MS
-            if len(found) == MAX_MARKS:
+            if len(ages) == MAX_MARKS:
                 break
             if mark.node == node and is_due and self._confirmed.get(attempt_id) != mark.at_ns:
-                found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
+                ages.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
                 self._reported_ms[attempt_id] = now
                 self._in_flight.setdefault(beat, {})[attempt_id] = mark.at_ns
-        self._forget_others(seen)
-        return tuple(found)
+        for table in (self._reported_ms, self._confirmed):
+            for attempt_id in [known for known in table if known not in seen]:
+                del table[attempt_id]
+        return tuple(ages)
 
     def confirm(self, beat: int) -> None:
         """A heartbeat has arrived, and its marks are in the ledger; those of earlier ones are there too, or lost."""
-        for earlier in [one for one in self._in_flight if one <= beat]:
+        for earlier in [sent for sent in self._in_flight if sent <= beat]:
             marks = self._in_flight.pop(earlier)
             if earlier == beat:
                 self._confirmed |= marks
 
     def report_again(self) -> None:
-        """There is a new link: what was reported on the last one may not have come through."""
+        """There is a new link: reports on the last one may be lost."""
         self._reported_ms.clear()
         self._confirmed.clear()
         self._in_flight.clear()
 
     def observed_age_ms(self, attempt_id: str) -> int | None:
-        """How long before now an attempt marked a checkpoint, as last seen; None where it was not seen to."""
+        """Age of an attempt's last seen checkpoint mark; None without one."""
         mark = self._marks.get(attempt_id)
         return None if mark is None else _age_ms(mark.at_ns)
 
     def age_ms(self, attempt_id: str) -> int | None:
-        """How long ago an attempt marked its last checkpoint; None where it never did."""
+        """Age of an attempt's last checkpoint mark; None without one."""
         at_ns = self._marked_ns(attempt_id)
         return None if at_ns is None else _age_ms(at_ns)
 
@@ -173,12 +174,6 @@ class CheckpointMarks:
             return os.stat(f"{self._root}/{attempt_id}/{job_dir.CHECKPOINT}", follow_symlinks=False).st_mtime_ns
         except OSError:
             return None
-
-    def _forget_others(self, seen: dict[str, CheckpointMark]) -> None:
-        """Keep nothing about attempts that are not there any more."""
-        for table in (self._reported_ms, self._confirmed):
-            for attempt_id in [one for one in table if one not in seen]:
-                del table[attempt_id]
 
 
 def _age_ms(at_ns: int) -> int:

@@ -19,7 +19,7 @@ from distributed_grid.trees.content_store import ContentStore
 from distributed_grid.trees.file_selection import changed_files, select_files
 from distributed_grid.trees.manifest import Manifest, ManifestEntry, decode
 from distributed_grid.trees.paths import to_bytes
-from distributed_grid.trees.protected_paths import is_unremarkable
+from distributed_grid.trees.secret_files import is_unremarkable
 
 EVERYTHING = ("**",)
 MAX_REASON_CHARS = 200
@@ -33,24 +33,24 @@ def count_results(entries: Iterable[ManifestEntry]) -> tuple[int, int]:
 
 def list_results(directory: Path, attempts: dict[str, str]) -> dict[str, tuple[int, int] | str]:
     """Results of the attempts that have any."""
-    found: dict[str, tuple[int, int] | str] = {}
+    results: dict[str, tuple[int, int] | str] = {}
     for attempt, digest in attempts.items():
         try:
             work = work_dir(str(directory / "jobs"), attempt)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as failure:
-            found[attempt] = str(failure)[:MAX_REASON_CHARS]
+            results[attempt] = str(failure)[:MAX_REASON_CHARS]
             continue
         try:
             selected = select_files(work, EVERYTHING)
             counted = count_results(changed_files(work, selected.entries, _shipped(directory, digest)).entries)
         except (GridError, OSError, RecursionError) as failure:
-            found[attempt] = str(failure)[:MAX_REASON_CHARS]
+            results[attempt] = str(failure)[:MAX_REASON_CHARS]
             continue
         if counted[0]:
-            found[attempt] = counted
-    return found
+            results[attempt] = counted
+    return results
 
 
 def _shipped(directory: Path, digest: str) -> Manifest:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import NamedTuple
@@ -16,7 +17,7 @@ PREFIX = "grid-"
 
 
 def group_name(attempt_id: str, shim_pid: int) -> str:
-    """The name of an attempt's groups; another grid may use the same attempt id."""
+    """Name of an attempt's groups; another grid may use the same attempt id."""
     return f"{PREFIX}{attempt_id}.{shim_pid}"
 
 
@@ -28,14 +29,14 @@ class Controller(NamedTuple):
 
 
 class Controllers(NamedTuple):
-    """What this user may use of control groups on this machine."""
+    """Controllers that this user may use on this machine."""
 
     memory: Controller | None = None
     cpu: Controller | None = None
 
 
 def probe_controllers() -> Controllers:
-    """The controllers that work here; leaves nothing behind."""
+    """Controllers that work here; leaves nothing behind."""
     groups = own_groups(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
     return Controllers(_usable("memory", groups), _usable("cpu", groups))
 
@@ -69,17 +70,11 @@ def _usable(name: str, groups: dict[str, Controller]) -> Controller | None:
         # A version 2 group with processes in it cannot delegate controllers, so its parent is next in line.
         own = groups[""]
         candidates = [own, Controller(2, own.base.rpartition("/")[0])]
-        _delegate(own, name)
+        with contextlib.suppress(OSError):
+            _write(f"{own.base}/cgroup.subtree_control", f"+{name}")
     else:
         return None
     return next((controller for controller in candidates if _works(controller, name)), None)
-
-
-def _delegate(controller: Controller, name: str) -> None:
-    try:
-        _write(f"{controller.base}/cgroup.subtree_control", f"+{name}")
-    except OSError:
-        pass
 
 
 _LIMIT_FILE = {
@@ -119,11 +114,9 @@ class Cgroup:
         self.path = path
 
     def make(self) -> None:
-        """Make it. Making what is there already is not an error."""
-        try:
+        """Make it. Safe twice."""
+        with contextlib.suppress(FileExistsError):
             os.mkdir(self.path)
-        except FileExistsError:
-            pass
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Let its processes together never hold more than that; the kernel kills one that asks for more."""
@@ -157,7 +150,6 @@ class Cgroup:
             pass
 
     def join(self) -> None:
-        """Put the calling process in."""
         _write(f"{self.path}/cgroup.procs", "0")
 
     def add(self, pid: int) -> None:
@@ -168,7 +160,6 @@ class Cgroup:
             pass
 
     def members(self) -> list[int]:
-        """Its processes, those in groups below it included."""
         return [int(pid) for path in self._paths() for pid in _read(f"{path}/cgroup.procs").split()]
 
     def _paths(self) -> list[str]:
@@ -176,14 +167,11 @@ class Cgroup:
         return [path for path, _, _ in os.walk(self.path)]
 
     def release(self, pid: int) -> None:
-        """Put a process back into the group this one was made in."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             _write(f"{self.path.rpartition('/')[0]}/cgroup.procs", str(pid))
-        except ProcessLookupError:
-            pass
 
     def kills(self) -> int:
-        """How many of its processes the kernel killed because the limit was reached."""
+        """Number of its processes that the kernel killed at the limit."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return _field(_read(f"{self.path}/{name}"), "oom_kill")
 

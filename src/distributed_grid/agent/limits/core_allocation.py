@@ -12,13 +12,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 CORE = 1000
 
 
 class CoreClaim(NamedTuple):
-    """What one attempt has leased, and the cores it has now (none when it is new)."""
+    """Leased share of one attempt, and its cores now (none when it is new)."""
 
     milli: int
     cores: tuple[int, ...] = ()
@@ -71,29 +71,25 @@ def _assign_wholes(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -
 def _assign_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict[str, int]:
     """A core for each fraction: where it is if that works, else the fullest with room, else all are packed anew."""
     load = dict.fromkeys(cores, 0)
-    found: dict[str, int] = {}
+    core_of: dict[str, int] = {}
     moving: list[tuple[str, CoreClaim]] = []
     for name, claim in claims.items():
         core = claim.rest_core
         if core in load and load[core] + claim.rest <= CORE:
             load[core] += claim.rest
-            found[name] = core
+            core_of[name] = core
         elif claim.rest:
             moving.append((name, claim))
     for name, claim in sorted(moving, key=lambda item: -item[1].rest):
         room = [core for core in cores if load[core] + claim.rest <= CORE]
         if not room:
-            return _repack_rests(claims, cores)
+            names = [name for name, claim in claims.items() if claim.rest]
+            bins = _pack([claims[name].rest for name in names])
+            return {names[index]: cores[number] for number, members in enumerate(bins) for index in members}
         core = max(room, key=lambda core: load[core])
         load[core] += claim.rest
-        found[name] = core
-    return found
-
-
-def _repack_rests(claims: Mapping[str, CoreClaim], cores: Sequence[int]) -> dict[str, int]:
-    names = [name for name, claim in claims.items() if claim.rest]
-    bins = _pack([claims[name].rest for name in names])
-    return {names[index]: cores[number] for number, members in enumerate(bins) for index in members}
+        core_of[name] = core
+    return core_of
 
 
 def _pack(rests: Sequence[int]) -> list[list[int]]:
@@ -114,41 +110,38 @@ def _pack(rests: Sequence[int]) -> list[list[int]]:
 
 def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
     load = dict.fromkeys(real_cores, 0)
-    found = {}
+    shares = {}
     for name, claim in claims.items():
         whole = min(claim.whole, len(real_cores))
         parts = [CORE] * whole + ([claim.rest] if claim.rest else [])
         chosen: list[int] = []
         for index, part in enumerate(parts[: len(real_cores)]):
             present = claim.cores[index] if index < len(claim.cores) else None
-            core = _least_loaded(load, chosen, present)
+            open_cores = {core: amount for core, amount in load.items() if core not in chosen}
+            least = min(open_cores.values())
+            if present in open_cores and open_cores[present] == least:
+                core = present
+            else:
+                core = next(core for core, amount in open_cores.items() if amount == least)
             load[core] += part
             chosen.append(core)
-        found[name] = tuple(chosen)
-    return found
-
-
-def _least_loaded(load: Mapping[int, int], chosen: Iterable[int], present: int | None) -> int:
-    open_cores = {core: amount for core, amount in load.items() if core not in chosen}
-    least = min(open_cores.values())
-    if present in open_cores and open_cores[present] == least:
-        return present
-    return next(core for core, amount in open_cores.items() if amount == least)
+        shares[name] = tuple(chosen)
+    return shares
 
 
 def allowed_cores(cores: Sequence[int], allowed: Sequence[int] | None) -> tuple[int, ...]:
-    """Those of the cores that are allowed now; all that are allowed when none of them is."""
+    """Those of the cores that are allowed now; all allowed ones if none of them is."""
     if allowed is None:
         return tuple(cores)
     return tuple(core for core in cores if core in allowed) or tuple(allowed)
 
 
 def cgroup_weight(milli: int, cores: int) -> int:
-    """The group weight that gives a fraction its share of its core; 0 where nothing is shared."""
+    """Group weight that gives a fraction its share of its core; 0 without sharing."""
     return round(milli % CORE * 1.024) * max(1, cores) if milli % CORE else 0
 
 
 def niceness(milli: int) -> int:
-    """The niceness that does roughly the same: each step is a quarter of the time."""
+    """Niceness of roughly the same effect: each step is a quarter of the time."""
     rest = milli % CORE
     return min(19, round(math.log(CORE / rest) / math.log(1.25))) if rest else 0

@@ -1,10 +1,11 @@
 """Timers on the boot clock and the signals of spawner and shims.
 
-The boot clock goes on while the machine sleeps; waiting on it costs nothing.
+The boot clock continues while the machine sleeps; waiting on it costs nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -19,7 +20,7 @@ _timerfd_settime: Final = _LIBC.timerfd_settime
 _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
 KILL_SIGNAL: Final = signal.SIGRTMIN + 3
-"""The grace of the stop is over."""
+"""Signal at the end of a stop's grace."""
 STOP_SIGNALS: Final = {  # no number has another meaning for older shims
     "cancelled": signal.SIGRTMIN,
     "preempted": signal.SIGRTMIN + 1,
@@ -47,7 +48,7 @@ def signal_parent_death(signum: int) -> None:
 
 
 def install_signal_handlers() -> None:
-    """Handle the signals of a shim, and have every other one do what it does by default.
+    """Handle the signals of a shim, and reset every other one to its default.
 
     Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
     """
@@ -60,7 +61,7 @@ def _ignore(signum: int, frame: object) -> None:
 
 
 class DeadlineTimer:
-    """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
+    """Waits for a signal, a child, or a time; the time continues while the machine sleeps."""
 
     def __init__(self) -> None:
         self.received: set[int] = set()
@@ -73,29 +74,22 @@ class DeadlineTimer:
     def wait(self, until_boot_ms: int, at_most_ms: int | None = None) -> None:
         """Until then (0: for ever) or until something happens; and no longer than `at_most_ms` of being awake."""
         if until_boot_ms or self._timer >= 0:
-            self._set_timer(until_boot_ms)
+            if self._timer < 0:
+                self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+                self._poll.register(self._timer, select.POLLIN)
+            seconds, rest = divmod(until_boot_ms, 1000)
+            _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)
         for fd, _ in self._poll.poll(at_most_ms):
             if fd == self._woken:
                 self.received.update(os.read(fd, 512))
             else:
-                try:
+                with contextlib.suppress(BlockingIOError):
                     os.read(fd, 8)
-                except BlockingIOError:
-                    pass
 
     def has_received(self, signum: int) -> bool:
         """Whether that signal has come since the beginning; forgets every signal that has."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self.received.update(os.read(self._woken, 512))
-        except BlockingIOError:
-            pass
         came = signum in self.received
         self.received.clear()
         return came
-
-    def _set_timer(self, until_boot_ms: int) -> None:
-        if self._timer < 0:
-            self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-            self._poll.register(self._timer, select.POLLIN)
-        seconds, rest = divmod(until_boot_ms, 1000)
-        _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)

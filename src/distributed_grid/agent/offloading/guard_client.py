@@ -22,7 +22,7 @@ from distributed_grid.agent.offloading.guard_core import FINAL_PHASES, GuardReco
 from distributed_grid.agent.offloading.guard_process import GUARDED_ALREADY
 from distributed_grid.agent.offloading.move_journal import LOCK, SOCKET, decode_record, read_journal
 from distributed_grid.posix.private_files import open_regular, try_lock
-from distributed_grid.posix.unix_sockets import is_own_peer, short_path
+from distributed_grid.posix.sockets import is_own_peer, short_path
 
 START_SECONDS = 20.0
 RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.01, 2.0

@@ -44,7 +44,7 @@ from distributed_grid.agent.offloading.guard_core import (
 from distributed_grid.agent.offloading.move_journal import FAILURE, LOCK, SOCKET, MoveJournal, encode_record
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import open_regular, try_lock, write_all
-from distributed_grid.posix.unix_sockets import is_own_peer, peer_pid
+from distributed_grid.posix.sockets import is_own_peer, peer_pid
 
 GUARDED_ALREADY: Final = 3
 MAX_CONNECTIONS, MAX_ORDER_BYTES = 8, 4096

@@ -16,8 +16,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from distributed_grid.adapters.probes.open_sockets import OpenSockets, read_open_sockets
-from distributed_grid.adapters.probes.procfs import TICK_MS
+from distributed_grid.adapters.probes.procfs import TICK_MS, OpenSockets, read_open_sockets
 from distributed_grid.agent.offloading import proc_entries
 from distributed_grid.agent.offloading.proc_entries import ProcDetails, ProcessGone, ProcRow, ReaderIdentity
 from distributed_grid.agent.offloading.work_trees import (

@@ -1,13 +1,12 @@
-"""Owner guard of a machine: makes borrowed work yield to the owner, without asking anybody.
+"""Owner guard of a machine: makes borrowed work yield to the owner, without the control plane.
 
-Every sample of the machine goes to the yield policy, and what it decides is applied to the borrowed work. An action is
-pending until it is done, an eviction until the attempt is gone: one that fails is tried again with the next sample, and
-keeps none of the others from being done. Whenever the machine begins to yield, its offers are withdrawn: `generation`
-grows. A job that will be stopped finds a file at $GRID_NOTICE that says why and when; so does one that the control
-plane displaces, and that notice is never withdrawn. The control plane may want an attempt to stand still, too, for the
-sake of its node: that ends by itself unless it is wanted again and again, and what stands still goes on when neither
-the owner nor the control plane wants it to.
+Every sample of the machine goes to the yield policy, and its decisions are applied to the borrowed work. An action is
+pending until it is done, an eviction until the attempt is gone: a failed one is repeated with the next sample, and
+delays none of the others. Whenever the machine begins to yield, its offers are withdrawn: `generation` grows.
 
+A job that will be stopped gets a file at $GRID_NOTICE with reason and time; so does one that the control plane
+displaces, and that notice is never withdrawn. The control plane may pause an attempt, too, for the sake of its node:
+that pause ends unless it is renewed, and the attempt is resumed when neither the owner nor the control plane pauses it.
 Nothing here depends on an event loop or on real processes: the simulator runs the same guard on simulated machines.
 """
 
@@ -19,8 +18,20 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from distributed_grid.agent.owner.eviction import CancelEviction, Evict, Reclaim, UsageSample, Warn
-from distributed_grid.agent.owner.yield_policy import Action, Continue, OwnerState, Pause, Throttle, YieldStep, decide
+from distributed_grid.agent.owner.yield_policy import (
+    Action,
+    CancelEviction,
+    Continue,
+    Evict,
+    OwnerState,
+    Pause,
+    Reclaim,
+    Throttle,
+    UsageSample,
+    Warn,
+    YieldStep,
+    decide,
+)
 from distributed_grid.wire import OwnerRules
 
 FAST_MS = 250
@@ -38,28 +49,28 @@ class BorrowedWork(Protocol):
     """The borrowed work of a machine, to be measured, slowed down and stopped."""
 
     def running(self) -> Collection[str]:
-        """The attempts that have not ended."""
+        """Attempts that have not ended."""
 
     def sample(self) -> UsageSample | None:
-        """Who uses what right now; None while nothing borrowed runs."""
+        """Present use; None while nothing borrowed runs."""
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
-        """Let it use so many cores (None: its own), and each only for that part of the time."""
+        """Limit it to these cores (None: its own), and each to that part of the time."""
 
     def pause(self, spared: frozenset[str]) -> Iterable[tuple[str, int]]:
         """Pause everything but `spared`; attempt and fence of those that ran until now."""
 
     def resume(self, attempt_id: str | None = None) -> None:
-        """Let one, or everything, that is paused go on as throttled."""
+        """Resume one, or all, paused attempts, within the throttle."""
 
     def release(self) -> None:
-        """Everything runs freely again. Safe twice."""
+        """Let everything run freely again. Safe twice."""
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
-        """Warn an attempt that it will be stopped; how many milliseconds it has."""
+        """Warn an attempt of its stop; its time in milliseconds."""
 
     def withdraw_notice(self, attempt_id: str) -> None:
-        """It may go on after all. Safe twice."""
+        """Withdraw the notice. Safe twice."""
 
     async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
         """Stop an attempt; the control plane queues its job again."""
@@ -94,7 +105,6 @@ class OwnerGuard:
 
     @property
     def yields(self) -> bool:
-        """Whether borrowed work yields to the owner now."""
         return self.state.yields
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
@@ -124,33 +134,45 @@ class OwnerGuard:
             self._pending[_subject(action)] = action
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
-            self._pause_running()
+            # Pause running attempts, new ones included; warned ones may use the small rest.
+            warned = {eviction.attempt_id for eviction in self.state.evictions}
+            for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
+                if attempt_id not in self._paused:
+                    self._paused[attempt_id] = fence
+                    self._report_pause(attempt_id, fence, True, self._why)
         if self.yields != yielded:
             self._on_change()
-        wait_ms = self._sampling.after(_activity(sample, rules))
+        cpu = 1000 * sample.outside_milli // max(1, sample.machine_milli)
+        memory = 1000 - 1000 * sample.memory_available_bytes // max(1, sample.memory_bytes)
+        most = 1000 - 1000 * rules.memory_min_bytes // max(1, sample.memory_bytes)
+        wait_ms = self._sampling.after(ActivitySample(True, ((cpu, rules.cpu_busy_max_milli), (memory, most))))
         return FAST_MS if self.yields else wait_ms
 
     def release(self) -> None:
-        """Everything runs freely again, and nobody stays warned. Safe twice."""
+        """Let everything run freely again, without warnings. Safe twice."""
         self._pending = {}
         self._work.release()
-        self._report_resumed()
+        running = self._work.running()
+        for attempt_id, fence in self._paused.items():
+            if attempt_id in running:
+                self._report_pause(attempt_id, fence, False, "")
+        self._paused = {}
         for attempt_id in tuple(self._warned):
             self._withdraw_notice(attempt_id)
         self.state = OwnerState()
 
     def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
-        """Pause an attempt for the sake of its node, for `STANDING_MS`: again and again while it is to last."""
+        """Pause an attempt for its node, for `STANDING_MS`; repeated as long as the pause is to last."""
         self._standing[attempt_id] = (self._boot_ms() + STANDING_MS, why)
         self._apply_standing()
 
     def go_on(self, attempt_id: str) -> None:
-        """Let an attempt that stands still for its node go on, unless its owner wants it to stand still. Safe twice."""
+        """Resume an attempt that is paused for its node, unless its owner has paused it. Safe twice."""
         if self._standing.pop(attempt_id, None) is not None:
             self._end_pause(attempt_id)
 
     def _apply_standing(self) -> None:
-        """Pause what is to stand still for its node and runs; let go on what was not told so again."""
+        """Pause running attempts for their node; resume those whose pause was not renewed."""
         if not self._standing:
             return
         now, running = self._boot_ms(), set(self._work.running())
@@ -159,14 +181,14 @@ class OwnerGuard:
                 del self._standing[attempt_id]
             elif now >= until:
                 self.go_on(attempt_id)
-        wanted = self._standing.keys() - self._displaced - {one.attempt_id for one in self.state.evictions}
+        wanted = self._standing.keys() - self._displaced - {eviction.attempt_id for eviction in self.state.evictions}
         for attempt_id, fence in self._work.pause(frozenset(running - wanted)) if wanted else ():
             if attempt_id not in self._paused:
                 self._paused[attempt_id] = fence
                 self._report_pause(attempt_id, fence, True, self._standing[attempt_id][1])
 
     def _end_pause(self, attempt_id: str) -> None:
-        """Let an attempt go on that nobody wants to stand still any more."""
+        """Resume an attempt without any pause left."""
         if self.state.step is YieldStep.PAUSED:
             return
         self._work.resume(attempt_id)
@@ -182,7 +204,7 @@ class OwnerGuard:
         Unless that is given, as long as the owner's rules say; where there are none it is stopped at once, knowing why.
         """
         running = self._work.running()
-        self._displaced = {one for one in self._displaced if one in running} | {attempt_id}
+        self._displaced = {displaced for displaced in self._displaced if displaced in running} | {attempt_id}
         if in_ms is None:
             in_ms = self.rules.notice_ms if self.rules is not None else 0
         in_ms = self._work.give_notice(attempt_id, why, in_ms)
@@ -190,7 +212,7 @@ class OwnerGuard:
         return in_ms
 
     def spare(self, attempt_id: str) -> None:
-        """Withdraw the notice of an attempt that was displaced and may go on after all. Safe twice."""
+        """Withdraw the notice of a displaced attempt. Safe twice."""
         if attempt_id in self._displaced:
             self._displaced.discard(attempt_id)
             self._withdraw_notice(attempt_id)
@@ -202,52 +224,36 @@ class OwnerGuard:
                 del self._pending[subject]
                 continue
             try:
-                await self._act(action)
+                match action:
+                    case Throttle(cores, running_milli):
+                        self._work.throttle(cores, running_milli)
+                    case Pause(why):
+                        log.info("borrowed work is paused: %s", why)
+                        self._why = why
+                    case Continue():
+                        for attempt_id in [paused for paused in self._paused if paused not in self._standing]:
+                            self._end_pause(attempt_id)
+                        if not self._standing:
+                            self._work.resume()
+                    case Warn(attempt_id, why, in_ms):
+                        self._warned.add(attempt_id)
+                        self._work.give_notice(attempt_id, why, in_ms)
+                        self._work.resume(attempt_id)  # while paused it could not read the notice
+                    case CancelEviction(attempt_id):
+                        self._withdraw_notice(attempt_id)
+                    case Evict(attempt_id, why, grace_ms):
+                        if attempt_id not in self._evicted:
+                            log.info("%s is evicted: %s", attempt_id, why)
+                        await self._work.evict(attempt_id, why, grace_ms)
+                        self._evicted = {evicted for evicted in self._evicted if evicted in self._work.running()} | {
+                            attempt_id
+                        }
+                        self._warned.discard(attempt_id)
             except Exception as failure:  # the owner needs the others all the same; this one is tried again
                 log.warning("%s failed, and is tried again", type(action).__name__, exc_info=failure)
             else:
                 if not isinstance(action, Evict):
                     self._pending.pop(subject)
-
-    async def _act(self, action: Action) -> None:
-        match action:
-            case Throttle(cores, running_milli):
-                self._work.throttle(cores, running_milli)
-            case Pause(why):
-                log.info("borrowed work is paused: %s", why)
-                self._why = why
-            case Continue():
-                for attempt_id in [one for one in self._paused if one not in self._standing]:
-                    self._end_pause(attempt_id)
-                if not self._standing:
-                    self._work.resume()
-            case Warn(attempt_id, why, in_ms):
-                self._warned.add(attempt_id)
-                self._work.give_notice(attempt_id, why, in_ms)
-                self._work.resume(attempt_id)  # while paused it could not read the notice
-            case CancelEviction(attempt_id):
-                self._withdraw_notice(attempt_id)
-            case Evict(attempt_id, why, grace_ms):
-                if attempt_id not in self._evicted:
-                    log.info("%s is evicted: %s", attempt_id, why)
-                await self._work.evict(attempt_id, why, grace_ms)
-                self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
-                self._warned.discard(attempt_id)
-
-    def _pause_running(self) -> None:
-        """Pause what runs, what has started since included; who was warned may use the little that is left."""
-        warned = {one.attempt_id for one in self.state.evictions}
-        for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
-            if attempt_id not in self._paused:
-                self._paused[attempt_id] = fence
-                self._report_pause(attempt_id, fence, True, self._why)
-
-    def _report_resumed(self) -> None:
-        running = self._work.running()
-        for attempt_id, fence in self._paused.items():
-            if attempt_id in running:
-                self._report_pause(attempt_id, fence, False, "")
-        self._paused = {}
 
     def _withdraw_notice(self, attempt_id: str) -> None:
         self._warned.discard(attempt_id)
@@ -256,7 +262,7 @@ class OwnerGuard:
 
 
 def _subject(action: Action) -> str:
-    """What an action is about; a later one about the same replaces it."""
+    """Subject of an action; a later one of the same subject replaces it."""
     if isinstance(action, Reclaim):
         return action.attempt_id
     return "throttle" if isinstance(action, Throttle) else "pause"
@@ -266,8 +272,7 @@ def _subject(action: Action) -> str:
 
 
 class ActivitySample(Struct, frozen=True):
-    """What one sample says to the sampling rate: the owner's use in thousandths, and the most it may be before work
-    must yield.
+    """Owner's use in one sample, in thousandths, and its highest value before work must yield.
 
     Each `(used, most)` pair is one resource (CPU, memory, each GPU); without thresholds nothing is ever near.
     """
@@ -288,36 +293,22 @@ class SamplingRate:
     def after(self, sample: ActivitySample) -> int:
         """Milliseconds from this sample to the next."""
         used = tuple(amount for amount, _ in sample.outside)
-        changed = self._has_changed(used)
-        if sample.borrowed and (changed or _is_near(sample)):
+        # Whether use went away from where it last stood still, so that a slow climb is a change, too.
+        anchor = self._anchor
+        if anchor is not None and _is_close(used, anchor):
+            changed = False
+        else:
+            self._anchor = used
+            changed = anchor is not None
+        is_near = any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)
+        if sample.borrowed and (changed or is_near):
             self._wait_ms = FAST_MS
         else:
             self._wait_ms = min(2 * self._wait_ms, WATCHFUL_MS if sample.borrowed else REST_MS)
         return self._wait_ms
 
-    def _has_changed(self, used: tuple[int, ...]) -> bool:
-        """Whether use went away from where it last stood still, so that a slow climb is a change, too."""
-        anchor = self._anchor
-        if anchor is not None and _is_close(used, anchor):
-            return False
-        self._anchor = used
-        return anchor is not None
-
-
-def _activity(sample: UsageSample, rules: OwnerRules) -> ActivitySample:
-    """The same in thousandths of the machine."""
-    cpu = 1000 * sample.outside_milli // max(1, sample.machine_milli)
-    memory = 1000 - 1000 * sample.memory_available_bytes // max(1, sample.memory_bytes)
-    most = 1000 - 1000 * rules.memory_min_bytes // max(1, sample.memory_bytes)
-    return ActivitySample(True, ((cpu, rules.cpu_busy_max_milli), (memory, most)))
-
 
 def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    """Whether these are the same resources, none of them used much differently."""
+    """True if these are the same resources, none with much different use."""
     same = len(used) == len(before)
     return same and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, before, strict=True))
-
-
-def _is_near(sample: ActivitySample) -> bool:
-    """Whether some use is close to, or over, what the owner's machine puts up with."""
-    return any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)

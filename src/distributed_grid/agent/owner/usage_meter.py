@@ -1,18 +1,19 @@
-"""Usage meter: what is in use on this machine, and which part of it is the owner's.
+"""Usage meter: use of this machine, and the owner's part of it.
 
-Everything is the owner's but what the grid's own attempts use, the memory lent here, and what Ray's workers use of what
-is lent through Ray: never more than is lent, and without a loan Ray is not measured at all.
+All use is the owner's except for the grid's own attempts, the memory lent here, and Ray's workers as far as their
+resources are lent through Ray; without a loan Ray is not measured at all.
 
-A simulated node of the machine is measured by itself: what its own work uses of its declared capacity, and the declared
-use of its owner. Nothing of the machine shows there: not what others use of it, and not the work of its other nodes.
+A simulated node of the machine is measured by itself: its own work within its declared capacity, and the declared use
+of its owner. Nothing of the machine shows there: neither other use of it, nor the work of its other nodes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -23,20 +24,174 @@ from distributed_grid.adapters.probes.machine_probe import (
     MachineCapacity,
     MachineProbe,
 )
+from distributed_grid.adapters.probes.procfs import is_raylet
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.owner.eviction import OwnerOnGpu
-from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, total_loan
+from distributed_grid.agent.owner.yield_policy import OwnerOnGpu
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity
-from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
+
+FIND_MS = 10_000
+AGENT_WORDS = (b"DashboardAgent", b"RuntimeEnvAgent", b"/agent.py", b"/agent/main.py", b"PlacementGroupActor")
+"""Marks in the command lines of Ray's agents: the title of one that has loaded, and its script before."""
+_TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class RayLoan(Struct, frozen=True):
+    """Resources lent through Ray on a node."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_milli: int = 0
+
+
+def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
+    """All of it on one machine."""
+    each = list(loans)
+    return RayLoan(
+        sum(loan.cpu_milli for loan in each),
+        sum(loan.memory_bytes for loan in each),
+        sum(loan.gpu_milli for loan in each),
+    )
+
+
+class RayWorkers:
+    """Counts the CPU time and the memory of Ray's workers, as far as they are lent.
+
+    A raylet runs the program of an installed Ray (`is_raylet`), under any name. It is one of those that the grid
+    has started, if `record` has it (the file that its start has left); else any that is not part of a job. With
+    `node_name`, only raylets that were started under this name count: those of a simulated node, of which
+    everything that the grid has started is measured, lent or not.
+    """
+
+    def __init__(self, record: Path | None = None, node_name: str = "") -> None:
+        self.loan = RayLoan()
+        self.jobs: Path | None = None
+        self.shims: Callable[[], Collection[int]] = tuple
+        self.exempt: process_tree.Exempt = process_tree.nobody
+        self._record = record
+        self._node_name = node_name
+        self._raylets: list[int] = []
+        self._agents: set[int] = set()
+        self._found_at = -FIND_MS
+        self._last: tuple[int, dict[tuple[int, int], int]] | None = None
+        self._counted_ms = self._outside_ms = 0
+        self._memory_bytes = self._outside_bytes = 0
+
+    def measure(self) -> tuple[int, int]:
+        """The CPU time that counts, in all since the beginning, and the memory that counts now."""
+        at_ms = boot_ms()
+        measures_all = bool(self._node_name) and self._record is not None and self._record.exists()
+        if self.loan == RayLoan() and not measures_all:
+            self._last, self._memory_bytes, self._outside_bytes = None, 0, 0
+            return self._counted_ms, 0
+        below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
+        workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
+        used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
+        memory = sum(_private_bytes(pid) for pid, _ in workers)
+        if self._last is not None:
+            before_ms, before = self._last
+            spent = sum(max(cpu - before.get(key, 0), 0) for key, cpu in used.items())
+            lent = min(spent, self.loan.cpu_milli * max(at_ms - before_ms, 0) // 1000)
+            self._counted_ms += lent
+            self._outside_ms += spent - lent
+        self._last = at_ms, used
+        self._memory_bytes = min(memory, self.loan.memory_bytes)
+        self._outside_bytes = memory - self._memory_bytes
+        return self._counted_ms, self._memory_bytes
+
+    def beyond_loan(self) -> tuple[int, int]:
+        """Total CPU time, and memory at the last measurement, beyond the loan."""
+        return self._outside_ms, self._outside_bytes
+
+    def pids(self) -> set[int]:
+        """The workers, where a GPU is lent to them."""
+        if not self.loan.gpu_milli:
+            return set()
+        return {
+            proc.pid for pid in self._known(boot_ms()) for proc in process_tree.listed_descendants(pid, self.exempt)
+        }
+
+    def _known(self, at_ms: int) -> list[int]:
+        if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
+            raylets = find_raylets(self._record, self.shims(), self.jobs)
+            self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
+            self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
+            self._found_at = at_ms
+        return self._raylets
+
+
+def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None = None) -> list[int]:
+    """The raylets of this machine that may have been lent: see `RayWorkers`."""
+    started = _read_record(record)
+    procs = process_tree.read_processes()
+    raylets = (proc for proc in procs.values() if is_raylet(proc.pid, besides=str(jobs or "")))
+    outside = (proc for proc in raylets if not _is_below(proc, shims, procs))
+    return [proc.pid for proc in outside if started is None or started.includes(proc, procs)]
+
+
+def is_named(raylet: int, node_name: str) -> bool:
+    arguments = process_tree.read_proc_file(f"/proc/{raylet}/cmdline").split(b"\0")
+    return f"--node-name={node_name}".encode() in arguments
+
+
+def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
+    """The children of raylets that are parts of Ray itself, or the grid's own actor, and no work of anybody's."""
+    for proc in (proc for raylet in raylets for proc in process_tree.children_of(raylet)):
+        command = process_tree.read_proc_file(f"/proc/{proc.pid}/cmdline")
+        if any(word in command for word in AGENT_WORDS):
+            yield proc.pid
+
+
+def _read_record(path: Path | None) -> _RayRecord | None:
+    """Record of the start of Ray here by the grid; None without one, or after its end."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=_RayRecord) if path is not None else None
+    except (OSError, msgspec.DecodeError):
+        return None
+    if record is None or record.boot != boot_id() or not record.leader:
+        return None
+    leader = process_tree.read_process(record.leader)
+    return record if leader is None or leader.start == record.leader_start else None
+
+
+class _RayRecord(Struct):
+    """The note of `adapters/node/node_script_ray.py`: in which session, and with which mark, Ray was started."""
+
+    boot: str = ""
+    leader: int = 0
+    leader_start: int = 0
+    mark: str = ""
+
+    def includes(self, proc: process_tree.Proc, procs: Mapping[int, process_tree.Proc]) -> bool:
+        if proc.session == self.leader or _is_below(proc, (self.leader,), procs):
+            return True
+        return bool(self.mark) and f"GRID_RAY_MARK={self.mark}".encode() in process_tree.read_environ(proc.pid)
+
+
+def _is_below(proc: process_tree.Proc | None, roots: Collection[int], procs: Mapping[int, process_tree.Proc]) -> bool:
+    seen: set[int] = set()
+    while proc is not None and proc.pid not in seen:
+        if proc.pid in roots:
+            return True
+        seen.add(proc.pid)
+        proc = procs.get(proc.parent)
+    return False
+
+
+def _private_bytes(pid: int) -> int:
+    fields = (process_tree.read_proc_file(f"/proc/{pid}/statm") or b"").split()
+    return max(int(fields[1]) - int(fields[2]), 0) * _PAGE if len(fields) > 2 else 0
+
 
 MIN_FREE_INODES = 50
 """A file system on which no more files than this can be made is full."""
 
 
 class OwnerBackground(Struct, frozen=True):
-    """What an owner uses all the time, in thousandths of what the node has."""
+    """Permanent use by an owner, in thousandths of the node's capacity."""
 
     cpu_milli: int = 0
     memory_milli: int = 0
@@ -44,16 +199,16 @@ class OwnerBackground(Struct, frozen=True):
 
 
 class SimulatedNode(Struct, frozen=True):
-    """A node that stands for a machine of its own: what it has, and what its owner uses of it."""
+    """A node that stands for a machine of its own: its capacity, and its owner's use of it."""
 
     capacity: Capacity
     background: OwnerBackground = OwnerBackground()
 
 
 class SimulatedUsageMeter:
-    """Measures one simulated node; remembers the CPU time of its attempts that have ended.
+    """Measures one simulated node; keeps the CPU time of its ended attempts.
 
-    Its GPUs are as busy as its owner makes them: no driver says what jobs do on a declared device.
+    Its GPUs are as busy as its owner makes them: no driver measures jobs on a declared device.
     """
 
     def __init__(self, node: SimulatedNode, ray: RayWorkers) -> None:
@@ -63,20 +218,19 @@ class SimulatedUsageMeter:
         self._windows = CpuTimeWindows(node.capacity.cpu_milli)
 
     def set_ray_loan(self, loan: RayLoan) -> None:
-        """So much of the node is lent through Ray."""
         self._ray.loan = loan
 
     def ended(self, cpu_ms: int) -> None:
-        """An attempt of the node has ended that used so much in all."""
+        """An attempt of the node has ended, with this CPU time in all."""
         self._ended_cpu_ms += cpu_ms
 
     def usage(self, running: Iterable[AttemptUsage], blocks_bytes: int, at_ms: int, room_bytes: int | None) -> Usage:
-        """What is in use, where it is a rate averaged over about ten seconds; `room_bytes` is the machine's."""
+        """Use, a rate being averaged over about ten seconds; `room_bytes` is the machine's."""
         ray_ms, memory = self._ray.measure()
         outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
-        for one in running:
-            cpu_ms, memory = cpu_ms + one.cpu_ms, memory + one.memory_bytes
+        for attempt in running:
+            cpu_ms, memory = cpu_ms + attempt.cpu_ms, memory + attempt.memory_bytes
         has, owner = self._node.capacity, self._node.background
         window, _ = self._windows.windows(at_ms=at_ms, busy_ms=outside_ms, own_ms=cpu_ms)
         own_milli = ray_milli = 0
@@ -104,7 +258,7 @@ class SimulatedUsageMeter:
 
 
 class UsageSnapshot(Struct, frozen=True):
-    """Who uses what right now: thousandths of cores, and bytes."""
+    """Present use by everybody: thousandths of cores, and bytes."""
 
     machine_milli: int
     outside_milli: int
@@ -150,20 +304,18 @@ class UsageMeter:
             self._simulated[node].set_ray_loan(loan)
 
     def set_jobs(self, jobs: Path, shims: Callable[[], Collection[int]], exempt: process_tree.Exempt) -> None:
-        """What is below these shims is a job, never Ray, and so is a program in the directory of jobs.
-
-        What is exempt from jobs is none of Ray's workers.
-        """
+        """Processes below these shims are jobs, never Ray, and so is a program in the directory of jobs. Processes
+        exempt from jobs are none of Ray's workers."""
         self._jobs = jobs
         for ray in self._rays:
             ray.jobs, ray.shims, ray.exempt = jobs, shims, exempt
 
     def count_lent_memory(self, node: str, measure: Callable[[], int]) -> None:
-        """The copies of memory blocks that are held for a node use so much: that is not the owner's either."""
+        """Memory of the block copies held for a node: that is not the owner's either."""
         self._lent_memory[node] = measure
 
     def ended(self, node: str, cpu_ms: int) -> None:
-        """An attempt of a node has ended that used so much in all."""
+        """An attempt of a node has ended, with this CPU time in all."""
         self._ended_cpu_ms += cpu_ms
         if node in self._simulated:
             self._simulated[node].ended(cpu_ms)
@@ -176,7 +328,7 @@ class UsageMeter:
         """Measure the GPUs for the next `usages`. A driver may hang: call it from a thread."""
         if self._gpus is not None:
             own = {*own_pids, *self._ray.pids()}
-            self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
+            self._on_gpus = tuple(gpu.outside for gpu in self._gpus.sample(own))
             self._gpus_measured = True
 
     def sample_disk(self) -> None:
@@ -191,18 +343,12 @@ class UsageMeter:
 
     @property
     def gpu_memory_by_pid(self) -> Mapping[int, int]:
-        """What each process held of the GPUs when they were last sampled."""
         return self._gpus.memory_by_pid if self._gpus is not None else {}
 
     def usages(self, nodes: Iterable[str], own: Mapping[str, AttemptUsage]) -> dict[str, Usage]:
-        """What is in use on each of these nodes, averaged over about ten seconds where it is a rate; of the GPUs, as
-        last sampled."""
-        machine = self._machine_usage(own)
-        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
-
-    def _machine_usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
+        """Use of each of these nodes, rates averaged over about ten seconds; of the GPUs, as last sampled."""
         sample = self.probe.sample(*self._own(own.values()))
-        return Usage(
+        machine = Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
             cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
             memory_bytes=sample.memory_used_bytes,
@@ -214,15 +360,16 @@ class UsageMeter:
             cpu_measured=sample.warm,
             gpus_measured=self._gpus_measured,
         )
+        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
 
     def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
-        running = (one for one in own.values() if one.node == node)
+        running = (attempt for attempt in own.values() if attempt.node == node)
         blocks = self._lent_memory.get(node, lambda: 0)()
         usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
         return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
 
     def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
-        """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""
+        """Use at this moment; rates over the time since the last call, and no less than 200 ms."""
         if self._capacity is None:
             self._capacity = self.probe.capacity()
         there_is, at_ms = self._capacity, boot_ms()
@@ -242,13 +389,13 @@ class UsageMeter:
         )
 
     def memory(self, own: Mapping[str, AttemptUsage]) -> tuple[int, int, int]:
-        """Bytes now: all there is, what is used of it, and by others than the grid."""
+        """Bytes now: in all, used, and used by others than the grid."""
         used = self.probe.memory_used_bytes()
         _, own_bytes = self._own(own.values())
         return self.probe.memory_bytes, used, max(0, used - own_bytes)
 
     def owner_on_gpus(self, own_pids: Collection[int]) -> tuple[OwnerOnGpu, ...]:
-        """What others use of the GPUs that can be measured. A driver may hang: call it from a thread."""
+        """Foreign use of the GPUs that can be measured. A driver may hang: call it from a thread."""
         if self._gpus is None:
             return ()
         size = {gpu.index: gpu.memory_bytes for gpu in self._gpus.devices()}
@@ -261,6 +408,6 @@ class UsageMeter:
     def _own(self, running: Collection[AttemptUsage]) -> tuple[int, int]:
         """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
         ray_ms, ray_bytes = self._ray.measure()
-        cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
+        cpu_ms = self._ended_cpu_ms + sum(attempt.cpu_ms for attempt in running) + ray_ms
         lent_bytes = sum(measure() for measure in self._lent_memory.values())
-        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + lent_bytes
+        return cpu_ms, sum(attempt.memory_bytes for attempt in running) + ray_bytes + lent_bytes

@@ -26,16 +26,16 @@ _wrapped = False
 def use_placement_group(group: str, namespace: str = NAMESPACE) -> Iterator[Any]:
     """Inside the block, Ray tasks and actors run in this placement group, which the block gets."""
     _wrap()
-    found = _find(group, namespace)
-    before = _current.set(found)
+    boost = _find(group, namespace)
+    before = _current.set(boost)
     try:
-        yield found[0]
+        yield boost[0]
     finally:
         _current.reset(before)
 
 
 def use_placement_group_everywhere(group: str, namespace: str = NAMESPACE) -> None:
-    """From now on, in every thread, Ray tasks and actors of this program run in this placement group."""
+    """Run Ray tasks and actors of all threads of this program in this placement group from now on."""
     _default[:] = [(group, namespace)]
     _wrap()
 
@@ -52,14 +52,10 @@ def _find(group: str, namespace: str) -> tuple[Any, float]:
     groups = importlib.import_module("ray.util.placement_group")
     key = importlib.import_module("ray._raylet").PlacementGroupID(bytes.fromhex(row["placement_group_id"]))
     cores = sum(bundle.get("CPU", 0.0) for bundle in row["bundles"].values())
-    _mark_used(ray, group, namespace)
-    return groups.PlacementGroup(key, bundle_cache=list(row["bundles"].values())), min(cores, 1.0)
-
-
-def _mark_used(ray: Any, group: str, namespace: str) -> None:
-    """Tell the grid that its group is used, before anything of it shows in Ray; nobody waits for that."""
+    # Tell the grid that its group is used, before anything of it shows in Ray; nobody waits for that.
     with contextlib.suppress(Exception):  # Ray raises what it likes; without the actor nobody counts
         ray.get_actor(ACTOR_NAME, namespace=namespace).mark_used.remote(group)
+    return groups.PlacementGroup(key, bundle_cache=list(row["bundles"].values())), min(cores, 1.0)
 
 
 def _active_group() -> tuple[Any, float] | None:

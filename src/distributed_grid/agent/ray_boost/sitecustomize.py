@@ -26,12 +26,12 @@ class _RayImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != "ray":
             return None
         sys.meta_path.remove(self)
-        found = importlib.util.find_spec("ray")
-        if found is None or found.loader is None:
-            return found
-        self._loader = found.loader
-        found.loader = self
-        return found
+        spec = importlib.util.find_spec("ray")
+        if spec is None or spec.loader is None:
+            return spec
+        self._loader = spec.loader
+        spec.loader = self
+        return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
 from distributed_grid.errors import GridError
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 if TYPE_CHECKING:  # a command that names no config starts without what reads one

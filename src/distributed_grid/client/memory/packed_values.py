@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import lz4.block
 
 from distributed_grid.errors import BadInput, Corrupt
-from distributed_grid.memory.client.buffers import ReadBuffer
+from distributed_grid.memory.client.transfer_queue import ReadBuffer
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 
 MAX_PART: Final = 15 / 16

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.buffers import populate_pages
+from distributed_grid.memory.client.transfer_queue import populate_pages
 
 MAX_GAP_BYTES = 32 * 1024
-"""So many bytes cost about as much to read as another request."""
+"""Bytes that cost about as much to read as another request."""
 MIN_DIRECT_BYTES = 256 * 1024
 """A run this long is moved straight to or from the array; shorter ones are batched."""
 MAX_BATCH_BYTES = 8 << 20
@@ -42,14 +42,14 @@ class Axis:
     count: int
 
     def halves(self) -> Iterator[tuple[Axis, slice]]:
-        """The same in two parts, each with its slice of the whole."""
+        """Two parts, each with its slice of the whole."""
         first = self.count // 2
         yield Axis(self.start, self.step, first), slice(0, first)
         yield Axis(self.start + first * self.step, self.step, self.count - first), slice(first, None)
 
 
 class Selection(NamedTuple):
-    """What an index selects: every axis, those that go backwards, and those that the result does not have."""
+    """Selection by an index: every axis, the reversed ones, and those that the result does not have."""
 
     axes: tuple[Axis, ...]
     backwards: tuple[bool, ...]
@@ -57,7 +57,6 @@ class Selection(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The shape of the selection, dropped axes included."""
         return tuple(axis.count for axis in self.axes)
 
 
@@ -70,7 +69,7 @@ class ByteRun(NamedTuple):
 
 
 def parse_index(index: Any, shape: Sequence[int]) -> Selection:
-    """What a basic index selects of an array of this shape; IndexError for one that is not valid."""
+    """Selection of a basic index in an array of this shape; IndexError for an invalid one."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         if not (entry is Ellipsis or isinstance(entry, slice) or _is_number(entry)):
@@ -78,30 +77,28 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
                 f"a remote array is indexed by whole numbers, slices and ..., not by {type(entry).__name__}; "
                 "take a slice first and index that: array[10:20][mask]"
             )
-    found = _expand(entries, len(shape))
-    parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(found, shape, strict=True))]
-    dropped = tuple(not isinstance(entry, slice) for entry in found)
-    return Selection(tuple(axis for axis, _ in parts), tuple(turned for _, turned in parts), dropped)
-
-
-def _is_number(entry: object) -> bool:
-    """Whether this is an index; True and False are masks to NumPy."""
-    if isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__:
-        return False
-    return hasattr(entry, "__index__")
-
-
-def _expand(entries: tuple[Any, ...], axes: int) -> list[Any]:
-    """One entry for every axis: `...` and what is missing stand for whole axes."""
+    # One entry for every axis: `...` and what is missing stand for whole axes.
+    axes = len(shape)
     dots = sum(entry is Ellipsis for entry in entries)
     missing = axes - (len(entries) - dots)
     if dots > 1 or missing < 0:
         raise IndexError(f"an index of {len(entries)} parts does not fit an array of {axes} dimensions")
     whole = [slice(None)] * missing
     if not dots:
-        return [*entries, *whole]
-    at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
-    return [*entries[:at], *whole, *entries[at + 1 :]]
+        indexes = [*entries, *whole]
+    else:
+        position = next(place for place, entry in enumerate(entries) if entry is Ellipsis)
+        indexes = [*entries[:position], *whole, *entries[position + 1 :]]
+    parts = [_axis(entry, size, axis) for axis, (entry, size) in enumerate(zip(indexes, shape, strict=True))]
+    dropped = tuple(not isinstance(entry, slice) for entry in indexes)
+    return Selection(tuple(axis for axis, _ in parts), tuple(turned for _, turned in parts), dropped)
+
+
+def _is_number(entry: object) -> bool:
+    """True for an integer index; True and False are masks to NumPy."""
+    if isinstance(entry, bool) or getattr(entry, "shape", ()) != () or "bool" in type(entry).__name__:
+        return False
+    return hasattr(entry, "__index__")
 
 
 def _axis(entry: Any, size: int, axis: int) -> tuple[Axis, bool]:
@@ -118,10 +115,10 @@ def _axis(entry: Any, size: int, axis: int) -> tuple[Axis, bool]:
 
 
 class Layout:
-    """The byte runs that hold a selection of an array in C order.
+    """Byte runs of a selection of an array in C order.
 
-    Axes are joined into one run from the innermost one outwards, as long as no more than `gap` bytes lie between two
-    of its parts; a run with gaps is no longer than `max_run`. `is_exact` says that the runs have no gaps.
+    Axes are joined into one run from the innermost one outwards, as long as no more than `gap` bytes lie between
+    two of its parts; a run with gaps is no longer than `max_run`. `is_exact`: the runs have no gaps.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Layout:
         self._start = sum(size * axis.start for size, axis in zip(row, axes, strict=True))
         self._outer = len(axes)
         self._group = 0
-        """So many places of the innermost outer axis share a run; 0: each has its own."""
+        """Places of the innermost outer axis that share a run; 0: each has its own."""
         self.length = itemsize
         self.is_exact = True
         while self._outer and 0 not in self._counts and self._join(gap, max_run):
@@ -194,16 +191,14 @@ class BlockReaderWriter(Protocol):
 
 def array_meta(array: NDArray[Any]) -> str:
     """Shape and type of an array as the meta of its block; BadInput for a type that cannot be stored."""
-    return json.dumps({"array": {"shape": list(array.shape), "dtype": _descr_of(array.dtype)}})
-
-
-def _descr_of(dtype: np.dtype[Any]) -> Any:
-    if dtype.hasobject:
-        raise BadInput(f"an array of type {dtype} holds Python objects, which cannot be stored; give it a plain type")
-    descr = np.lib.format.dtype_to_descr(dtype)
-    if _type_of(descr) != dtype:
-        raise BadInput(f"an array of type {dtype} cannot be stored; store its plain bytes: array.view('u1')")
-    return descr
+    if array.dtype.hasobject:
+        raise BadInput(
+            f"an array of type {array.dtype} holds Python objects, which cannot be stored; give it a plain type"
+        )
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    if _type_of(descr) != array.dtype:
+        raise BadInput(f"an array of type {array.dtype} cannot be stored; store its plain bytes: array.view('u1')")
+    return json.dumps({"array": {"shape": list(array.shape), "dtype": descr}})
 
 
 def _type_of(descr: Any) -> np.dtype[Any]:
@@ -223,9 +218,9 @@ def _with_tuples(descr: Any) -> Any:
 def parse_array_meta(meta: str, block_id: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type from the meta of a block; BadInput where it holds no array."""
     try:
-        found = json.loads(meta)["array"]
-        shape = tuple(int(size) for size in found["shape"])
-        dtype = _type_of(found["dtype"])
+        layout = json.loads(meta)["array"]
+        shape = tuple(int(size) for size in layout["shape"])
+        dtype = _type_of(layout["dtype"])
     except (ValueError, TypeError, KeyError):
         raise BadInput(f"block {block_id} holds no array; read its bytes instead") from None
     if min(shape, default=0) < 0 or dtype.hasobject:
@@ -234,7 +229,6 @@ def parse_array_meta(meta: str, block_id: str) -> tuple[tuple[int, ...], np.dtyp
 
 
 def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes of a contiguous array, without a copy, whatever its type."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -271,14 +265,13 @@ class RemoteArray:
         return f"RemoteArray({self.block_id}, shape={self.shape}, dtype={self.dtype})"
 
     def __getitem__(self, index: Any) -> Any:
-        """What the index selects, as a new array; a single element as a NumPy scalar."""
+        """Selected part as a new array; a single element as a NumPy scalar."""
         selection = parse_index(index, self.shape)
-        found = _orient(self._read(selection), selection)
+        selected = _orient(self._read(selection), selection)
         has_dots = any(word is Ellipsis for word in (index if isinstance(index, tuple) else (index,)))
-        return found if has_dots else found[()]
+        return selected if has_dots else selected[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write what the index selects; the value is broadcast as NumPy does."""
         selection = parse_index(index, self.shape)
         known = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, self.dtype)
         self._write(selection.axes, _broadcast(np.asarray(known), selection))
@@ -290,11 +283,11 @@ class RemoteArray:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """Row by row; rows are read in chunks, the next one while this one is used."""
+        """Row by row; rows are read in chunks, the next one ahead."""
         return itertools.chain.from_iterable(self.chunks())
 
     def chunks(self, rows: int | None = None) -> Iterator[NDArray[Any]]:
-        """The array in pieces of so many rows (default: about 8 MiB); the next one is read ahead."""
+        """The array in pieces of `rows` rows (default: about 8 MiB); the next one is read ahead."""
         if not self.shape:
             raise TypeError("an array without dimensions has no rows")
         if rows is not None and rows < 1:
@@ -316,23 +309,23 @@ class RemoteArray:
 
     def _read(self, selection: Selection) -> NDArray[Any]:
         """Read the selection, with all axes and forwards."""
-        found: NDArray[Any] = np.empty(selection.counts, self.dtype)
+        array: NDArray[Any] = np.empty(selection.counts, self.dtype)
         layout = Layout(self.shape, self.dtype.itemsize, selection.axes, gap=MAX_GAP_BYTES, max_run=MAX_BATCH_BYTES)
-        if not found.nbytes:
-            return found
+        if not array.nbytes:
+            return array
         if layout.is_exact and layout.length >= MIN_DIRECT_BYTES:
-            flat, at = bytes_of(found), 0
-            populate_pages(found, found.ctypes.data, found.nbytes)
+            flat, offset = bytes_of(array), 0
+            populate_pages(array, array.ctypes.data, array.nbytes)
             for run in layout.runs():
-                self._blocks.read_into(self.block_id, flat[at : at + run.length], run.offset)
-                at += run.length
-            return found
+                self._blocks.read_into(self.block_id, flat[offset : offset + run.length], run.offset)
+                offset += run.length
+            return array
         for runs in _batches(layout.runs()):
             pieces = self._blocks.read_many([(self.block_id, run.length, run.offset) for run in runs])
             for run, piece in zip(runs, pieces, strict=True):
-                there = found[(*run.where, ...)]
+                there = array[(*run.where, ...)]
                 there[...] = np.ndarray(there.shape, self.dtype, piece, strides=layout.strides)
-        return found
+        return array
 
     def _write(self, axes: tuple[Axis, ...], value: NDArray[Any]) -> None:
         """Write along all axes, forwards; a value that has to be converted first is converted piece by piece."""
@@ -342,24 +335,24 @@ class RemoteArray:
             for half, part in axes[cut].halves():
                 self._write((*axes[:cut], half, *axes[cut + 1 :]), value[(*[slice(None)] * cut, part)])
             return
-        flat, at = bytes_of(np.ascontiguousarray(value, self.dtype)), 0
+        flat, offset = bytes_of(np.ascontiguousarray(value, self.dtype)), 0
         layout = Layout(self.shape, self.dtype.itemsize, axes)
         if not flat.size:
             return
         if layout.length >= MIN_DIRECT_BYTES:
             for run in layout.runs():
-                self._blocks.write(self.block_id, flat[at : at + run.length], run.offset)
-                at += run.length
+                self._blocks.write(self.block_id, flat[offset : offset + run.length], run.offset)
+                offset += run.length
             return
         for runs in _batches(layout.runs()):
             length = layout.length
             self._blocks.write_many(
                 [
-                    (self.block_id, flat[at + place * length : at + (place + 1) * length], run.offset)
+                    (self.block_id, flat[offset + place * length : offset + (place + 1) * length], run.offset)
                     for place, run in enumerate(runs)
                 ]
             )
-            at += len(runs) * length
+            offset += len(runs) * length
 
 
 def _batches(runs: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
@@ -377,7 +370,7 @@ def _batches(runs: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
 
 
 def _orient(found: NDArray[Any], selection: Selection) -> NDArray[Any]:
-    """What was read, reversed where the index goes backwards, without the axes indexed by a number."""
+    """Read data, reversed where the index is, without the axes indexed by a number."""
     parts = zip(selection.dropped, selection.backwards, strict=True)
     chosen = tuple(0 if dropped else slice(None, None, -1 if turned else 1) for dropped, turned in parts)
     view: NDArray[Any] = found[(*chosen, ...)]

@@ -22,7 +22,7 @@ from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 MIN_MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link
 FIRST_RANGES: Final = 16
 ALL_RANGES: Final = 2**31
-ROUND_SECONDS: Final = 0.2  # decided anew after about so long
+ROUND_SECONDS: Final = 0.2  # time between two decisions
 PROBE_RANGES: Final = 4
 CLEAR_GAIN: Final = 0.85
 SAMPLES: Final = 3
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class LinkStats:
-    """What was measured on the link to one server."""
+    """Measurements of the link to one server."""
 
     def __init__(self) -> None:
         self.plain_rate = 0.0  # bytes a second
@@ -46,13 +46,12 @@ class LinkStats:
         self.rounds_until_probe = 0
 
     def record(self, wire: int, seconds: float) -> None:
-        """Take in that so many plain bytes were moved in so long."""
         if wire >= MIN_MEASURED_BYTES and seconds > 0:
             rate = wire / seconds
             self.plain_rate = rate if not self.plain_rate else 0.7 * self.plain_rate + 0.3 * rate
 
     def pays(self, sample: Sample) -> bool:
-        """Whether data like these are clearly quicker when compressed."""
+        """True if such data are clearly quicker when compressed."""
         if not self.plain_rate:
             return False
         return sample.ratio / self.plain_rate + sample.seconds_per_byte < CLEAR_GAIN / self.plain_rate
@@ -120,7 +119,16 @@ class AdaptiveCompression:
         wire = (connection.wire_received if is_read else connection.wire_sent) - before
         if not compress:
             link.record(wire, time.perf_counter() - began)
-        self._count(size, wire, compress=compress, is_read=is_read)
+        with self._lock:
+            if is_read:
+                self._received += size
+                self._wire_received += wire
+            else:
+                self._sent += size
+                self._wire_sent += wire
+            if compress:
+                self._compressed += size
+                self._compressed_wire += wire
 
     def _round_size(self, link: LinkStats, connection: ServerConnection) -> int:
         """How many ranges to decide about at once: between rounds a link stands still for a moment, so a fast one gets
@@ -141,21 +149,8 @@ class AdaptiveCompression:
     # ------------------------------------------------------------------ counters
 
     def count_small(self, size: int) -> None:
-        """Count a read that bypassed the queue."""
         self._received += size
         self._wire_received += size
-
-    def _count(self, size: int, wire: int, *, compress: bool, is_read: bool) -> None:
-        with self._lock:
-            if is_read:
-                self._received += size
-                self._wire_received += wire
-            else:
-                self._sent += size
-                self._wire_sent += wire
-            if compress:
-                self._compressed += size
-                self._compressed_wire += wire
 
     def stats(self) -> dict[str, int | float]:
         """Bytes plain and on the wire; `compression_ratio` is of those that were compressed."""
@@ -177,7 +172,7 @@ def _measure(samples: list[memoryview]) -> Sample:
     plain = sum(map(len, samples))
     began = time.perf_counter()
     packed = [lz4.block.compress(view, store_size=False) for view in samples]
-    for view, one in zip(samples, packed, strict=True):
-        lz4.block.decompress(one, uncompressed_size=len(view))
+    for view, block in zip(samples, packed, strict=True):
+        lz4.block.decompress(block, uncompressed_size=len(view))
     seconds = time.perf_counter() - began
     return Sample(sum(map(len, packed)) / plain, seconds / plain)

@@ -1,7 +1,7 @@
 """Locations of blocks, and the pool of connections to the memory servers that hold them.
 
-A connection on which something went wrong is not used again, and the server is told to drop it before anything else is
-sent: a write that was retried must not be done once more, later, over newer bytes.
+A connection with an error is not used again, and the server must drop it before anything else is sent: a write that was
+retried must not be done again, later, over newer bytes.
 """
 
 from __future__ import annotations
@@ -53,25 +53,23 @@ def parse_location(answer: dict[str, Any]) -> BlockLocation:
         block = answer["block"]
         copies = tuple(_parse_copy(entry) for entry in answer["places"])
         numbers = int(block["size"]), int(block["generation"])
-        found = BlockLocation(str(block["block_id"]), *numbers, copies, str(block.get("meta", "")))
+        location = BlockLocation(str(block["block_id"]), *numbers, copies, str(block.get("meta", "")))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise ProtocolError(f"invalid answer about a block: {error!r}") from None
     if not copies:
-        raise ProtocolError(f"the answer names no copy of block {found.block_id}")
-    return found
+        raise ProtocolError(f"the answer names no copy of block {location.block_id}")
+    return location
 
 
 def _parse_copy(entry: dict[str, Any]) -> CopyLocation:
+    fingerprint, path = str(entry.get("fingerprint") or ""), str(entry.get("path") or "")
     endpoint = Endpoint(
-        str(entry["host"]),
-        int(entry["port"]),
-        str(entry.get("fingerprint") or ""),
-        str(entry.get("path") or ""),
-        str(entry.get("incarnation") or ""),
+        str(entry["host"]), int(entry["port"]), fingerprint, path, incarnation=str(entry.get("incarnation") or "")
     )
     key = "|".join((endpoint.host, str(endpoint.port), endpoint.fingerprint, endpoint.path, endpoint.incarnation))
     ticket = Ticket(base64.b64decode(entry["claims"]), base64.b64decode(entry["secret"]))
-    return CopyLocation(str(entry["node"]), str(entry["copy"]), endpoint, ticket, bool(entry.get("on_disk")), key)
+    on_disk = bool(entry.get("on_disk"))
+    return CopyLocation(str(entry["node"]), str(entry["copy"]), endpoint, ticket, on_disk, server_key=key)
 
 
 class ConnectionPool:
@@ -108,10 +106,25 @@ class ConnectionPool:
     def acquire(self, location: CopyLocation) -> ServerConnection:
         """A connection, this thread's until it releases or discards it."""
         if self._pid != os.getpid():
-            self._reset_after_fork()
+            # A child must not send on its parent's connections; it starts with none.
+            self._pid = os.getpid()
+            self._lock, self._severing = threading.Lock(), threading.Lock()
+            idle, self._idle, self._broken = self._idle, {}, {}
+            _close_all(idle)
         connection = self._pop_idle(location.server_key) or self._connect(location)
         if location.server_key in self._broken:
-            self._sever_broken(location.server_key, connection)
+            with self._severing:  # who comes meanwhile waits until it is done
+                for nonce in list(self._broken.get(location.server_key, ())):
+                    try:
+                        connection.sever(nonce)
+                    except BaseException:
+                        connection.close()
+                        raise
+                    with self._lock:
+                        self._broken[location.server_key].remove(nonce)
+                with self._lock:
+                    if not self._broken.get(location.server_key, True):
+                        del self._broken[location.server_key]
         return connection
 
     def release(self, location: CopyLocation, connection: ServerConnection) -> None:
@@ -135,14 +148,14 @@ class ConnectionPool:
             self.release(location, connection)
 
     def discard(self, location: CopyLocation, connection: ServerConnection) -> None:
-        """Close a broken connection; what may still be in flight on it is severed by the next one."""
+        """Close a broken connection; the next one severs writes that are in flight on it."""
         connection.close()
         if connection.wire_sent:
             with self._lock:
                 self._broken.setdefault(location.server_key, []).append(connection.nonce)
 
     def open_descriptor(self, location: CopyLocation) -> int:
-        """A read-only descriptor of this copy; -1 where its server is not on this machine."""
+        """Read-only descriptor of this copy; -1 if its server is on another machine."""
         with self.connection(location) as connection:
             return connection.open_descriptor(connection.open(location.ticket)) if connection.is_local else -1
 
@@ -151,13 +164,6 @@ class ConnectionPool:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
-        _close_all(idle)
-
-    def _reset_after_fork(self) -> None:
-        """A child must not send on its parent's connections; it starts with none."""
-        self._pid = os.getpid()
-        self._lock, self._severing = threading.Lock(), threading.Lock()
-        idle, self._idle, self._broken = self._idle, {}, {}
         _close_all(idle)
 
     def _pop_idle(self, server_key: str) -> ServerConnection | None:
@@ -171,20 +177,6 @@ class ConnectionPool:
             if len(connection.opened) < MAX_HANDLES - 1 and not (must_check and not connection.is_usable):
                 return connection
             connection.close()
-
-    def _sever_broken(self, server_key: str, connection: ServerConnection) -> None:
-        with self._severing:  # who comes meanwhile waits until it is done
-            for nonce in list(self._broken.get(server_key, ())):
-                try:
-                    connection.sever(nonce)
-                except BaseException:
-                    connection.close()
-                    raise
-                with self._lock:
-                    self._broken[server_key].remove(nonce)
-            with self._lock:
-                if not self._broken.get(server_key, True):
-                    del self._broken[server_key]
 
     def _connect(self, location: CopyLocation) -> ServerConnection:
         endpoint = location.endpoint

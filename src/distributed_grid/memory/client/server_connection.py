@@ -1,8 +1,8 @@
 """Blocking connection of a client to a memory server, used by one thread at a time.
 
 Requests are pipelined, reads and writes never in one pipeline, so that neither side waits for the other to drain. Data
-are hashed right after they were received, while they are in the cache. Any I/O error closes the connection: nobody can
-go on in the middle of an answer.
+are hashed right after they were received, while they are in the cache. Any I/O error closes the connection: there is no
+way to continue in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import lz4.block
 
 from distributed_grid.errors import GridError
 from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, ChunkRange, TransferQueue
-from distributed_grid.memory.protocol.authentication import client_proof, connect_tls, server_proof
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
@@ -38,9 +37,12 @@ from distributed_grid.memory.protocol.frames import (
     FrameStatus,
     Op,
     StatusError,
+    client_proof,
+    connect_tls,
     digest_of,
+    server_proof,
 )
-from distributed_grid.posix.unix_sockets import receive_descriptors, short_path
+from distributed_grid.posix.sockets import receive_descriptors, short_path
 from distributed_grid.wire import Endpoint, Ticket
 
 BUFFER_BYTES: Final = 64 * 1024
@@ -54,7 +56,7 @@ class ConnectionBroken(GridError):
 
 
 class Opened(NamedTuple):
-    """What a ticket opened on one connection."""
+    """Handle of a ticket on one connection, with its copy's state."""
 
     handle: int
     generation: int
@@ -135,12 +137,10 @@ class ServerConnection:
         return connection
 
     def close(self) -> None:
-        """Close it; safe twice."""
         self.sock.close()
 
     @property
     def nonce(self) -> bytes:
-        """By this the server knows the connection."""
         return self._nonces[1]
 
     @property
@@ -150,12 +150,12 @@ class ServerConnection:
             return False
         try:
             with socket.socket(fileno=os.dup(self.sock.fileno())) as plain:
-                found = plain.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+                pending = plain.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except (OSError, ValueError):
             return False
-        return self._is_tls and bool(found)  # session tickets may wait to be read
+        return self._is_tls and bool(pending)  # session tickets may wait to be read
 
     # ------------------------------------------------------------------ single requests
 
@@ -175,7 +175,7 @@ class ServerConnection:
         return opened
 
     def sever(self, nonce: bytes) -> None:
-        """Have the server end another connection: what was sent on it and not done yet is never done."""
+        """Have the server end another connection: requests on it that are not done yet are never done."""
         self._request(Op.SEVER, body=nonce)
 
     def end_fill(self, opened: Opened) -> None:
@@ -207,11 +207,11 @@ class ServerConnection:
         status, _, length, _ = self._receive_answer(0)
         if length > BUFFER_BYTES:
             raise self._broken(ValueError("an answer is too long"))
-        found = bytearray(length)
-        self._receive_exactly(memoryview(found))
+        answer = bytearray(length)
+        self._receive_exactly(memoryview(answer))
         if status:
             raise StatusError(FrameStatus(status))
-        return bytes(found)
+        return bytes(answer)
 
     def _header(
         self, op: Op, flags: int = 0, handle: int = 0, length: int = 0, wire: int = 0, offset: int = 0, digest: int = 0
@@ -222,10 +222,10 @@ class ServerConnection:
     # ------------------------------------------------------------------ reading
 
     def read(self, queue: TransferQueue, *, compress: bool = False) -> None:
-        """Fill every range of the queue, which is empty afterwards; after an error it has what is still to do.
+        """Fill every range of the queue, which is empty afterwards; after an error it has the rest.
 
-        A range that does not match its digest, as when somebody writes to it meanwhile, is requested once more, as a
-        consistent snapshot; `StatusError(CORRUPT)` when that does not match either.
+        A range that does not match its digest, as during a write, is requested once more, as a consistent
+        snapshot; `StatusError(CORRUPT)` when that does not match either.
         """
         seq = self._seq + 1
         with queue:
@@ -252,26 +252,23 @@ class ServerConnection:
         if flags & COMPRESSED:
             if length >= size:
                 raise self._broken(ValueError("an answer is too long"))
-            return self._receive_compressed(view, length, digest)
+            if len(self._compressed) < length:
+                self._compressed = memoryview(bytearray(CHUNK_BYTES))
+            self._receive_exactly(self._compressed[:length])
+            self.wire_received += length
+            try:
+                plain = lz4.block.decompress(self._compressed[:length], uncompressed_size=len(view))
+            except (lz4.block.LZ4BlockError, ValueError):
+                return FrameStatus.CORRUPT
+            if len(plain) != len(view) or digest_of(plain) != digest:
+                return FrameStatus.CORRUPT
+            view[:] = plain
+            return 0
         if length != size:
             raise self._broken(ValueError("an answer has the wrong length"))
         self._receive_exactly(view)
         self.wire_received += length
         return 0 if digest_of(view) == digest else FrameStatus.CORRUPT
-
-    def _receive_compressed(self, view: memoryview, length: int, digest: int) -> int:
-        if len(self._compressed) < length:
-            self._compressed = memoryview(bytearray(CHUNK_BYTES))
-        self._receive_exactly(self._compressed[:length])
-        self.wire_received += length
-        try:
-            plain = lz4.block.decompress(self._compressed[:length], uncompressed_size=len(view))
-        except (lz4.block.LZ4BlockError, ValueError):
-            return FrameStatus.CORRUPT
-        if len(plain) != len(view) or digest_of(plain) != digest:
-            return FrameStatus.CORRUPT
-        view[:] = plain
-        return 0
 
     def read_small(self, handle: int, offset: int, size: int) -> bytes | None:
         """A few bytes within one chunk, with as little overhead as possible; None where they do not match their
@@ -302,20 +299,20 @@ class ServerConnection:
         with queue:
             while queue.may_send or queue.in_flight:
                 while queue.may_send and queue.in_flight < queue.window:
-                    self._send(self._write_batch(queue, compress))
+                    item = queue.take()
+                    parts = self._write_parts(
+                        item.handle, item.offset, item.view, digest_of(item.view), compress=compress
+                    )
+                    room = CHUNK_BYTES - len(item.view)
+                    while queue.next_fits(room) and len(parts) < MAX_PARTS:
+                        item = queue.take()
+                        parts += self._write_parts(
+                            item.handle, item.offset, item.view, digest_of(item.view), compress=compress
+                        )
+                        room -= len(item.view)
+                    self._send(parts)
                 status, _, _, _ = self._receive_answer(0)
                 queue.acknowledge(status)
-
-    def _write_batch(self, queue: TransferQueue, compress: bool) -> list[bytes | memoryview]:
-        """The requests for one large range, or for several small ones."""
-        item = queue.take()
-        parts = self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
-        room = CHUNK_BYTES - len(item.view)
-        while queue.next_fits(room) and len(parts) < MAX_PARTS:
-            item = queue.take()
-            parts += self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
-            room -= len(item.view)
-        return parts
 
     def _write_parts(
         self, handle: int, offset: int, view: memoryview, digest: int, *, compress: bool

@@ -1,13 +1,94 @@
-"""Work list of a transfer: the chunk ranges of a block that are still to be moved."""
+"""Buffers of a transfer, filled in place, and its work list: the chunk ranges that are still to be moved.
+
+Python's own ways to get `bytes` from a socket copy once more: for a block of a gigabyte that is a second gigabyte and a
+third of the time. The C API allows to write an object with one owner until it is given to somebody. `ReadBuffer` asks
+for huge pages, because otherwise every 4 KiB of a new buffer cost a fault; a thread populates them ahead of the data,
+because on a virtual machine a page may have to come from the host first. All of this relies on CPython's reference
+counts: elsewhere, free-threaded builds included, data are received into a `bytearray` and copied.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import sysconfig
+import threading
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, StatusError
+
+HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
+FILLS_IN_PLACE: Final = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+_AHEAD_BYTES: Final = 4 * HUGE_PAGE_BYTES
+_OWN_REFERENCES: Final = 2  # of the populating thread: its own, and that of the call that counts them
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+if FILLS_IN_PLACE:
+    _make = ctypes.pythonapi.PyBytes_FromStringAndSize
+    _make.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
+    _make.restype = ctypes.py_object
+    _address = ctypes.pythonapi.PyBytes_AsString
+    _address.argtypes = [ctypes.py_object]
+    _address.restype = ctypes.c_void_p
+
+
+class ReadBuffer:
+    """Room for the data of a read, which then become `bytes`."""
+
+    __slots__ = ("_data", "view")
+
+    def __init__(self, size: int) -> None:
+        self._data: bytes | bytearray
+        if not FILLS_IN_PLACE or size < 2:  # shorter `bytes` are shared objects
+            self._data = bytearray(size)
+            self.view = memoryview(self._data)
+            return
+        self._data = _make(None, size)
+        address = _address(self._data)
+        start, end = _huge_pages(address, size)
+        if end > start:
+            _madvise(start, end - start, _MADV_HUGEPAGE)
+            populate_pages(self._data, address, size)
+        self.view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+    def to_bytes(self) -> bytes:
+        """Data of the buffer; the view must not be written to any more."""
+        return bytes(self._data)  # of `bytes` no copy
+
+
+def populate_pages(owner: object, address: int, size: int) -> None:
+    """Populate the pages of new memory in a thread, as long as anybody else holds its owner. Their content stays."""
+    start, end = _huge_pages(address, size)
+    if end > start and FILLS_IN_PLACE:
+        threading.Thread(target=_populate, args=(_OwnerReference(owner), start, end), daemon=True).start()
+
+
+class _OwnerReference:
+    """The only reference to an owner that the populating thread has."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+
+def _populate(reference: _OwnerReference, start: int, end: int) -> None:
+    for address in range(start, end, _AHEAD_BYTES):
+        if sys.getrefcount(reference.owner) <= _OWN_REFERENCES:
+            return  # the reader has given up
+        if _madvise(address, min(_AHEAD_BYTES, end - address), _MADV_POPULATE_WRITE) != 0:
+            return  # a kernel that does not know how: then each page is found when it is written
+
+
+def _huge_pages(address: int, size: int) -> tuple[int, int]:
+    """Range of huge pages within this one; empty where that is not worth it."""
+    if size < 2 * HUGE_PAGE_BYTES:
+        return 0, 0
+    return -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, (address + size) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+
 
 SMALL_BYTES: Final = 32 * 1024
 WINDOW: Final = 16  # chunks in flight
@@ -51,7 +132,6 @@ class TransferQueue:
         return cls(ranges)
 
     def __len__(self) -> int:
-        """How many ranges are queued; those in flight do not count."""
         return len(self._queued)
 
     @property
@@ -60,29 +140,27 @@ class TransferQueue:
 
     @property
     def has_small_ranges(self) -> bool:
-        """Whether the ranges are too small for compression and large windows; the first one tells."""
+        """True if the ranges are too small for compression and large windows; the first one decides."""
         return not self._queued or len(self._queued[0].view) <= SMALL_BYTES
 
     def copy(self) -> TransferQueue:
         return TransferQueue(self._queued)
 
     def samples(self, count: int) -> list[memoryview]:
-        """The buffers of up to so many queued ranges, evenly spread."""
+        """Buffers of at most `count` queued ranges, evenly spread."""
         total = len(self._queued)
         return [self._queued[total * number // count].view for number in range(min(count, total))]
 
     # ------------------------------------------------------------------ before a pass
 
     def bind_handle(self, handle: int) -> None:
-        """Address all queued ranges by this handle."""
         self._queued = deque([item._replace(handle=handle) for item in self._queued])
 
     def clear_retries(self) -> None:
-        """Allow every range a retry again, as for another copy."""
         self._queued = deque([item._replace(is_retry=False) for item in self._queued])
 
     def take_batch(self, count: int) -> TransferQueue:
-        """Remove up to so many ranges from the front; the caller gives back what it does not move."""
+        """Remove at most `count` ranges from the front; the caller gives back the rest."""
         if count >= len(self._queued):
             batch = TransferQueue()
             batch._queued, self._queued = self._queued, batch._queued
@@ -90,12 +168,11 @@ class TransferQueue:
         return TransferQueue([self._queued.popleft() for _ in range(count)])
 
     def give_back(self, batch: TransferQueue) -> None:
-        """Put what is left of a batch at the front again."""
+        """Put the rest of a batch back at the front."""
         self._queued.extendleft(reversed(batch._queued))
         batch._queued.clear()
 
     def extend(self, other: TransferQueue) -> None:
-        """Append the queued ranges of another queue."""
         self._queued.extend(other._queued)
 
     # ------------------------------------------------------------------ one pass over a connection
@@ -117,25 +194,22 @@ class TransferQueue:
 
     @property
     def may_send(self) -> bool:
-        """Whether a range is queued and the server has refused none in this pass."""
+        """True if a range is queued and the server has refused none in this pass."""
         return bool(self._queued) and self._refusal is None
 
     @property
     def in_flight(self) -> int:
-        """How many ranges were sent and not answered."""
         return len(self._in_flight)
 
     @property
     def oldest(self) -> ChunkRange:
-        """The range in flight that is answered next."""
         return self._in_flight[0]
 
     def next_fits(self, room: int) -> bool:
-        """Whether a range is queued that is smaller than this."""
         return bool(self._queued) and len(self._queued[0].view) < room
 
     def take(self) -> ChunkRange:
-        """The next range, which is in flight from now on."""
+        """Next range, now in flight."""
         item = self._queued.popleft()
         self._in_flight.append(item)
         return item

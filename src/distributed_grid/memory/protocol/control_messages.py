@@ -1,6 +1,6 @@
 """Control messages between a memory server and its supervisor, with descriptors, over a SOCK_SEQPACKET socket.
 
-Whoever dies, the other side has every descriptor: what was sent arrives, and was sent before it mattered.
+Each side has every descriptor when the other dies: messages that were sent arrive, and were sent before they mattered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.posix.unix_sockets import receive_descriptors
+from distributed_grid.posix.sockets import receive_descriptors
 from distributed_grid.wire import MAX_CONNECTIONS_PER_PEER, Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024
@@ -35,7 +35,7 @@ class _ControlMessage(Struct, frozen=True, tag=True):
 
 
 class ConfigureServer(_ControlMessage, frozen=True):
-    """To a new server: who it is. What it is to hold comes next, in `HeldCopy`, and then `StartServing`."""
+    """Identity of a new server. Its copies follow, in `HeldCopy`, then `StartServing`."""
 
     folder: Annotated[str, Meta(max_length=4096)]
     host: Name
@@ -128,7 +128,7 @@ class ReplicaMade(_ControlMessage, frozen=True):
 
 
 class ServerStats(_ControlMessage, frozen=True):
-    """What a server holds and has done."""
+    """Copies and counters of a server."""
 
     resident_bytes: Count = 0
     copies: Count = 0
@@ -198,7 +198,7 @@ class ControlSocket:
             self._out.append((packed, [os.dup(fd) for fd in fds]))
 
     def send_now(self, message: Message, fds: Iterable[int]) -> bool:
-        """Send only where it goes out at once."""
+        """Send if the socket has room."""
         return not self._out and self._try_send(_encoder.encode(message), list(fds))
 
     def flush(self) -> bool:
@@ -251,13 +251,11 @@ class ControlSocket:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close every one of these descriptors."""
     for fd in fds:
         os.close(fd)
 
 
 def batches(names: Iterable[str]) -> Iterable[tuple[str, ...]]:
-    """The names, in groups that fit in one message."""
     rest = tuple(names)
     for start in range(0, len(rest), BATCH_SIZE):
         yield rest[start : start + BATCH_SIZE]

@@ -1,12 +1,15 @@
 """Connection of one client to a memory server: a state machine over a non-blocking socket.
 
-Lengths are checked before anything is allocated; what cannot be parsed ends the connection, what is invalid gets a
+Lengths are checked before anything is allocated; an unreadable message ends the connection, an invalid one gets a
 status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so nobody
 waits long for anybody.
 
-A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so what
-was overheard is of no use on another one. A handle is checked anew with every request: its copy may have moved, and its
-time may be over.
+A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so that an
+overheard proof is of no use on another one. A handle is checked anew with every request: its copy may have moved, and
+its time may have passed.
+
+Queued bytes go out in order, in as few calls as possible; whole chunks go out straight from their file. A slot is
+released when its bytes are out.
 """
 
 from __future__ import annotations
@@ -15,44 +18,206 @@ import hmac
 import os
 import secrets
 import socket
+import ssl
+from collections import deque
 from typing import Final, NamedTuple, Protocol
 
 import lz4.block
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import (
-    FILL,
-    READ,
-    WRITE,
-    TicketClaims,
-    client_proof,
-    derive_secret,
-    read_claims,
-    server_proof,
-)
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
     CHUNK_BYTES,
     COMPRESSED,
+    FILL,
     MAGIC,
     MAX_HANDLES,
     MAX_OPEN_BYTES,
     NONCE_BYTES,
     OPENED,
+    READ,
     REQUEST,
     STAT,
     VERSION,
+    WRITE,
     ZEROS,
     FrameStatus,
     Op,
+    TicketClaims,
+    client_proof,
+    derive_secret,
     digest_of,
+    read_claims,
+    server_proof,
 )
 from distributed_grid.memory.server.copy_file import CopyFile
 from distributed_grid.memory.server.copy_store import CopyStore, permits
-from distributed_grid.memory.server.stream import ClientStream, ConnectionClosed, FilePart
-from distributed_grid.memory.server.write_journal import Slot
+from distributed_grid.memory.server.write_journal import Slot, SlotPool
 from distributed_grid.posix.boot_clock import boot_ms
+
+INBOX_BYTES: Final = 16 * 1024
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ConnectionClosed(Exception):
+    """The connection has ended."""
+
+
+class FilePart:
+    """A range of a copy that is sent from its file by `sendfile`. A write to it meanwhile shows, and then the digest
+    does not match: the client asks again, for a consistent snapshot."""
+
+    __slots__ = ("backing", "left", "offset")
+
+    def __init__(self, backing: CopyFile, offset: int, length: int) -> None:
+        self.backing = backing
+        self.offset = offset
+        self.left = length
+
+    def __len__(self) -> int:
+        return self.left
+
+    def send(self, to: int) -> int:
+        """Send some; BlockingIOError where nothing can be sent now."""
+        if self.backing.fd < 0:
+            raise ConnectionClosed  # freed meanwhile; the header is out already
+        sent = os.sendfile(to, self.backing.fd, self.offset, self.left)
+        if sent == 0:
+            raise ConnectionClosed
+        self.offset += sent
+        self.left -= sent
+        return sent
+
+
+class ClientStream:
+    """Input and output buffers of a connection; `ConnectionClosed` or OSError is the end."""
+
+    def __init__(self, sock: socket.socket, staging: SlotPool) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.progressed = False
+        self.is_tls = isinstance(sock, ssl.SSLSocket)
+        self.is_handshaken = not self.is_tls
+        self.inbox = memoryview(bytearray(INBOX_BYTES))
+        self.start = self.end = 0  # what is in the inbox and not consumed
+        self.is_drained = False
+        self.out: deque[tuple[bytes | bytearray | memoryview | FilePart, Slot | None]] = deque()
+        self.out_bytes = 0
+        self.out_fds: list[int] = []
+        self._staging = staging
+
+    @property
+    def waits_to_send(self) -> bool:
+        return bool(self.out)
+
+    def close(self) -> None:
+        """Close it; safe twice. Slots are released, queued descriptors closed."""
+        for _, slot in self.out:
+            if slot is not None:
+                self._staging.release(slot)
+        self.out.clear()
+        for fd in self.out_fds:
+            os.close(fd)
+        self.out_fds.clear()
+        self.sock.close()
+
+    def continue_handshake(self) -> bool:
+        """Continue the TLS handshake; False where it is not done yet."""
+        assert isinstance(self.sock, ssl.SSLSocket)
+        try:
+            self.sock.do_handshake()
+        except _NOT_NOW:
+            return False
+        self.is_handshaken = True
+        return True
+
+    # ------------------------------------------------------------------ in
+
+    def fill_inbox(self) -> int:
+        """Receive more into the inbox; -1 where there is nothing now."""
+        if self.start == self.end:
+            self.start = self.end = 0
+        elif self.start:
+            rest = bytes(self.inbox[self.start : self.end])
+            self.inbox[: len(rest)] = rest
+            self.start, self.end = 0, len(rest)
+        got = self.receive_into(self.inbox[self.end :])
+        if got > 0:
+            self.end += got
+        return got
+
+    def receive_into(self, view: memoryview) -> int:
+        """Receive what is there; -1 where nothing is, also right after a receive that did not fill its buffer."""
+        if self.is_drained:
+            self.is_drained = False
+            return -1
+        try:
+            got = self.sock.recv_into(view)
+        except _NOT_NOW:
+            return -1
+        if got == 0:
+            raise ConnectionClosed
+        self.progressed = True
+        self.is_drained = got < len(view) and not self.is_tls
+        return got
+
+    # ------------------------------------------------------------------ out
+
+    def queue(self, part: bytes | bytearray | memoryview, slot: Slot | None = None) -> None:
+        """Send this with the next flush, and then release the slot."""
+        self.out.append((part, slot))
+        self.out_bytes += len(part)
+
+    def flush(self) -> bool:
+        """Send what is queued; False where not all can be sent now."""
+        while self.out:
+            try:
+                first = self.out[0][0]
+                if isinstance(first, FilePart):
+                    sent = first.send(self.fd)
+                    self.progressed = True
+                    self.out_bytes -= sent
+                    if not first.left:
+                        self.out.popleft()
+                    continue
+                if self.out_fds:
+                    sent = socket.send_fds(self.sock, self._leading(), self.out_fds[:1])
+                    os.close(self.out_fds.pop(0))
+                elif self.is_tls:
+                    sent = self.sock.send(first)
+                else:
+                    parts = self._leading()
+                    more = socket.MSG_MORE if len(parts) < len(self.out) else 0
+                    sent = self.sock.sendmsg(parts, (), more)
+            except _NOT_NOW:
+                return False
+            self.progressed = True
+            self._sent(sent)
+        return True
+
+    def _leading(self) -> list[bytes | bytearray | memoryview]:
+        """The parts that can go out in one call."""
+        parts: list[bytes | bytearray | memoryview] = []
+        for part, _ in self.out:
+            if isinstance(part, FilePart) or len(parts) == 64:
+                break
+            parts.append(part)
+        return parts
+
+    def _sent(self, sent: int) -> None:
+        self.out_bytes -= sent
+        while sent:
+            part, slot = self.out[0]
+            assert not isinstance(part, FilePart)
+            if sent < len(part):
+                self.out[0] = (memoryview(part)[sent:], slot)
+                return
+            sent -= len(part)
+            self.out.popleft()
+            if slot is not None:
+                self._staging.release(slot)
+
 
 TURN_BYTES: Final = 1024 * 1024
 QUEUED_BYTES: Final = 256 * 1024
@@ -60,17 +225,17 @@ SMALL_BYTES: Final = 32 * 1024
 
 
 class ServerCallbacks(Protocol):
-    """What a connection needs of its server besides the store."""
+    """Methods of the server that a connection needs, besides the store."""
 
     def hold_elsewhere(self, backing: CopyFile) -> bool:
-        """Have the supervisor hold a new copy, too; False where that is not possible just now."""
+        """Have the supervisor hold a new copy, too; False if it cannot just now."""
 
     def sever(self, nonce: bytes) -> None:
-        """End the connection with this nonce; where there is none, nothing happens."""
+        """End the connection with this nonce, if any."""
 
 
 class Handle(NamedTuple):
-    """What an authenticated ticket opened, as it was then."""
+    """Rights and copy of an authenticated ticket, at the time of opening."""
 
     backing: CopyFile
     claims: TicketClaims
@@ -90,7 +255,6 @@ class Handles:
 
     @property
     def nonce(self) -> bytes:
-        """The server's nonce; nobody but the client of this connection knows it."""
         return self._nonces[1] if self._nonces is not None else b""
 
     def hello(self, payload: bytes) -> tuple[FrameStatus, bytes]:
@@ -109,7 +273,11 @@ class Handles:
         secret = derive_secret(self._store.key, packed)
         if not hmac.compare_digest(proof, client_proof(secret, *self._nonces, packed)):
             # A ticket of another incarnation has another key; which one it names is no secret, and helps a client.
-            return self._denial_of(packed), b""
+            try:
+                is_other = read_claims(packed).incarnation != self._store.incarnation
+            except ProtocolError:
+                is_other = False
+            return (FrameStatus.WRONG_INCARNATION if is_other else FrameStatus.DENIED), b""
         try:
             claims = read_claims(packed)
         except ProtocolError:
@@ -129,13 +297,6 @@ class Handles:
         body = OPENED.pack(number, backing.generation, backing.size, backing.complete)
         return status, body + server_proof(secret, *self._nonces, packed)
 
-    def _denial_of(self, packed: bytes) -> FrameStatus:
-        try:
-            is_other = read_claims(packed).incarnation != self._store.incarnation
-        except ProtocolError:
-            is_other = False
-        return FrameStatus.WRONG_INCARNATION if is_other else FrameStatus.DENIED
-
     def find(self, number: int, right: int) -> tuple[FrameStatus, Handle | None]:
         """The handle with this number, if it may be used with this right now; or why not."""
         handle = self._opened.get(number)
@@ -152,11 +313,10 @@ class Handles:
         return FrameStatus.OK, handle
 
     def close(self, number: int) -> None:
-        """Close a handle; one that is not open is no error."""
+        """Close a handle, if it is open."""
         self._opened.pop(number, None)
 
     def clear(self) -> None:
-        """Close all handles."""
         self._opened.clear()
 
 
@@ -168,7 +328,7 @@ class ClientConnection(ClientStream):
     ) -> None:
         super().__init__(sock, store.staging)
         self.is_local = is_local
-        self.is_refused = False  # its peer has too many: it is told so, and nothing else
+        self.is_refused = False  # its peer has too many: it gets that answer, and no other
         self.opened_at = self.progress_at = now
         self._store = store
         self._server = server
@@ -182,17 +342,14 @@ class ClientConnection(ClientStream):
 
     @property
     def nonce(self) -> bytes:
-        """The server's nonce; nobody but the client of this connection knows it."""
         return self._handles.nonce
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the client has shown a valid ticket."""
         return self._handles.is_authenticated
 
     @property
     def is_mid_request(self) -> bool:
-        """Whether the client has to go on with something that was begun."""
         return bool(self.out) or self._header is not None or self.start != self.end
 
     def run_turn(self) -> bool:

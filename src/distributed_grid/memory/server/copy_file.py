@@ -1,9 +1,9 @@
 """File of one copy of a block: a memfd, or a file on disk.
 
-The file alone says everything: data from 0 on, then on a page of its own the digest table, and a trailer at the end.
-Whoever gets the descriptor can take the copy over. A chunk with digest 0 was never written, and reads as zeros; in a
-file taken over, where a writer may have died, those chunks are punched out first. Nothing is mapped by the server:
-`pwrite` of pages that are not there yet costs half of a page fault, and a full disk is an error instead of a signal.
+The file is complete: data from 0 on, then on a page of its own the digest table, and a trailer at the end. The holder
+of the descriptor can take the copy over. A chunk with digest 0 was never written, and reads as zeros; in a file taken
+over, where a writer may have died, those chunks are punched out first. Nothing is mapped by the server: `pwrite` of
+pages that are not there yet costs half of a page fault, and a full disk is an error instead of a signal.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Final
 
 from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import is_copy_id
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of, is_copy_id
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.private_files import sync_directory
 
@@ -37,7 +36,6 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 @functools.cache
 def boot_id_bytes() -> bytes:
-    """Identifies the current boot of this machine."""
     return bytes.fromhex(boot_id().replace("-", ""))
 
 
@@ -96,37 +94,32 @@ class CopyFile:
     def take_over(cls, fd: int, path: Path | None = None) -> CopyFile:
         """The copy in this file, which it owns from now on; ProtocolError where it is none (it is closed then)."""
         try:
-            return cls._read(fd, path)
+            length = os.fstat(fd).st_size
+            packed = os.pread(fd, TRAILER.size, length - TRAILER_BYTES) if length >= TRAILER_BYTES else b""
+            if len(packed) < TRAILER.size or not packed.startswith(MAGIC):
+                raise ProtocolError("the file holds no copy")
+            _, size, generation, ends, frozen, complete, name_length, boot, name = TRAILER.unpack(packed)
+            copy = name[:name_length].decode("ascii", "replace")
+            if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
+                raise ProtocolError("the trailer of the copy is invalid")
+            backing = cls(fd, copy, size, path)
+            backing.generation, backing.frozen, backing.complete = generation, bool(frozen), bool(complete)
+            backing.ends_boot_ms = ends if boot == boot_id_bytes() else 0
+            table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
+            backing.digests = array("Q", table)
+            first = None
+            for index, digest in enumerate((*backing.digests, 1)):
+                if digest == 0 and first is None:
+                    first = index
+                elif digest != 0 and first is not None:
+                    backing.punch_hole(
+                        first * CHUNK_BYTES, min(index * CHUNK_BYTES, backing.size) - first * CHUNK_BYTES
+                    )
+                    first = None
+            return backing
         except BaseException:
             os.close(fd)
             raise
-
-    @classmethod
-    def _read(cls, fd: int, path: Path | None) -> CopyFile:
-        length = os.fstat(fd).st_size
-        packed = os.pread(fd, TRAILER.size, length - TRAILER_BYTES) if length >= TRAILER_BYTES else b""
-        if len(packed) < TRAILER.size or not packed.startswith(MAGIC):
-            raise ProtocolError("the file holds no copy")
-        _, size, generation, ends, frozen, complete, name_length, boot, name = TRAILER.unpack(packed)
-        copy = name[:name_length].decode("ascii", "replace")
-        if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
-            raise ProtocolError("the trailer of the copy is invalid")
-        found = cls(fd, copy, size, path)
-        found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
-        found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
-        table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
-        found.digests = array("Q", table)
-        found._punch_unwritten()
-        return found
-
-    def _punch_unwritten(self) -> None:
-        first = None
-        for index, digest in enumerate((*self.digests, 1)):
-            if digest == 0 and first is None:
-                first = index
-            elif digest != 0 and first is not None:
-                self.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, self.size) - first * CHUNK_BYTES)
-                first = None
 
     def punch_hole(self, offset: int, length: int) -> None:
         """Make this range zeros that take no room, where the file system can do that."""
@@ -140,19 +133,16 @@ class CopyFile:
             self.write(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
 
     def reset(self) -> None:
-        """Drop all data, as before the first write."""
         self.digests = array("Q", bytes(8 * len(self.digests)))
         os.pwrite(self.fd, self.digests, page_aligned(self.size))
         self.punch_hole(0, self.size)
 
     def close(self) -> None:
-        """Close the descriptor; the second time nothing happens."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def remove(self) -> None:
-        """Close it, and delete its file."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -176,7 +166,7 @@ class CopyFile:
         os.pwrite(self.fd, packed, file_bytes(self.size) - TRAILER_BYTES)
 
     def sync(self) -> None:
-        """Make it durable, where it is on disk."""
+        """Flush a file on disk."""
         if self.path is not None:
             os.fsync(self.fd)
             sync_directory(self.path.parent)
@@ -184,11 +174,9 @@ class CopyFile:
     # ------------------------------------------------------------------ data
 
     def chunk_length(self, index: int) -> int:
-        """The length of this chunk: the last may be shorter."""
         return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
 
     def set_digest(self, index: int, digest: int) -> None:
-        """Record what a chunk holds."""
         self.digests[index] = digest
         os.pwrite(self.fd, digest.to_bytes(8, "little"), page_aligned(self.size) + 8 * index)
 
@@ -208,35 +196,31 @@ class CopyFile:
             done += got
 
     def refresh_digest(self, index: int, scratch: memoryview) -> None:
-        """Record the digest of a chunk from what it holds now."""
+        """Digest of a chunk's current data, recorded."""
         view = scratch[: self.chunk_length(index)]
         self.read_into(view, index * CHUNK_BYTES)
         self.set_digest(index, digest_of(view))
 
     @property
     def resident_bytes(self) -> int:
-        """The memory it really uses."""
         return os.fstat(self.fd).st_blocks * 512
 
 
 def chunk_count(size: int) -> int:
-    """How many chunks a block of this size has."""
     return -(-size // CHUNK_BYTES)
 
 
 def page_aligned(size: int) -> int:
-    """Rounded up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def file_bytes(size: int) -> int:
-    """How long the file of a copy of this size is."""
     return page_aligned(size) + page_aligned(8 * chunk_count(size) + TRAILER_BYTES)
 
 
 def load_copies(folder: Path) -> list[CopyFile]:
     """The complete copies in this folder; incomplete ones are deleted, other files left alone."""
-    found = []
+    backings = []
     for path in sorted(folder.glob(f"*{COPY_SUFFIX}")):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -246,7 +230,7 @@ def load_copies(folder: Path) -> list[CopyFile]:
                 path.unlink()
                 continue
             if backing.complete and path.name == f"{backing.copy}{COPY_SUFFIX}":
-                found.append(backing)
+                backings.append(backing)
             else:
                 backing.remove()
-    return found
+    return backings

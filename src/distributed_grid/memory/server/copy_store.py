@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import (
+from distributed_grid.memory.protocol.control_messages import MakeReplica
+from distributed_grid.memory.protocol.frames import (
+    CHUNK_BYTES,
     FILL,
     READ,
     WRITE,
+    FrameStatus,
     TicketClaims,
+    digest_of,
     is_copy_id,
     read_claims,
 )
-from distributed_grid.memory.protocol.control_messages import MakeReplica
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
 from distributed_grid.memory.server.copy_file import CopyFile, load_copies
-from distributed_grid.memory.server.tombstones import Tombstones
-from distributed_grid.memory.server.write_journal import Slot, SlotPool, WriteJournal
+from distributed_grid.memory.server.write_journal import Slot, SlotPool, Tombstones, WriteJournal
 
 MAX_COPIES: Final = 50_000
 KEY_BYTES: Final = 32
@@ -124,14 +125,22 @@ class CopyStore:
         return FrameStatus.OK, backing, True
 
     def create_untouched(self, order: MakeReplica, now: int) -> CopyFile | None:
-        """The source of a replica that nobody has opened yet: zeros. None where it cannot be made."""
+        """Source of a replica before any ticket opened it: zeros. None if it cannot be made."""
         try:
             size = read_claims(order.ticket.claims).size
         except ProtocolError:
             return None
         if not is_copy_id(order.source) or order.source in self._tombstones:
             return None
-        claims = TicketClaims(order.source, max(order.generation - 1, 0), size, READ, now + 1, 0, self.incarnation)
+        claims = TicketClaims(
+            copy=order.source,
+            generation=max(order.generation - 1, 0),
+            size=size,
+            rights=READ,
+            expires_boot_ms=now + 1,
+            ends_boot_ms=0,
+            incarnation=self.incarnation,
+        )
         return self._create(claims)[1]
 
     def _reopen(self, backing: CopyFile, claims: TicketClaims) -> FrameStatus:
@@ -167,7 +176,12 @@ class CopyStore:
         self._touched.add(backing.copy)
         try:
             if whole and backing.digests[index] == 0:
-                self._first_write(backing, offset, slot.view[:length])
+                data = slot.view[:length]
+                try:
+                    backing.write(data, offset)
+                except OSError:
+                    backing.punch_hole(offset, len(data))
+                    raise
                 backing.set_digest(index, digest)
             else:
                 if not whole:
@@ -184,13 +198,6 @@ class CopyStore:
         self.counters.writes += 1
         self.counters.bytes_in += length
         return FrameStatus.OK
-
-    def _first_write(self, backing: CopyFile, offset: int, data: memoryview) -> None:
-        try:
-            backing.write(data, offset)
-        except OSError:
-            backing.punch_hole(offset, len(data))
-            raise
 
     def _write_journalled(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> None:
         journal = self._on_disk_journal() if backing.on_disk else self._journal
@@ -278,7 +285,6 @@ class CopyStore:
         return FrameStatus.OK
 
     def freeze(self, backing: CopyFile) -> None:
-        """Refuse writes until a ticket of a higher generation comes."""
         backing.frozen = True
         backing.save()
 
@@ -313,7 +319,6 @@ class CopyStore:
         self._tombstones.expire(now)
 
     def refuse_tickets_until(self, floor_boot_ms: int) -> None:
-        """Create no copy for tickets that expire at or before this time."""
         self._tombstones.raise_floor(floor_boot_ms)
 
     def start_incarnation(self, now: int) -> None:
@@ -330,7 +335,7 @@ class CopyStore:
         return [backing for backing in self.held.values() if not backing.on_disk]
 
     def resident_bytes(self) -> int:
-        """What the copies in memory really use; only what was touched since is measured again."""
+        """Memory that the copies really use; only copies touched since are measured again."""
         for copy in self._touched:
             backing = self.held.get(copy)
             if backing is not None and not backing.on_disk:
@@ -340,5 +345,5 @@ class CopyStore:
 
 
 def permits(rights: int, right: int) -> bool:
-    """Whether a ticket with these rights includes this one; FILL includes READ and WRITE."""
+    """True if a ticket with these rights includes this one; FILL includes READ and WRITE."""
     return bool(rights & right) or (right in (READ, WRITE) and bool(rights & FILL))

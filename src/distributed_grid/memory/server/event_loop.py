@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from distributed_grid.memory.server.client_connection import ClientConnection
-from distributed_grid.memory.server.stream import ConnectionClosed
-from distributed_grid.posix.peer_limits import PeerLimits
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.memory.server.client_connection import ClientConnection, ConnectionClosed
+from distributed_grid.posix.sockets import PeerLimits, short_path
 
 MAX_CONNECTIONS: Final = 1024
 MAX_UNAUTHENTICATED: Final = 256
@@ -49,25 +47,21 @@ class EventLoop:
         self._stopped = False
 
     def watch(self, fd: int, watcher: Watcher, events: int = select.EPOLLIN) -> None:
-        """Call `watcher` with the events of a descriptor."""
         self._poll.register(fd, events)
         self._watchers[fd] = watcher
 
     def watch_for(self, fd: int, events: int) -> None:
-        """Change the events of a watched descriptor."""
         self._poll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; a descriptor that is not watched is no error."""
+        """Stop watching; safe twice."""
         if self._watchers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def stop(self) -> None:
-        """End `run` after this turn."""
         self._stopped = True
 
     def listen(self, sock: socket.socket, *, is_local: bool) -> None:
-        """Accept connections here."""
         sock.setblocking(False)
         self.watch(sock.fileno(), lambda _: self._accept(sock, is_local))
 
@@ -78,15 +72,19 @@ class EventLoop:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_SECONDS
-                self._drop_slow(now)
+                for connection in list(self.connections.values()):
+                    late = not connection.is_authenticated and now - connection.opened_at > HANDSHAKE_SECONDS
+                    stalled = connection.is_mid_request and now - connection.progress_at > STALL_SECONDS
+                    if late or stalled:
+                        self.drop(connection)
                 tick()
                 continue
             unfinished, self._unfinished = self._unfinished, []
             for fd, events in self._poll.poll(0 if unfinished else next_tick - now, 256):
-                connection = self.connections.get(fd)
-                if connection is not None:
-                    if connection not in unfinished:
-                        self._run_turn(connection)
+                ready = self.connections.get(fd)
+                if ready is not None:
+                    if ready not in unfinished:
+                        self._run_turn(ready)
                 elif fd in self._watchers:
                     self._watchers[fd](events)
             for connection in unfinished:
@@ -162,13 +160,6 @@ class EventLoop:
         self.drop(oldest)
         return True
 
-    def _drop_slow(self, now: float) -> None:
-        for connection in list(self.connections.values()):
-            late = not connection.is_authenticated and now - connection.opened_at > HANDSHAKE_SECONDS
-            stalled = connection.is_mid_request and now - connection.progress_at > STALL_SECONDS
-            if late or stalled:
-                self.drop(connection)
-
     def drop(self, connection: ClientConnection) -> None:
         """End a connection; safe twice."""
         if self.connections.pop(connection.fd, None) is not None:
@@ -179,7 +170,6 @@ class EventLoop:
         connection.close()
 
     def close(self) -> None:
-        """Drop all connections."""
         for connection in list(self.connections.values()):
             self.drop(connection)
         self._poll.close()

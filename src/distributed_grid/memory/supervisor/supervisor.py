@@ -16,35 +16,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from distributed_grid.memory.protocol.control_messages import (
-    CommandFailed,
-    CopyFreed,
-    CopyOnDisk,
-    HeldCopy,
-    Message,
-    NewIncarnation,
-    ReplicaMade,
-    ServerReady,
-    ServerStats,
-    SetHold,
-    StartServing,
-    SupervisorLeaving,
-    batches,
-    close_all,
-)
+from distributed_grid.memory.protocol import control_messages as messages
 from distributed_grid.memory.server.server import SPILL_DIR
 from distributed_grid.memory.supervisor.server_process import (
-    ServerLink,
-    ServerProcess,
-    connect_control,
-    start_server,
-    try_lock_file,
-)
-from distributed_grid.memory.supervisor.server_state import (
     HeldCopies,
     PendingOrders,
     ServerIdentity,
+    ServerLink,
+    connect_control,
     raise_descriptor_limit,
+    start_server,
+    try_lock_file,
 )
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.supervision import start_restarted
@@ -80,7 +62,7 @@ class ServerSupervisor:
         self._held = HeldCopies()
         self._link = ServerLink(self._on_message, self._on_lost)
         self._orders = PendingOrders(self._link, folder / SPILL_DIR, is_needed=self._is_needed, report=report)
-        self._stats = ServerStats()
+        self._stats = messages.ServerStats()
         self._problem = ""  # why the last server could not start
         self._hold_timer: asyncio.TimerHandle | None = None
         self._starting = asyncio.Lock()
@@ -88,8 +70,8 @@ class ServerSupervisor:
         self._stopped = False
 
     @property
-    def ready(self) -> ServerReady | None:
-        """What the server that serves has reported; None where none serves."""
+    def ready(self) -> messages.ServerReady | None:
+        """Report of the serving server; None if none serves."""
         return self._link.ready
 
     def _is_needed(self) -> bool:
@@ -120,7 +102,7 @@ class ServerSupervisor:
             await asyncio.gather(self._restart, return_exceptions=True)
             self._restart = None
         if self._link.is_connected:
-            self._link.send(SupervisorLeaving())
+            self._link.send(messages.SupervisorLeaving())
             if self._held.is_empty:
                 await self._link.wait_until(lambda: not self._link.is_connected, LEAVE_SECONDS)
             self._disconnect()
@@ -132,7 +114,7 @@ class ServerSupervisor:
             self._lock = -1
 
     async def terminate(self) -> None:
-        """End the server, whatever it holds in memory; what is on disk stays. Safe to call twice."""
+        """End the server and free its memory; copies on disk stay. Safe twice."""
         if self.ready is not None:
             self._terminate_server()
             for _ in range(round(LEAVE_SECONDS / 0.02)):
@@ -169,9 +151,9 @@ class ServerSupervisor:
             problem = ""
             if self.ready is None:
                 problem = await self._adopt_or_start_server()
-        found = self.served(order.node)
-        if found is not None:
-            self._report(found)
+        report = self.served(order.node)
+        if report is not None:
+            self._report(report)
         else:
             self._report(MemoryFailedReport(order.node, problem or "the memory server has ended again"))
             self._schedule_restart()
@@ -185,11 +167,11 @@ class ServerSupervisor:
         return MemoryServedReport(node, ready.endpoint, ready.key, self._held.in_memory, on_disk)
 
     def make_copy(self, order: MakeCopyOrder) -> None:
-        """Have a copy made elsewhere, and report how that went; an order given twice is done once."""
+        """Have a copy made elsewhere, and report the result; an order given twice is done once."""
         self._orders.make_copy(order)
 
     def free_copies(self, copies: Iterable[str]) -> None:
-        """Have these freed, and report it; also of those that are not here."""
+        """Free these, and report it, even of copies that are not here."""
         self._orders.free(copies)
 
     def extend_hold(self, until_boot_ms: int) -> None:
@@ -197,12 +179,12 @@ class ServerSupervisor:
         if until_boot_ms == self._identity.hold_until_boot_ms:
             return
         self._identity.hold_until_boot_ms = until_boot_ms
-        self._link.send(SetHold(until_boot_ms))
+        self._link.send(messages.SetHold(until_boot_ms))
         if self._hold_timer is None:
             self._check_hold()
 
     def _check_hold(self) -> None:
-        """Where no server runs, what is held is freed here when the hold has expired."""
+        """Free all copies here when the hold has expired and no server runs."""
         self._hold_timer = None
         if self._identity.hold_until_boot_ms == 0:
             return
@@ -217,15 +199,15 @@ class ServerSupervisor:
 
     @property
     def resident_bytes(self) -> int:
-        """What the copies in memory really use, as the server reported within the last second."""
+        """Memory that the copies really use, as reported by the server within the last second."""
         return self._stats.resident_bytes
 
     def measure_bytes(self) -> int:
-        """What the copies in memory really use at this moment."""
+        """Memory that the copies really use at this moment."""
         return self._held.measure_bytes()
 
     def stats(self) -> dict[str, int]:
-        """What the server holds and has done since it was started."""
+        """Copies and counters of the server since its start."""
         return {name: getattr(self._stats, name) for name in self._stats.__struct_fields__}
 
     # ------------------------------------------------------------------ server processes
@@ -263,7 +245,14 @@ class ServerSupervisor:
                 return f"the memory server cannot be started: {error.strerror}"
             finally:
                 os.close(lock_fd)
-            self._configure(process)
+            raise_descriptor_limit()
+            configuration = self._identity.configuration()
+            self._link.connect(process.sock, process)
+            self._begin_listing()
+            self._link.send(configuration)
+            for names in messages.batches(self._held.descriptors):
+                self._link.send(messages.HeldCopy(names), [self._held.descriptors[name] for name in names])
+            self._link.send(messages.StartServing())
             await self._link.wait_until_ready(deadline - loop.time())
             if self.ready is None:
                 self._disconnect()
@@ -272,28 +261,17 @@ class ServerSupervisor:
             return ""
         return self._problem
 
-    def _configure(self, process: ServerProcess) -> None:
-        """Send a new server who it is and what it holds."""
-        raise_descriptor_limit()
-        configuration = self._identity.configuration()
-        self._link.connect(process.sock, process)
-        self._begin_listing()
-        self._link.send(configuration)
-        for names in batches(self._held.descriptors):
-            self._link.send(HeldCopy(names), [self._held.descriptors[name] for name in names])
-        self._link.send(StartServing())
-
     def _begin_listing(self) -> None:
         self._held.start_listing()
         self._orders.server_changed()
 
     def _disconnect(self) -> None:
-        """Leave the server to itself; safe twice."""
+        """Leave the server to itself. Safe twice."""
         self._link.disconnect()
         self._held.stop_listing()
 
     def _terminate_server(self) -> None:
-        """End the server, and keep what it held."""
+        """End the server, and keep its copies."""
         self._link.terminate()
         self._held.stop_listing()
 
@@ -320,48 +298,41 @@ class ServerSupervisor:
 
     # ------------------------------------------------------------------ messages of the server
 
-    def _on_message(self, message: Message, fds: list[int]) -> None:
+    def _on_message(self, message: messages.Message, fds: list[int]) -> None:
         match message:
-            case HeldCopy():
+            case messages.HeldCopy():
                 self._held.add(message.copies, fds, is_listed=self.ready is not None)
                 return
-            case CopyOnDisk():
+            case messages.CopyOnDisk():
                 self._held.on_disk.update(message.copies)
-            case ServerReady():
-                self._on_ready(message)
-            case CommandFailed():
+            case messages.ServerReady():
+                self._held.finish_listing()
+                self._link.set_ready(message)
+                if self._identity.adopt(message):
+                    self._link.send(messages.SetHold(self._identity.hold_until_boot_ms))
+                self._orders.resend()
+            case messages.CommandFailed():
                 self._problem = message.problem
-            case NewIncarnation():
-                self._on_new_incarnation(message)
-            case CopyFreed():
+            case messages.NewIncarnation():
+                self._held.free_copies_in_memory()
+                self._identity.change_incarnation(message)
+                if self.ready is not None:
+                    endpoint = replace(self.ready.endpoint, incarnation=message.incarnation)
+                    self._link.set_ready(replace(self.ready, endpoint=endpoint, key=message.key))
+                    self._report_served()
+            case messages.CopyFreed():
                 self._held.free(message.copies)
                 self._orders.copies_freed(message.copies)
-            case ReplicaMade():
+            case messages.ReplicaMade():
                 self._orders.replica_made(message)
-            case ServerStats():
+            case messages.ServerStats():
                 self._stats = message
             case _:
                 pass
-        close_all(fds)
-
-    def _on_ready(self, ready: ServerReady) -> None:
-        """All it holds has been listed."""
-        self._held.finish_listing()
-        self._link.set_ready(ready)
-        if self._identity.adopt(ready):
-            self._link.send(SetHold(self._identity.hold_until_boot_ms))
-        self._orders.resend()
-
-    def _on_new_incarnation(self, new: NewIncarnation) -> None:
-        self._held.free_copies_in_memory()
-        self._identity.change_incarnation(new)
-        if self.ready is not None:
-            endpoint = replace(self.ready.endpoint, incarnation=new.incarnation)
-            self._link.set_ready(replace(self.ready, endpoint=endpoint, key=new.key))
-            self._report_served()
+        messages.close_all(fds)
 
     def _report_served(self) -> None:
         for node in self._nodes:
-            found = self.served(node)
-            if found is not None:
-                self._report(found)
+            report = self.served(node)
+            if report is not None:
+                self._report(report)

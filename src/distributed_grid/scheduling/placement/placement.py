@@ -198,7 +198,18 @@ def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
 
 def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
     """The rows that meet the constraints of a request; None is all."""
-    mask = _rows_of_kind(ledger, request)
+    # Kind of node: a task goes to a pull worker that is asking for one, a reservation to any.
+    columns = ledger.columns
+    mask: Mask | None
+    if not ledger.pull_nodes and request.runs_on is not WorkerKind.PULL:
+        mask = None
+    elif request.runs_on is WorkerKind.AGENT:
+        mask = ~columns.pull
+    elif request.task:
+        mask = columns.pull.copy() if request.runs_on is WorkerKind.PULL else None
+    else:
+        able = columns.pull & columns.asking
+        mask = able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
     if request.starts_without_cores and ledger.columns.keeps_cpu.any():
         mask = _intersect(mask, ~ledger.columns.keeps_cpu)
     if request.closed:
@@ -215,20 +226,6 @@ def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
             return mask
     apart_from = {node for name in request.anti_affinity for node in ledger.nodes_of(name)}
     return _intersect(mask, ~ledger.columns.mask_of(apart_from)) if apart_from or mask is None else mask
-
-
-def _rows_of_kind(ledger: Ledger, request: Request) -> Mask | None:
-    """The rows of the kind of node that can serve a request; None is all. A task goes to a pull worker that is asking
-    for one, a reservation to any."""
-    columns = ledger.columns
-    if not ledger.pull_nodes and request.runs_on is not WorkerKind.PULL:
-        return None
-    if request.runs_on is WorkerKind.AGENT:
-        return ~columns.pull
-    if request.task:
-        return columns.pull.copy() if request.runs_on is WorkerKind.PULL else None
-    able = columns.pull & columns.asking
-    return able if request.runs_on is WorkerKind.PULL else able | ~columns.pull
 
 
 def _intersect(one: Mask | None, other: Mask) -> Mask:

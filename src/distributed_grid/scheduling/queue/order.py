@@ -200,7 +200,7 @@ class WaitingGroup(Struct, frozen=True, eq=False, kw_only=True):
 
     leases: Mapping[str, Lease]
     members: Sequence[tuple[int, str]]
-    front: tuple[int, int, int]
+    front: tuple[int, int, int]  # priority, tight deadline, excess over the share: before the waiting time
     length_ms: int
     overtaken: int
     overdue_ms: int
@@ -277,7 +277,10 @@ class QueueOrder:
     def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
         lease = leases[members[0][1]]
         overtaken = self._overtaking.count(members) if leases is self._ledger.leases else 0
-        front, overdue_ms = self._front(lease.request), self._overdue_ms(lease.request)
+        request = lease.request
+        latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
+        front = (-request.priority, latest, self._shares.excess(request.user, request.team))
+        overdue_ms = self._overdue_ms(request)
         short = not overtaken and self._overtaking.is_short(lease)
         length_ms = self._length_ms(lease)
         return WaitingGroup(
@@ -297,11 +300,6 @@ class QueueOrder:
         return (
             self._now - self._policy.starvation_ms if waiting and -request.priority <= waiting[0][0] else NEVER_ARRIVED
         )
-
-    def _front(self, request: Request) -> tuple[int, int, int]:
-        """Sort key before the waiting time: priority, tight deadline, excess over the share."""
-        latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
-        return -request.priority, latest, self._shares.excess(request.user, request.team)
 
     @cached_property
     def _promoted(self) -> frozenset[str]:

@@ -239,25 +239,23 @@ class Evaluator:
         """The type and number of workers that the unmet requests call for, and why not more of them."""
         if not self._unmet.shapes:
             return None, ""
-        wanted, why_not = self._wanted_by_level()
+        wanted: tuple[Worker, int] | None = None
+        why_not, waiting = "", _requests(self._unmet.requests)
+        if self._level < self._rules.up_milli:
+            why_not = f"{waiting}, {self._fullness()}, which is below {_percent(self._rules.up_milli)}"
+        elif self._up_at_ms:
+            rest = _seconds(self._up_at_ms - self._now)
+            why_not = f"{waiting}, a worker joined a short while ago: the next is started in {rest}"
+        elif not self._room:
+            why_not = f"{waiting}, and there are {self._staying} of at most {self._rules.max_workers} workers"
+        else:
+            wanted = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
+            why_not = "" if wanted is not None else f"{waiting}, and {self._why_none_serves()}"
         if wanted is None and self._room:
             urgent = UnmetDemand((*self._unmet.displaced.shapes, *self._unmet.without_node(self._ledger).shapes))
             if urgent.shapes:
                 wanted = choose_type(urgent, self._bottleneck, self._types, min(self._room, self._limit))
         return wanted, why_not
-
-    def _wanted_by_level(self) -> tuple[tuple[Worker, int] | None, str]:
-        """The same for all of them, where the level and the cooldown allow it."""
-        waiting = _requests(self._unmet.requests)
-        if self._level < self._rules.up_milli:
-            return None, f"{waiting}, {self._fullness()}, which is below {_percent(self._rules.up_milli)}"
-        if self._up_at_ms:
-            rest = _seconds(self._up_at_ms - self._now)
-            return None, f"{waiting}, a worker joined a short while ago: the next is started in {rest}"
-        if not self._room:
-            return None, f"{waiting}, and there are {self._staying} of at most {self._rules.max_workers} workers"
-        chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
-        return chosen, "" if chosen is not None else f"{waiting}, and {self._why_none_serves()}"
 
     def _why_none_serves(self) -> str:
         """Why no type of worker can be started for the waiting requests: the matching types are closed."""

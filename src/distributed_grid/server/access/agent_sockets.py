@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.posix.sockets import short_path
 from distributed_grid.wire import AgentSide, FromAgent, ToAgent
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from distributed_grid.errors import BadInput, NotFound, ProtocolError
 from distributed_grid.server.output_copy import dropped_message
 from distributed_grid.trees import manifest as manifests
 from distributed_grid.trees.content_store import ContentMissing, ContentStore
-from distributed_grid.trees.directory_walker import leads_outside
 from distributed_grid.trees.manifest import EXECUTABLE, PLAIN, Manifest, ManifestEntry, manifest_of
-from distributed_grid.trees.paths import display_path, split_path, to_bytes, to_text
+from distributed_grid.trees.paths import display_path, leads_outside, split_path, to_bytes, to_text
 
 CHUNK_BYTES = 4 * 1024 * 1024
 FILES_AT_ONCE = 8

@@ -18,8 +18,15 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.child_process import ChildCommand, Say
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, LinkStates, NodeFacts
-from distributed_grid.adapters.ray.cluster_connection import AUTO, CLIENT_SCHEME, RAY_MISSING
-from distributed_grid.adapters.ray.driver_messages import AttachedNode, Connect, KeepAttachedNode, RunOnAttachedNode
+from distributed_grid.adapters.ray.driver_messages import (
+    AUTO,
+    CLIENT_SCHEME,
+    RAY_MISSING,
+    AttachedNode,
+    Connect,
+    KeepAttachedNode,
+    RunOnAttachedNode,
+)
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.api import requests
 from distributed_grid.api.answers.cluster import (

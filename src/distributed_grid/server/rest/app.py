@@ -26,7 +26,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from distributed_grid.errors import GridError
-from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
+from distributed_grid.posix.sockets import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest.listener import RestServices
@@ -122,9 +122,9 @@ class UvicornServer:
             return agent_endpoint()
 
         config = uvicorn.Config(
-            cast(Any, app),
-            http=cast(type[asyncio.Protocol], connection),
-            ws=cast(type[asyncio.Protocol], websocket),
+            cast("Any", app),
+            http=cast("type[asyncio.Protocol]", connection),
+            ws=cast("type[asyncio.Protocol]", websocket),
             lifespan="off",
             interface="asgi3",
             log_config=None,

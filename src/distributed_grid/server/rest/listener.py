@@ -32,8 +32,8 @@ from distributed_grid.agent.join_client import AGENT_SOCKET
 from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.peer_limits import LimitedListener
 from distributed_grid.posix.private_files import write_private
+from distributed_grid.posix.sockets import LimitedListener
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_sockets import AgentConnections, AgentMessageSink, JoinedAgentSocket
 from distributed_grid.server.access.tokens import TokenStore

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from distributed_grid import __version__
-from distributed_grid.adapters.age_clock import AgeClock
+from distributed_grid.adapters.clock import AgeClock
 from distributed_grid.api import requests
 from distributed_grid.api.answers.daemon import (
     ActiveConfig,

@@ -54,7 +54,7 @@ from distributed_grid.trees.content_store import GRACE_SECONDS, ContentMissing, 
 from distributed_grid.trees.file_selection import FilePatterns
 from distributed_grid.trees.manifest import EXECUTABLE, ManifestEntry, decode
 from distributed_grid.trees.paths import to_bytes
-from distributed_grid.trees.protected_paths import is_unremarkable
+from distributed_grid.trees.secret_files import is_unremarkable
 
 MAX_PREFERRED_NAMED = 3
 MAX_CONTENT_BYTES = 10 * 1024**3

@@ -24,8 +24,7 @@ from distributed_grid.api.requests import FetchAgentPackage
 from distributed_grid.errors import GridError, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from distributed_grid.adapters.node.installation import InstallSources
-    from distributed_grid.adapters.node.wheels import Wheel
+    from distributed_grid.adapters.node.installation import InstallSources, Wheel
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 30)
 MAX_KINDS = 8  # packages in memory, of a few megabytes each
@@ -118,7 +117,7 @@ class AgentPackages:
 
 def machine_facts(op: FetchAgentPackage) -> NodeFacts:
     """The facts by which wheels fit a machine. Refused if no version of the agent runs there."""
-    from distributed_grid.adapters.node.wheels import python_minor
+    from distributed_grid.adapters.node.installation import python_minor
 
     minor = python_minor(NodeFacts(op.python, op.machine, op.libc, op.libc_version))
     if not OLDEST_PYTHON <= minor <= NEWEST_PYTHON:
@@ -129,7 +128,7 @@ def machine_facts(op: FetchAgentPackage) -> NodeFacts:
 
 def merge_wheels(wheels: Sequence[Wheel]) -> bytes:
     """The installed files of wheels in one zip; the same wheels make the same bytes."""
-    from distributed_grid.adapters.node.wheels import zip_files
+    from distributed_grid.adapters.node.installation import zip_files
 
     files: dict[str, bytes] = {}
     for wheel in wheels:

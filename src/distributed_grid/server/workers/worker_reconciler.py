@@ -26,7 +26,7 @@ from pathlib import Path
 from distributed_grid.adapters.clouds.boot_script import DEADLINE_VARIABLE
 from distributed_grid.agent.__main__ import JOIN_VARIABLE
 from distributed_grid.agent.join_client import EXIT_VARIABLE
-from distributed_grid.agent.termination_notice import SOURCE_VARIABLE
+from distributed_grid.agent.machine_end import SOURCE_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.events import (

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.adapters.clouds.aws import AWSCloudProvider
-from distributed_grid.adapters.clouds.machine_tags import DOTTED_TAGS
+from distributed_grid.adapters.clouds.boot_script import DOTTED_TAGS
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, NoCapacity, Refused, Throttled, Unreachable
 from distributed_grid.ports import WorkerOffer, WorkerOrder

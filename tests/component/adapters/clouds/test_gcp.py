@@ -15,9 +15,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from msgspec.structs import replace
 
-from distributed_grid.adapters.clouds.gcp import MAX_RUN_SECONDS, GCPCloudProvider
-from distributed_grid.adapters.clouds.gcp_machines import PERMISSIONS, needed_permissions
-from distributed_grid.adapters.clouds.machine_tags import DASHED_TAGS
+from distributed_grid.adapters.clouds.boot_script import DASHED_TAGS
+from distributed_grid.adapters.clouds.gcp import MAX_RUN_SECONDS, PERMISSIONS, GCPCloudProvider, needed_permissions
 from distributed_grid.config.providers import GcpSettings
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.errors import BadInput, Conflict, GridError, NoCapacity, Refused, Throttled, Unreachable

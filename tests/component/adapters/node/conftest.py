@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.adapters.node.script_session import MARK, SCRIPT
-from distributed_grid.adapters.ssh.transport import COMMAND, interpreters
+from distributed_grid.adapters.ssh.ssh_connection import COMMAND, interpreters
 
 
 class Node:

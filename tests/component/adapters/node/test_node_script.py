@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from distributed_grid.adapters.node.installation import gather_wheels, version_name
 from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.node.script_session import SCRIPT
-from distributed_grid.adapters.node.wheels import gather_wheels, version_name
-from distributed_grid.adapters.ssh.transport import COMMAND
+from distributed_grid.adapters.ssh.ssh_connection import COMMAND
 from tests.support.processes import is_running
 from tests.support.shell import wait_until
 from tests.support.small_disks import small_disk

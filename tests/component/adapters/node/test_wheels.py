@@ -11,8 +11,7 @@ from io import BytesIO
 import pytest
 
 from distributed_grid import __version__
-from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
-from distributed_grid.adapters.node.wheels import (
+from distributed_grid.adapters.node.installation import (
     AGENT_PACKAGES,
     Wheel,
     fits,
@@ -22,6 +21,7 @@ from distributed_grid.adapters.node.wheels import (
     repack,
     version_name,
 )
+from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 
 NO_NETWORK = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 LIKE_US = NodeFacts(

@@ -10,8 +10,7 @@ import pytest
 from distributed_grid.adapters.node.installation import inspect
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
 from distributed_grid.adapters.ssh.process import Hop, SshTarget, parse_jump
-from distributed_grid.adapters.ssh.ssh_connection import connect
-from distributed_grid.adapters.ssh.transport import script_session
+from distributed_grid.adapters.ssh.ssh_connection import connect, script_session
 
 from .conftest import make_key
 

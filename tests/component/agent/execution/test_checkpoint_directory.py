@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
+from distributed_grid.agent.files.attempt_files import StoredWorkDirs
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.trees.content_store import ContentStore, ContentStores

@@ -19,9 +19,9 @@ from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptExit
 from distributed_grid.agent.owner.borrowed_work import HostedWork
-from distributed_grid.agent.owner.eviction import URGENT_GRACE_MS
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.agent.owner.yield_policy import URGENT_GRACE_MS
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.agent.owner.borrowed_work import HostedWork
-from distributed_grid.agent.owner.outgrown_leases import OutgrownLeases
+from distributed_grid.agent.owner.borrowed_work import HostedWork, OutgrownLeases
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from tests.component.agent.execution.conftest import Driver, python
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.agent.files.workdir_fetch import StoredWorkDirs
+from distributed_grid.agent.files.attempt_files import AttemptFileReader, StoredWorkDirs
 from distributed_grid.trees import manifest
 from distributed_grid.trees.content_store import ContentStore, ContentStores
 from distributed_grid.trees.manifest import ManifestEntry, manifest_of

@@ -14,7 +14,7 @@ import pytest
 
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.client.buffers import ReadBuffer
+from distributed_grid.memory.client.transfer_queue import ReadBuffer
 from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 
 MIB = 1024 * 1024

@@ -13,8 +13,7 @@ import pytest
 
 from distributed_grid.errors import Corrupt, NotFound, TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FILL, READ, WRITE
 from distributed_grid.wire import CopyMadeReport, MakeCopyOrder
 from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 

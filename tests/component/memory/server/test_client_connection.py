@@ -20,22 +20,25 @@ from hypothesis import strategies as st
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.server_connection import ConnectionBroken, Opened, ServerConnection
 from distributed_grid.memory.client.transfer_queue import ChunkRange, TransferQueue
-from distributed_grid.memory.protocol.authentication import READ, WRITE, TicketClaims, client_proof, issue_ticket
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     CHUNK_BYTES,
     MAGIC,
     NONCE_BYTES,
+    READ,
     REQUEST,
     STEADY,
+    WRITE,
     FrameStatus,
     Op,
     StatusError,
+    TicketClaims,
+    client_proof,
     digest_of,
+    issue_ticket,
 )
-from distributed_grid.memory.server.client_connection import ClientConnection
+from distributed_grid.memory.server.client_connection import ClientConnection, ConnectionClosed
 from distributed_grid.memory.server.copy_store import CopyStore
-from distributed_grid.memory.server.stream import ConnectionClosed
 from distributed_grid.memory.server.write_journal import SLOTS, WriteJournal
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import Ticket

@@ -16,9 +16,8 @@ import pytest
 from distributed_grid.errors import TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.server_connection import ServerConnection
-from distributed_grid.memory.protocol.authentication import READ, WRITE
 from distributed_grid.memory.protocol.control_messages import JOURNAL
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, StatusError
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, READ, WRITE, StatusError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder, Ticket

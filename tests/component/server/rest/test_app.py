@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from distributed_grid.posix.peer_limits import MAX_REFUSALS, LimitedListener
+from distributed_grid.posix.sockets import MAX_REFUSALS, LimitedListener
 from distributed_grid.server.rest.app import UvicornServer
 
 SOON = {"headers": 0.5, "body": 0.5}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.node.wheels import Wheel, zip_files
+from distributed_grid.adapters.node.installation import Wheel, zip_files
 from distributed_grid.api.requests import FetchAgentPackage
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.workers.agent_packages import AgentPackage, AgentPackages, machine_facts, merge_wheels

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.clouds.gcp_machines import (
+from distributed_grid.adapters.clouds.gcp import (
     MachineShape,
     WantedShape,
     limits_of,

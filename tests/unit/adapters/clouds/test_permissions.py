@@ -7,7 +7,7 @@ import json
 
 import yaml
 
-from distributed_grid.adapters.clouds.gcp_machines import needed_permissions
+from distributed_grid.adapters.clouds.gcp import needed_permissions
 from distributed_grid.config.providers import GcpSettings
 from tests.e2e.guides import page_blocks
 from tests.support.project import PROJECT

@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distributed_grid.adapters.probes.cgroup_limits import Cgroups
-from distributed_grid.adapters.probes.machine_probe import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import Cgroups, MachineProbe
 from distributed_grid.adapters.probes.procfs import TICK_MS
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.tree_memory import over_limit_message, resident_bytes, share_bytes
+from distributed_grid.agent.limits.process_tree import over_limit_message, resident_bytes, share_bytes
 
 
 def test_a_process_with_a_nasty_name_is_read_right() -> None:

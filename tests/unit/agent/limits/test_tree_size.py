@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.limits.tree_size import BLOCK_BYTES, ENTRY_BYTES, MAX_DEPTH, TreeSize
+from distributed_grid.agent.execution.disk_guard import BLOCK_BYTES, ENTRY_BYTES, MAX_DEPTH, TreeSize
 
 
 def on_disk(*paths: Path) -> int:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
 from distributed_grid.agent.owner.guard import (
     FAST_MS,
     REST_MS,
@@ -18,6 +17,7 @@ from distributed_grid.agent.owner.guard import (
     OwnerGuard,
     SamplingRate,
 )
+from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3

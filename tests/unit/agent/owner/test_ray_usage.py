@@ -18,7 +18,7 @@ import pytest
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.agent.limits.process_tree import children_of, read_process
-from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, find_raylets, is_named, total_loan
+from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, find_raylets, is_named, total_loan
 from distributed_grid.posix.boot_clock import boot_id
 from tests.support.shell import wait_until
 

@@ -7,9 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
 from distributed_grid.agent.owner.guard import STANDING_MS, OwnerGuard
-from distributed_grid.agent.owner.yield_policy import YieldStep
+from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample, YieldStep
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3

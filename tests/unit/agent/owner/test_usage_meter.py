@@ -5,8 +5,13 @@ from __future__ import annotations
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.execution.attempt import AttemptUsage
-from distributed_grid.agent.owner.ray_usage import RayWorkers
-from distributed_grid.agent.owner.usage_meter import OwnerBackground, SimulatedNode, SimulatedUsageMeter, UsageMeter
+from distributed_grid.agent.owner.usage_meter import (
+    OwnerBackground,
+    RayWorkers,
+    SimulatedNode,
+    SimulatedUsageMeter,
+    UsageMeter,
+)
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import Capacity, GpuDevice
 

@@ -10,31 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.agent.owner.eviction import (
-    GPU_SAMPLES,
-    TO_GO,
-    URGENT_GRACE_MS,
-    WORTH_BYTES,
-    Borrowed,
-    CancelEviction,
-    Evict,
-    OwnerOnGpu,
-    UsageSample,
-    Warn,
-    cheapest,
-)
 from distributed_grid.agent.owner.yield_policy import (
     CONFLICT_MS,
     EVICT_AFTER_MS,
     FLOOR_MILLI,
+    GPU_SAMPLES,
     MAX_DWELL_MS,
     PAUSE_AFTER_MS,
+    TO_GO,
+    URGENT_GRACE_MS,
+    WORTH_BYTES,
     Action,
+    Borrowed,
+    CancelEviction,
     Continue,
+    Evict,
+    OwnerOnGpu,
     OwnerState,
     Pause,
     Throttle,
+    UsageSample,
+    Warn,
     YieldStep,
+    cheapest,
     decide,
     throttle_of,
 )

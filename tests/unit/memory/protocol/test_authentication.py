@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import READ, WRITE, TicketClaims, issue_ticket, read_claims
+from distributed_grid.memory.protocol.frames import READ, WRITE, TicketClaims, issue_ticket, read_claims
 
 SOME = TicketClaims("mem-1:1", 3, 4096, READ | WRITE, 1000, 0, "abc")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE, TicketClaims
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FILL, READ, WRITE, FrameStatus, TicketClaims, digest_of
 from distributed_grid.memory.server.copy_file import CopyFile, file_bytes, load_copies
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.write_journal import WriteJournal

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.memory.protocol.authentication import READ, TICKET_LIFE_MS, WRITE, TicketClaims
-from distributed_grid.memory.protocol.frames import FrameStatus
+from distributed_grid.memory.protocol.frames import READ, TICKET_LIFE_MS, WRITE, FrameStatus, TicketClaims
 from distributed_grid.memory.server.copy_file import CopyFile
 from distributed_grid.memory.server.copy_store import CopyStore
-from distributed_grid.memory.server.tombstones import Tombstones
-from distributed_grid.memory.server.write_journal import WriteJournal
+from distributed_grid.memory.server.write_journal import Tombstones, WriteJournal
 
 START = 8192
 FREED_AT = 1_000_000

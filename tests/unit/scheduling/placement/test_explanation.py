@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.agent.owner import yield_policy
-from distributed_grid.agent.owner.eviction import Borrowed, UsageSample, reclaim
+from distributed_grid.agent.owner.yield_policy import Borrowed, UsageSample, reclaim
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked
 from distributed_grid.domain.followups import ScanQueue
 from distributed_grid.domain.leases import Request

@@ -24,7 +24,7 @@ from distributed_grid.server.offloading.move_files import (
 from distributed_grid.trees import manifest
 from distributed_grid.trees.content_store import ContentStore
 from distributed_grid.trees.manifest import Manifest
-from distributed_grid.trees.tree_digests import TreeDigests
+from distributed_grid.trees.tree_listing import TreeDigests
 from distributed_grid.trees.tree_writer import materialize
 
 CWD = "/srv/ann/work"

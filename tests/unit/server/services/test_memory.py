@@ -18,7 +18,7 @@ from distributed_grid.domain.events import LeaseLost, MemoryServed, NodeDrained,
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
-from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_secret, read_claims
+from distributed_grid.memory.protocol.frames import READ, WRITE, derive_secret, read_claims
 from distributed_grid.reactor.effects import MemoryEffect, ServeMemory
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.memory import MemoryService

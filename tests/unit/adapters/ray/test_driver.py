@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from distributed_grid.adapters.ray.cluster_connection import is_refused
+from distributed_grid.adapters.ray.driver import is_refused
 
 
 def test_a_head_that_listens_is_not_refused_and_one_that_has_ended_is() -> None:

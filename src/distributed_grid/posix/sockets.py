@@ -1,12 +1,61 @@
-"""Limit of connections per peer, so that one peer cannot take all that a listener has."""
+"""Unix sockets: paths within the kernel's 108 bytes, descriptors in messages, peer credentials, limits of peers."""
 
 from __future__ import annotations
 
+import array
+import contextlib
+import os
 import socket
+import struct
+from collections.abc import Iterator
 from typing import Any
 
+MAX_PATH_BYTES = 100
+UNCONNECTED = -1
+"""The peer of a socket that is not connected, as when the backlog of the listener is full."""
+
+
+@contextlib.contextmanager
+def short_path(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A name for this path that a socket can be bound or connected to, while the block runs."""
+    name = os.fspath(path)
+    if len(os.fsencode(name)) < MAX_PATH_BYTES:
+        yield name
+        return
+    folder = os.open(os.path.dirname(name), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(name)}"
+    finally:
+        os.close(folder)
+
+
+def receive_descriptors(sock: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
+    """The next message and its descriptors, which no child process inherits (`socket.recv_fds` ignores its flags)."""
+    descriptors = array.array("i")
+    room = socket.CMSG_LEN(max_descriptors * descriptors.itemsize)
+    packed, ancillary, _, _ = sock.recvmsg(max_bytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return packed, list(descriptors)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def peer_pid(connection: socket.socket) -> int:
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def is_own_peer(connection: socket.socket) -> bool:
+    return peer_uid(connection) in (os.geteuid(), 0)
+
+
 MAX_REFUSALS = 8
-"""So many connections beyond its limit a peer may have at once, each of which is told why and closed."""
+"""Connections of a peer beyond its limit, at once; each gets the reason and is closed."""
 
 
 class PeerLimits:
@@ -18,7 +67,7 @@ class PeerLimits:
         self._counts: dict[str, int] = {}
 
     def add(self, descriptor: int, peer: str) -> bool:
-        """Count a connection; False where its peer has so many that it is not even told why."""
+        """Count a connection; False if its peer has too many even for an answer."""
         if self._counts.get(peer, 0) >= self.max_per_peer + MAX_REFUSALS:
             return False
         self._peers[descriptor] = peer
@@ -34,7 +83,6 @@ class PeerLimits:
                 del self._counts[peer]
 
     def exceeded_by(self, peer: str) -> bool:
-        """Whether a peer has more connections than it may."""
         return self._counts.get(peer, 0) > self.max_per_peer
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.posix.unix_sockets import receive_descriptors, short_path
+from distributed_grid.posix.sockets import receive_descriptors, short_path
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
