@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 SLICE_SECONDS = 0.004
 CHUNK_ROWS = 256
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 def stopwatch() -> Callable[[], bool]:
@@ -39,12 +40,19 @@ class LoopSlices:
 
     async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
         """The rows that fit."""
-        found: list[T] = []
+        return await self._collect(rows, lambda chunk: filter(fits, chunk))
+
+    async def convert(self, rows: Sequence[T], convert: Callable[[T], V]) -> list[V]:
+        """A value for each row."""
+        return await self._collect(rows, lambda chunk: map(convert, chunk))
+
+    async def _collect(self, rows: Sequence[T], values: Callable[[Sequence[T]], Iterable[V]]) -> list[V]:
+        collected: list[V] = []
         position = 0
         while position < len(rows):
             async with self.next() as is_over:
                 while position < len(rows) and not is_over():
                     chunk = rows[position : position + CHUNK_ROWS]
-                    found += filter(fits, chunk)
+                    collected += values(chunk)
                     position += len(chunk)
-        return found
+        return collected
