@@ -192,29 +192,23 @@ class ClusterService:
             environ = await self.ray.endpoints.environ(op.nodes[0] if op.nodes else None)
             return ClusterEnvironment(environ, await self.ray.endpoints.view())
         if op.verb == "stop":
-            return NodeResults(await self._stop_all(names, op, report))
+            examined: defaultdict[str, set[str]] = defaultdict(set)
+            results: dict[str, NodeResult] = {}
+            if op.purge:
+                check = partial(self._check_purge, examined)
+                remote = [name for name in names if not self._nodes[name].is_local]
+                checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
+                results = {check.node_id: check for check in checks if not check.ok}
+            rest = tuple(name for name in names if name not in results)
+            await self._stop_ray(rest, op, report)
+            stop = partial(self._stop, examined)
+            stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
+            results |= {result.node_id: result for result in stopped}
+            return NodeResults([results[name] for name in names])
         if op.verb == "start" and op.ray:
             return NodeResults(await self._start_with_ray(names, op, report))
         operation = self._install if op.verb == "install" else self._start
         return NodeResults(await asyncio.gather(*(self._run(name, operation, op, report) for name in names)))
-
-    async def _stop_all(
-        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
-    ) -> list[NodeResult]:
-        """Stop nodes, with their Ray; a node that may not be purged stays as it is."""
-        examined: defaultdict[str, set[str]] = defaultdict(set)
-        results: dict[str, NodeResult] = {}
-        if op.purge:
-            check = partial(self._check_purge, examined)
-            remote = [name for name in names if not self._nodes[name].is_local]
-            checks = await asyncio.gather(*(self._run(name, check, op, report) for name in remote))
-            results = {check.node_id: check for check in checks if not check.ok}
-        rest = tuple(name for name in names if name not in results)
-        await self._stop_ray(rest, op, report)
-        stop = partial(self._stop, examined)
-        stopped = await asyncio.gather(*(self._run(name, stop, op, report) for name in rest))
-        results |= {result.node_id: result for result in stopped}
-        return [results[name] for name in names]
 
     async def _check_purge(
         self, examined: Mapping[str, set[str]], name: str, op: requests.ManageCluster, say: Say

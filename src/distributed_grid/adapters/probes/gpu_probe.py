@@ -248,7 +248,15 @@ class GpuProbe:
         try:
             return query(*arguments)
         except nvml.NVMLError as error:
-            if error.value not in _not_available_errors(nvml):
+            if error.value not in (
+                nvml.NVML_ERROR_NOT_SUPPORTED,
+                nvml.NVML_ERROR_NO_PERMISSION,
+                nvml.NVML_ERROR_NOT_FOUND,
+                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                nvml.NVML_ERROR_NO_DATA,
+                nvml.NVML_ERROR_INSUFFICIENT_SIZE,  # grew between two queries
+                nvml.NVML_SUCCESS,  # pynvml raises this for an empty list
+            ):
                 raise
         except UnicodeDecodeError:
             pass
@@ -323,19 +331,6 @@ class GpuProbe:
                 nvml.nvmlShutdown()
             except nvml.NVMLError:
                 pass  # already down
-
-
-def _not_available_errors(nvml: Any) -> tuple[int, ...]:
-    """Errors that mean: not available, but nothing is wrong."""
-    return (
-        nvml.NVML_ERROR_NOT_SUPPORTED,
-        nvml.NVML_ERROR_NO_PERMISSION,
-        nvml.NVML_ERROR_NOT_FOUND,
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        nvml.NVML_ERROR_NO_DATA,
-        nvml.NVML_ERROR_INSUFFICIENT_SIZE,  # grew between two queries
-        nvml.NVML_SUCCESS,  # pynvml raises this for an empty list
-    )
 
 
 def _library_errors(nvml: Any) -> tuple[int, ...]:

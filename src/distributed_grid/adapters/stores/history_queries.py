@@ -118,7 +118,13 @@ def _matching_events(
     """Columns of the first or the newest events that match: of each type as many as that."""
     after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
     if since_ms is not None:
-        after_seq = max(after_seq, _last_before(db, since_ms))
+        # Numbers and times grow together, since the grid's clock never goes back: older events are not scanned. The slack
+        # tolerates small exceptions.
+        (first,) = db.execute(
+            "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
+            (since_ms, CLOCK_SLACK_EVENTS),
+        ).fetchone()
+        after_seq = max(after_seq, last_event_seq(db) if first is None else first - 1)
     subject, types = filters.get("subject"), dict.fromkeys(filters.get("types", ()))
     index = "NOT INDEXED" if not types else "INDEXED BY events_by_type"
     order = "DESC" if newest else "ASC"
@@ -136,18 +142,6 @@ def _matching_events(
         sql = f"SELECT {columns} FROM events {index} WHERE {where} ORDER BY seq {order} LIMIT ?"
         rows += db.execute(sql, (*where.values, max(0, limit)))
     return rows
-
-
-def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
-    """The event number after which events since then begin, so that older ones are not scanned.
-
-    Numbers and times grow together, since the grid's clock never goes back; the slack tolerates small exceptions.
-    """
-    (first,) = db.execute(
-        "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
-        (since_ms, CLOCK_SLACK_EVENTS),
-    ).fetchone()
-    return last_event_seq(db) if first is None else first - 1
 
 
 def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:

@@ -44,12 +44,21 @@ Folded = dict[SummaryKey, SummaryTotals]
 
 def fold_ended(rows: Iterable[EndedRow]) -> Folded:
     """Sums per day, kind, user, node, reason and target."""
-    return _sum_by_key((_ended_key(row), _ended_totals(row)) for row in rows)
+    return _sum_by_key(
+        (
+            SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, target=row.target),
+            _ended_totals(row),
+        )
+        for row in rows
+    )
 
 
 def fold_events(rows: Iterable[EventRow]) -> Folded:
     """Counts per day, type, user, node and reason."""
-    return _sum_by_key((_event_key(row), SummaryTotals(rows=1)) for row in rows)
+    return _sum_by_key(
+        (SummaryKey(row.at_ms // DAY_MS, f"event:{row.type}", row.user, row.node, row.reason), SummaryTotals(rows=1))
+        for row in rows
+    )
 
 
 def merge_totals(into: Folded, more: Folded) -> None:
@@ -68,14 +77,6 @@ def _sum_by_key(parts: Iterable[tuple[SummaryKey, SummaryTotals]]) -> Folded:
     for key, totals in parts:
         folded[key] = folded.get(key, SummaryTotals()).plus(totals)
     return folded
-
-
-def _ended_key(row: EndedRow) -> SummaryKey:
-    return SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, target=row.target)
-
-
-def _event_key(row: EventRow) -> SummaryKey:
-    return SummaryKey(row.at_ms // DAY_MS, f"event:{row.type}", row.user, row.node, row.reason)
 
 
 def _ended_totals(row: EndedRow) -> SummaryTotals:

@@ -107,7 +107,18 @@ class AgentWebSocket(asyncio.Protocol):
         self._socket.receive_data(data)
         for event in self._socket.events_received():
             if isinstance(event, Request):
-                self._upgrade(event)
+                try:
+                    headers = {name.lower(): value for name, value in event.headers.raw_items()}
+                    node = self._admit(event.path, headers)
+                except (WebSocketException, ValueError):
+                    node = None
+                if node is None:
+                    self._socket.send_response(self._socket.reject(http.HTTPStatus.UNAUTHORIZED, "not known here\n"))
+                    continue
+                self._node = node
+                self._socket.send_response(self._socket.accept(event))
+                if self._on_admitted is not None:
+                    self._on_admitted(self)
             elif isinstance(event, Frame):
                 self._on_frame(event)
         self._flush()
@@ -150,20 +161,6 @@ class AgentWebSocket(asyncio.Protocol):
                 return
         if self._socket.state is State.CLOSED:
             self._transport.close()
-
-    def _upgrade(self, request: Request) -> None:
-        try:
-            headers = {name.lower(): value for name, value in request.headers.raw_items()}
-            node = self._admit(request.path, headers)
-        except (WebSocketException, ValueError):
-            node = None
-        if node is None:
-            self._socket.send_response(self._socket.reject(http.HTTPStatus.UNAUTHORIZED, "not known here\n"))
-            return
-        self._node = node
-        self._socket.send_response(self._socket.accept(request))
-        if self._on_admitted is not None:
-            self._on_admitted(self)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):

@@ -59,7 +59,11 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
     """Store what a directory holds, and its manifest. With `still` nothing may change meanwhile: NotFound where it
     does. BadInput where it is too large, or has a link that leads outside."""
     tree = manifest_of(found.entries)
-    _refuse_links_outside(tree)
+    links = {to_bytes(entry.path): to_bytes(entry.target) for entry in tree.entries if entry.kind == "link"}
+    for path, target in links.items():
+        if leads_outside(path, links):
+            shown = f"{display_path(path)} -> {display_path(target)}"
+            raise BadInput(f"the link {shown} leads outside the working directory, which cannot be shipped with it")
     manifests.check(tree, limit_bytes=manifests.LIMIT_BYTES, limit_files=manifests.LIMIT_FILES)
     missing = set(await asyncio.to_thread(store.missing, tree.contents()))
     wanted = {entry.digest: entry for entry in tree.entries if entry.digest in missing}
@@ -69,7 +73,18 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
     async def fetch(entry: ManifestEntry) -> None:
         async with slots:
             try:
-                await _fetch(store, entry, read)
+                with store.writer(digest=entry.digest, size=entry.size) as writer:
+                    at = 0
+                    while at < entry.size:
+                        data = await read(in_work(entry), at, min(CHUNK_BYTES, entry.size - at))
+                        if not data:
+                            raise _ChangedMeanwhile("it became shorter")
+                        await asyncio.to_thread(writer.write, data)
+                        at += len(data)
+                    try:
+                        await asyncio.to_thread(writer.finish)
+                    except ProtocolError:
+                        raise _ChangedMeanwhile("its content is another") from None
             except (NotFound, _ChangedMeanwhile) as failure:
                 if still:
                     name = display_path(entry.path)
@@ -86,36 +101,10 @@ async def ship_tree(store: ContentStore, found: AttemptOutputFile, read: Read, *
     kept = manifest_of(entry for entry in tree.entries if entry.digest not in changed or entry.kind != "file")
     digest = await asyncio.to_thread(store.add, manifests.encode(kept))
     changing = len(tree.entries) - len(kept.entries)
-    return ShippedTree(kept, digest, new_bytes, changing, left_out=_some(found.skipped))
-
-
-def _some(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """As many texts as a move keeps, and the number of the others."""
-    return texts if len(texts) <= MAX_LEFT_OUT else (*texts[:MAX_LEFT_OUT], f"and {len(texts) - MAX_LEFT_OUT} more")
-
-
-async def _fetch(store: ContentStore, entry: ManifestEntry, read: Read) -> None:
-    """Bring one file into the store; what arrives is checked against its digest."""
-    with store.writer(digest=entry.digest, size=entry.size) as writer:
-        at = 0
-        while at < entry.size:
-            data = await read(in_work(entry), at, min(CHUNK_BYTES, entry.size - at))
-            if not data:
-                raise _ChangedMeanwhile("it became shorter")
-            await asyncio.to_thread(writer.write, data)
-            at += len(data)
-        try:
-            await asyncio.to_thread(writer.finish)
-        except ProtocolError:
-            raise _ChangedMeanwhile("its content is another") from None
-
-
-def _refuse_links_outside(tree: Manifest) -> None:
-    links = {to_bytes(entry.path): to_bytes(entry.target) for entry in tree.entries if entry.kind == "link"}
-    for path, target in links.items():
-        if leads_outside(path, links):
-            shown = f"{display_path(path)} -> {display_path(target)}"
-            raise BadInput(f"the link {shown} leads outside the working directory, which cannot be shipped with it")
+    left_out = found.skipped
+    if len(left_out) > MAX_LEFT_OUT:
+        left_out = (*left_out[:MAX_LEFT_OUT], f"and {len(left_out) - MAX_LEFT_OUT} more")
+    return ShippedTree(kept, digest, new_bytes, changing, left_out=left_out)
 
 
 def stored_manifest(store: ContentStore, digest: str) -> Manifest:

@@ -51,6 +51,7 @@ def process_move(
     request = Request(
         move_id, GRID_USER, proposal.ask, require=(proposal.target,), wait_ms=0, target=proposal.node
     )  # the original may grow: no limit is set by what it used so far
+    given = _input_file(process)
     return Move(
         move_id,
         process.user,
@@ -60,9 +61,20 @@ def process_move(
         request,
         0,
         reason=_reason(by),
-        process=MovedProcess(process.identity, process.cwd, _streams(process), proposal.shape, first_look(process)),
+        process=MovedProcess(
+            process.identity,
+            process.cwd,
+            tuple(
+                stream if len(stream.path) <= MAX_STREAM_CHARS else StandardStream(StreamKind.OTHER)
+                for stream in process.streams[:3]
+            ),
+            proposal.shape,
+            first_look(process),
+        ),
         command=Command(
-            _command_line(process), tuple(sorted(process.environment)), given=tuple(sorted(consent.variables))
+            (*READ_FROM_FILE, given, *process.argv) if given else process.argv,
+            tuple(sorted(process.environment)),
+            given=tuple(sorted(consent.variables)),
         ),
         freeze_ms=freeze_ms,
     )
@@ -86,19 +98,6 @@ def _input_file(process: ProcessInfo) -> str:
     if given.kind is not StreamKind.FILE or not given.path.startswith(inside):
         return ""
     return given.path.removeprefix(inside)
-
-
-def _command_line(process: ProcessInfo) -> tuple[str, ...]:
-    """What runs in place of a process: its command, with the same file as its standard input."""
-    given = _input_file(process)
-    return (*READ_FROM_FILE, given, *process.argv) if given else process.argv
-
-
-def _streams(process: ProcessInfo) -> tuple[StandardStream, ...]:
-    return tuple(
-        stream if len(stream.path) <= MAX_STREAM_CHARS else StandardStream(StreamKind.OTHER)
-        for stream in process.streams[:3]
-    )
 
 
 def _reason(by: str) -> str:

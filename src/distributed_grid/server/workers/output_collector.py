@@ -109,7 +109,18 @@ class OutputCollector:
         async def bring(lease_id: str) -> None:
             async with slots:
                 if not await asyncio.to_thread(is_home, str(self._jobs), lease_id):
-                    await self._bring_attempt(worker.node, lease_id, haul)
+                    folder = self._jobs / lease_id
+                    await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
+                    for name in (STDOUT, STDERR):
+                        await copy_output(self._remote, worker.node, lease_id, folder / name, haul)
+                    try:
+                        listing = await self._remote.find(worker.node, lease_id, EVERYTHING)
+                    except NotFound:  # it never began
+                        listing = AttemptOutputFile((), ())
+                    haul.lost += [f"{lease_id}: {reason}" for reason in listing.skipped]
+                    for entry in listing.entries:
+                        await self._bring_file(worker.node, lease_id, folder, entry, haul)
+                    await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,20 +129,6 @@ class OutputCollector:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return haul
-
-    async def _bring_attempt(self, node: str, lease_id: str, haul: Haul) -> None:
-        folder = self._jobs / lease_id
-        await asyncio.to_thread(os.makedirs, folder, 0o700, exist_ok=True)
-        for name in (STDOUT, STDERR):
-            await copy_output(self._remote, node, lease_id, folder / name, haul)
-        try:
-            listing = await self._remote.find(node, lease_id, EVERYTHING)
-        except NotFound:  # it never began
-            listing = AttemptOutputFile((), ())
-        haul.lost += [f"{lease_id}: {reason}" for reason in listing.skipped]
-        for entry in listing.entries:
-            await self._bring_file(node, lease_id, folder, entry, haul)
-        await asyncio.to_thread(mark_home, str(self._jobs), lease_id)
 
     async def _bring_file(self, node: str, lease_id: str, folder: Path, entry: ManifestEntry, haul: Haul) -> None:
         """Copy one whole file, unless it is here."""

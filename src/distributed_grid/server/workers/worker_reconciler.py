@@ -162,7 +162,16 @@ class WorkerReconciler:
         worker = answer.worker
         try:
             calls = await self._catalog.calls(worker.provider)
-            order = await self._order(worker, calls.provider.notice_source)
+            ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
+            token = await self._tokens.issue(worker.id, ttl_seconds)
+            environ = {
+                JOIN_VARIABLE: token,
+                EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
+                DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
+            }
+            if calls.provider.notice_source:
+                environ[SOURCE_VARIABLE] = calls.provider.notice_source
+            order = WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
         except GridError as failure:  # nothing was asked for
             await self._report_failure(worker, Throttled(str(failure)))
             return
@@ -174,19 +183,6 @@ class WorkerReconciler:
             await call.settled()
         else:
             await self._grid.handle_with_retry(provider_calls.creation_event(worker, made, wall_ms()))
-
-    async def _order(self, worker: Worker, notice_source: str) -> WorkerOrder:
-        """The order to the provider; identical each time."""
-        ttl_seconds = (self._rules.launch_ms + worker.queue_ms + self._rules.join_ms) / 1000
-        token = await self._tokens.issue(worker.id, ttl_seconds)
-        environ = {
-            JOIN_VARIABLE: token,
-            EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}",
-            DEADLINE_VARIABLE: f"{ttl_seconds:.0f}",
-        }
-        if notice_source:
-            environ[SOURCE_VARIABLE] = notice_source
-        return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
 
     async def _report_failure(self, worker: Worker, failure: Exception) -> None:
         other = None
