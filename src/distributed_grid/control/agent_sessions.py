@@ -281,7 +281,35 @@ class AgentSessions:
         if isinstance(message, Heartbeat):
             await self._act_on(message, via)
         elif isinstance(message, AgentHello):
-            await self._welcome(message, via)
+            # Orders follow with the first heartbeat: they count from it.
+            node, epoch = await self._grid.read(
+                lambda ledger, now: (ledger.nodes.get(message.node), ledger.counters["epoch"])
+            )
+            node = node or self._registry.newcomer(message.node)
+            if node is None:
+                via.send(RejectAgent(f"no node is called {message.node} in this grid"))
+                return
+            if node.is_pull:
+                via.send(RejectAgent(f"{message.node} is registered as a pull worker, which has no agent"))
+                return
+            if not is_plausible_epoch(message.epoch, epoch):
+                why = f"it has seen epoch {message.epoch} of a control plane, and this one is only at {epoch}"
+                why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
+                await self._reject(why, via)
+                return
+            if message.capacity is not None:
+                await self._grid.handle_with_retry(
+                    NodeDeclared(self._registry.described(node, message.capacity.value()))
+                )
+            if message.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
+                await self._grid.handle_with_retry(EpochReported(message.node, message.epoch))
+            epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, message.node))
+            if self._memory is not None:
+                await self._memory.unknown(message.node)
+            if (via, message.node) not in self._greeted:
+                self._send_welcome(message, node, epoch, via)
+            if not message.more:
+                await self._compare_listed(message)
         elif isinstance(message, AttemptsPage):
             hello = self._greeted.get((via, message.node))
             if hello is None or not hello.more:
@@ -304,7 +332,7 @@ class AgentSessions:
             if self._on_move_report is not None:
                 self._on_move_report(message)
         else:
-            # Reports of an agent are taken in together, in its order: a short attempt has ended in the ledger before its
+            # Reports are taken in together, in the agent's order: a short attempt has ended in the ledger before its
             # start is compared with it.
             attempt = (via, message.lease_id)
             if isinstance(message, AttemptStartedReport):
@@ -422,7 +450,15 @@ class AgentSessions:
             if late and self._agents.get(message.node) is via:
                 log.warning("%s did not start %s in time", message.node, ", ".join(late[:10]))
                 await self._grid.handle_with_retry(StartsExpired(message.node, late))
-        await self._check_missing(message.node)
+        # Attempts seen on this machine without a trace at its agent are given up once they are seen no more.
+        seen = self._grid.ledger.observations.get(message.node)
+        if seen is None or all(one.until_ms for one in seen.missing):
+            return
+        missing = {one.lease_id for one in seen.missing if not one.until_ms}
+        attempts = [job.attempt for job in self._grid.ledger.jobs_of(message.node) if job.attempt is not None]
+        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
+        if missing - running:
+            await self._grid.handle_with_retry(AttemptsGone(message.node, tuple(sorted(missing - running))))
 
     async def _redeclare(self, name: str, capacity: Capacity) -> None:
         """Take in a newly detected capacity, if it has changed."""
@@ -432,45 +468,6 @@ class AgentSessions:
         described = self._registry.described(node, capacity)
         if described.capacity != node.capacity:
             await self._grid.handle(NodeDeclared(replace(node, capacity=described.capacity)))
-
-    async def _check_missing(self, node: str) -> None:
-        """Give up attempts that were seen on this machine without a trace at its agent, once they are seen no more."""
-        seen = self._grid.ledger.observations.get(node)
-        if seen is None or all(one.until_ms for one in seen.missing):
-            return
-        missing = {one.lease_id for one in seen.missing if not one.until_ms}
-        attempts = [job.attempt for job in self._grid.ledger.jobs_of(node) if job.attempt is not None]
-        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
-        if missing - running:
-            await self._grid.handle_with_retry(AttemptsGone(node, tuple(sorted(missing - running))))
-
-    async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
-        """Admit an agent with its capacity and attempts. Orders follow with its first heartbeat: they count from it."""
-        known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
-        node, epoch = known
-        node = node or self._registry.newcomer(hello.node)
-        if node is None:
-            via.send(RejectAgent(f"no node is called {hello.node} in this grid"))
-            return
-        if node.is_pull:
-            via.send(RejectAgent(f"{hello.node} is registered as a pull worker, which has no agent"))
-            return
-        if not is_plausible_epoch(hello.epoch, epoch):
-            why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
-            why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
-            await self._reject(why, via)
-            return
-        if hello.capacity is not None:
-            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity.value())))
-        if hello.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
-            await self._grid.handle_with_retry(EpochReported(hello.node, hello.epoch))
-        epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, hello.node))
-        if self._memory is not None:
-            await self._memory.unknown(hello.node)
-        if (via, hello.node) not in self._greeted:
-            self._send_welcome(hello, node, epoch, via)
-        if not hello.more:
-            await self._compare_listed(hello)
 
     async def _compare_listed(self, hello: AgentHello) -> None:
         """Compare the attempts of an agent, all listed, with the ledger's."""

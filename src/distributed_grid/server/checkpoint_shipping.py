@@ -96,9 +96,8 @@ class CheckpointShipper:
             sizes = [entry.size for entry in tree.entries]
             if any(size < 0 for size in sizes) or sum(sizes) > MAX_TREE_BYTES or tree.total_files > MAX_TREE_FILES:
                 raise ProtocolError(f"{attempt.node} lists more than may be in a checkpoint directory")
-            if (
-                shutil.disk_usage(self._store.root).free < tree.total_bytes + RESERVED_BYTES
-            ):  # the ledger is on that disk
+            free_bytes = shutil.disk_usage(self._store.root).free  # of the disk of the ledger
+            if free_bytes < tree.total_bytes + RESERVED_BYTES:
                 size = format_bytes(tree.total_bytes)
                 raise StoreFailed(f"there is no room for its {size} on the control plane's disk")
             entries = [await self._bring_entry(attempt, entry, contents) for entry in tree.entries]

@@ -206,7 +206,23 @@ class ClusterService:
             results |= {result.node_id: result for result in stopped}
             return NodeResults([results[name] for name in names])
         if op.verb == "start" and op.ray:
-            return NodeResults(await self._start_with_ray(names, op, report))
+            say = partial(step_reporter, report)
+            for name in names:
+                say(name)("inspecting its Ray")
+            await self.ray.check_before_start(names)
+            started = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
+            running = [result.node_id for result in started if result.ok]
+            for name in running:
+                self._started.add(self.target(name))
+            problems = await self.ray.start(running, say) if running else {}
+
+            def with_ray(result: NodeResult) -> NodeResult:
+                if not result.ok:
+                    return result
+                problem = problems.get(result.node_id)
+                return replace(result, ok=problem is None, detail=problem or f"{result.detail}, with Ray")
+
+            return NodeResults([with_ray(result) for result in started])
         operation = self._install if op.verb == "install" else self._start
         return NodeResults(await asyncio.gather(*(self._run(name, operation, op, report) for name in names)))
 
@@ -258,28 +274,6 @@ class ClusterService:
             await self._grid.handle(AgentRequested(name, True))
             await wait_until_alive(self._grid, name, {}, seconds=ALIVE_SECONDS)
         return "runs inside the control plane"
-
-    async def _start_with_ray(
-        self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep
-    ) -> list[NodeResult]:
-        """Start agents, then Ray; nothing is started if Ray is known to fail."""
-        say = partial(step_reporter, report)
-        for name in names:
-            say(name)("inspecting its Ray")
-        await self.ray.check_before_start(names)
-        results = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
-        running = [result.node_id for result in results if result.ok]
-        for name in running:
-            self._started.add(self.target(name))
-        problems = await self.ray.start(running, say) if running else {}
-
-        def with_ray(result: NodeResult) -> NodeResult:
-            if not result.ok:
-                return result
-            problem = problems.get(result.node_id)
-            return replace(result, ok=problem is None, detail=problem or f"{result.detail}, with Ray")
-
-        return [with_ray(result) for result in results]
 
     async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep) -> None:
         """Take back leases, then end Ray: what it holds is freed while it is still there to do so."""

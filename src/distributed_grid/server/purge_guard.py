@@ -189,8 +189,8 @@ class PurgeGuard:
                 )
             if not is_all:
                 raise PurgeRefused(
-                    f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones can "
-                    f"be looked for; remove them all with {INSIST}"
+                    f"more than {self._max_jobs:,} jobs have ended on {node}, and only the results of the last ones "
+                    f"can be looked for; remove them all with {INSIST}"
                 )
             examined.update(by_attempt)
         problem = await self._keep_output(node, stopped)

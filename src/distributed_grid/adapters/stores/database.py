@@ -147,7 +147,18 @@ def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
     if path.stat().st_uid == os.geteuid():
         path.chmod(0o600)
     if found < max(migrations):
-        _upgrade(path, found, migrations)
+        backup = path.with_name(f"{path.name}.v{found}.bak")
+        unfinished = path.with_name(f"{backup.name}.new")
+        _make_private_file(unfinished)
+        try:
+            with closing(connect(path, writable=True)) as db:
+                with closing(connect(unfinished, writable=True)) as copy:
+                    db.backup(copy)
+                unfinished.rename(backup)
+                sync_directory(path.parent)
+                migrate(db, migrations)
+        finally:
+            _remove_with_logs(unfinished)
 
 
 def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
@@ -203,21 +214,6 @@ def _refuse_unknown_version(path: Path, version: int, migrations: Mapping[int, M
             f"{path}: has schema version {version}, this program knows up to {newest}; use the newer program,"
             " or move the file away to start afresh"
         )
-
-
-def _upgrade(path: Path, found: int, migrations: Mapping[int, Migration]) -> None:
-    backup = path.with_name(f"{path.name}.v{found}.bak")
-    unfinished = path.with_name(f"{backup.name}.new")
-    _make_private_file(unfinished)
-    try:
-        with closing(connect(path, writable=True)) as db:
-            with closing(connect(unfinished, writable=True)) as copy:
-                db.backup(copy)
-            unfinished.rename(backup)
-            sync_directory(path.parent)
-            migrate(db, migrations)
-    finally:
-        _remove_with_logs(unfinished)
 
 
 def _make_private_directory(directory: Path) -> None:

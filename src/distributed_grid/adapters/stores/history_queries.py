@@ -118,8 +118,8 @@ def _matching_events(
     """Columns of the first or the newest events that match: of each type as many as that."""
     after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
     if since_ms is not None:
-        # Numbers and times grow together, since the grid's clock never goes back: older events are not scanned. The slack
-        # tolerates small exceptions.
+        # Numbers and times grow together, since the grid's clock never goes back: older events are not scanned. The
+        # slack tolerates small exceptions.
         (first,) = db.execute(
             "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
             (since_ms, CLOCK_SLACK_EVENTS),

@@ -51,7 +51,6 @@ def process_move(
     request = Request(
         move_id, GRID_USER, proposal.ask, require=(proposal.target,), wait_ms=0, target=proposal.node
     )  # the original may grow: no limit is set by what it used so far
-    given = _input_file(process)
     return Move(
         move_id,
         process.user,
@@ -72,7 +71,7 @@ def process_move(
             first_look(process),
         ),
         command=Command(
-            (*READ_FROM_FILE, given, *process.argv) if given else process.argv,
+            command_line(process),
             tuple(sorted(process.environment)),
             given=tuple(sorted(consent.variables)),
         ),
@@ -98,6 +97,12 @@ def _input_file(process: ProcessInfo) -> str:
     if given.kind is not StreamKind.FILE or not given.path.startswith(inside):
         return ""
     return given.path.removeprefix(inside)
+
+
+def command_line(process: ProcessInfo) -> tuple[str, ...]:
+    """Command that replaces a process, with the same file as its standard input."""
+    given = _input_file(process)
+    return (*READ_FROM_FILE, given, *process.argv) if given else process.argv
 
 
 def _reason(by: str) -> str:

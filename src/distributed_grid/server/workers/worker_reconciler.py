@@ -38,7 +38,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.workers import Worker, WorkerRules
 from distributed_grid.errors import GridError, NoCapacity, NotFound, Refused, Throttled
-from distributed_grid.ports import WorkerInstance, WorkerOrder
+from distributed_grid.ports import WorkerOrder
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.reactor.decision import WorkerAnswer
 from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, worker_effects
@@ -280,20 +280,19 @@ class WorkerReconciler:
             await self._revoke(worker_id)
         for stray in provider_calls.stray_instances(ours, known, self._rules):
             if not self._work.is_under_way(stray.worker_id):
-                await self._end_stray(provider_name, stray)
-
-    async def _end_stray(self, name: str, stray: WorkerInstance) -> None:
-        if stray.worker_id not in self._strays:
-            self._strays.add(stray.worker_id)
-            log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
-            await self._grid.handle_with_retry(StrayInstanceFound(name, stray.worker_id, stray.instance))
-        await self._revoke(stray.worker_id)
-        calls = await self._catalog.calls(name)
-        terminate = partial(calls.provider.terminate, stray.worker_id, stray.grid_id)
-        try:
-            await calls.call(f"terminate {stray.worker_id}", terminate)
-        except Exception as failure:  # it is found again with the next list
-            log.warning("%s could not be terminated: %s", stray.worker_id, failure)
+                if stray.worker_id not in self._strays:
+                    self._strays.add(stray.worker_id)
+                    log.warning("%s has %s, which no worker stands for: terminating it", provider_name, stray.worker_id)
+                    await self._grid.handle_with_retry(
+                        StrayInstanceFound(provider_name, stray.worker_id, stray.instance)
+                    )
+                await self._revoke(stray.worker_id)
+                calls = await self._catalog.calls(provider_name)
+                terminate = partial(calls.provider.terminate, stray.worker_id, stray.grid_id)
+                try:
+                    await calls.call(f"terminate {stray.worker_id}", terminate)
+                except Exception as failure:  # it is found again with the next list
+                    log.warning("%s could not be terminated: %s", stray.worker_id, failure)
 
 
 def budget_alarms(ledger: Ledger, now: int) -> dict[str, str]:
