@@ -9,8 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from distributed_grid.control.agent_files import ContentSender, RemoteFiles
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions, ContentSender, RemoteFiles
 from distributed_grid.control.agent_sessions import (
     MAX_WAITING_REPORTS,
     AgentInbox,

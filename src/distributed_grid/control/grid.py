@@ -9,16 +9,16 @@ be undone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import UnionType
 from typing import Any, Protocol, TypeVar, get_args
 
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
-from distributed_grid.control.slices import LoopSlices, stopwatch
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
 from distributed_grid.domain.followups import Cause
 from distributed_grid.domain.jobs import Job
@@ -32,6 +32,8 @@ from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.supervision import start_essential
 
+SLICE_SECONDS = 0.004
+CHUNK_ROWS = 256
 T = TypeVar("T")
 K = TypeVar("K")
 TICK_SECONDS = 1.0
@@ -45,6 +47,43 @@ HISTORY_READERS = 4
 RECENT_JOBS = 256
 BOOSTS = "boosts"
 log = logging.getLogger(__name__)
+
+
+def stopwatch() -> Callable[[], bool]:
+    """Whether a slice that begins now is over."""
+    until = time.monotonic() + SLICE_SECONDS
+    return lambda: time.monotonic() > until
+
+
+class LoopSlices:
+    """Gives one slice in each pass of the event loop, to everybody in turn: messages are served between two of them."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def next(self) -> AsyncIterator[Callable[[], bool]]:
+        """The next slice; gives whether it is over. Nothing may be awaited in it."""
+        async with self._turn:
+            yield stopwatch()
+            await asyncio.sleep(0)
+
+    async def wait(self) -> None:
+        """Let others have their turn; for work that is short, but comes many times."""
+        async with self.next():
+            pass
+
+    async def select(self, rows: Sequence[T], fits: Callable[[T], bool]) -> list[T]:
+        """The rows that fit."""
+        found: list[T] = []
+        position = 0
+        while position < len(rows):
+            async with self.next() as is_over:
+                while position < len(rows) and not is_over():
+                    chunk = rows[position : position + CHUNK_ROWS]
+                    found += filter(fits, chunk)
+                    position += len(chunk)
+        return found
 
 
 def event_key(*, type_: str = "", subject: str = "") -> str:

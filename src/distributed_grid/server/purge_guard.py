@@ -32,8 +32,8 @@ from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import GridError, ProtocolError, Refused, Unreachable
 from distributed_grid.ports import Store
 from distributed_grid.reactor.offloading.process_moves import JOB_PREFIX
-from distributed_grid.server.output_copy import Haul, OutputReader, copy_output
 from distributed_grid.server.services.records import ended_job
+from distributed_grid.server.workers.output_collector import Haul, OutputReader, copy_output
 
 MAX_JOBS, MAX_ATTEMPTS = 10_000, 20_000
 """Ended jobs of a node whose results are counted, and attempts whose output is kept; the newest of each."""

@@ -30,7 +30,7 @@ from distributed_grid.adapters.stores.database import (
     prepare_database,
     version_of,
 )
-from distributed_grid.adapters.stores.rollup import last_seq_after
+from distributed_grid.adapters.stores.history_queries import last_seq_after
 from distributed_grid.adapters.stores.space_reserve import SpaceReserve
 from distributed_grid.errors import StoreFailed, StoreRefused
 from distributed_grid.ports import (

@@ -64,7 +64,7 @@ class RayCredentials:
         note = "\n".join(addresses)
         noted = self._folder / f"{name}.names"
         if not made.exists() or not noted.exists() or noted.read_text() != note:
-            from distributed_grid.server.access.certificates import PemCertificate, make_certificate
+            from distributed_grid.server.access.tls import PemCertificate, make_certificate
 
             authority_pem, authority_key = (self._folder / f"authority.{suffix}" for suffix in ("pem", "key"))
             if not authority_pem.exists():
