@@ -33,20 +33,20 @@ HEAD = '''\
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NotRequired, Required, TypedDict, Unpack
 
-from distributed_grid.client.conversation import Part, Record
+from distributed_grid.client.conversation import Part, JsonObject
 '''
 BLOCKING = '''\
 class Operations:
     """Every request of the control plane as a method of a blocking client."""
 
-    def call(self, op: str, **arguments: Any) -> Record: ...
+    def call(self, op: str, **arguments: Any) -> JsonObject: ...
     def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, Part]]: ...
 '''
 ASYNCHRONOUS = '''\
 class AsyncOperations:
     """Every request of the control plane as a method of an asyncio client."""
 
-    async def call(self, op: str, **arguments: Any) -> Record: ...
+    async def call(self, op: str, **arguments: Any) -> JsonObject: ...
     def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, Part]]: ...
 '''
 REPLACED = {tuple: Sequence, list: Sequence, dict: Mapping}

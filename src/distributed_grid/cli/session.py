@@ -15,9 +15,9 @@ from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import (
     MAX_CONFIG_BYTES,
     ClientConfig,
+    JsonObject,
     Part,
     ReconnectBackoff,
-    Record,
     digest_of,
 )
 from distributed_grid.client.operations import Operations, keeps_config
@@ -65,7 +65,7 @@ class CliSession:
             on_welcome=self._note_new_config,
         )
 
-    def call(self, op: str, **arguments: Any) -> Record:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request to the control plane, on a connection of its own."""
         return self.ask.call(op, **arguments)
 
@@ -162,13 +162,13 @@ class CliSession:
 class _SingleRequests(Operations):
     """Requests that each have a connection of their own."""
 
-    def __call__(self, op: str, **arguments: Any) -> Record:
+    def __call__(self, op: str, **arguments: Any) -> JsonObject:
         return self.call(op, **arguments)
 
     def __init__(self, connect: Callable[[str], Client]) -> None:
         self._connect = connect
 
-    def call(self, op: str, **arguments: Any) -> Record:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         with self._connect(op) as client:
             return client.call(op, **arguments)
 

@@ -16,8 +16,8 @@ from distributed_grid.client.conversation import (
     RETRY_SECONDS,
     ClientConfig,
     Conversation,
+    JsonObject,
     Part,
-    Record,
     answer_of,
     connection_lost,
     encode,
@@ -47,15 +47,15 @@ class AsyncClient(AsyncOperations):
         with Client(self._state_dir, self._config) as client:
             await asyncio.to_thread(client.get_daemon_info)
 
-    async def greet(self) -> Record:
+    async def greet(self) -> JsonObject:
         """What the control plane says of itself and its nodes when a client connects."""
         return await self._exchange(None, any_config=False)
 
-    async def call(self, op: str, **arguments: Any) -> Record:
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
         return await self._exchange(encode({"op": op, **arguments}), any_config=keeps_config(op))
 
-    async def _exchange(self, request: bytes | None, *, any_config: bool) -> Record:
+    async def _exchange(self, request: bytes | None, *, any_config: bool) -> JsonObject:
         for _ in range(MAX_ATTEMPTS):
             try:
                 async with _Connection(self._state_dir, self._config, any_config=any_config) as connection:
@@ -94,7 +94,7 @@ class _Connection:
         self._conversation = Conversation()
 
     @property
-    def welcome(self) -> Record:
+    def welcome(self) -> JsonObject:
         return self._conversation.welcome
 
     async def __aenter__(self) -> Self:
@@ -178,7 +178,7 @@ class BlockingSession(Operations):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, op: str, **arguments: Any) -> Record:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
         return self._client().call(op, **arguments)
 

@@ -19,9 +19,9 @@ from distributed_grid.client.conversation import (
     ClientConfig,
     Conversation,
     HandedOver,
+    JsonObject,
     Message,
     Part,
-    Record,
     answer_of,
     connection_lost,
     encode,
@@ -94,7 +94,7 @@ class Client(Operations):
         self._connect()
         return self._conversation.welcome
 
-    def call(self, op: str, **arguments: Any) -> Record:
+    def call(self, op: str, **arguments: Any) -> JsonObject:
         """One request, one answer; sent again when the control plane went away before it answered."""
         for _ in range(MAX_ATTEMPTS):
             try:

@@ -40,7 +40,7 @@ LOST = (ConnectionError, EOFError, BrokenFrame)
 """What says that a connection is gone; the request may be sent again over another one."""
 
 
-class Record(dict[str, Any]):
+class JsonObject(dict[str, Any]):
     """An object of an answer, with its fields as attributes; a field that it lacks is None.
 
     A field whose name no attribute can have is written with an underscore behind it (`for_`, `copy_`).
@@ -63,9 +63,9 @@ def present(value: T | UnsetType) -> T | None:
 
 
 Message = dict[str, Any]
-Part = bytes | Record
+Part = bytes | JsonObject
 """The content of a frame: raw bytes, or a JSON message."""
-decode_answer = json.JSONDecoder(object_hook=Record).decode
+decode_answer = json.JSONDecoder(object_hook=JsonObject).decode
 
 
 class HandedOver(ConnectionError):
@@ -133,7 +133,7 @@ class Conversation:
     def __init__(self) -> None:
         self._unpacker = Unpacker()
         self._frames: deque[tuple[bytes, bytes]] = deque()
-        self.welcome = Record()
+        self.welcome = JsonObject()
 
     def receive(self, chunk: bytes) -> None:
         """Take in bytes that were read; none at all is the end of the connection and raises EOFError."""
@@ -177,7 +177,7 @@ def encode(message: Message) -> bytes:
     return frame(JSON, body)
 
 
-def check_answer(message: Record) -> Record:
+def check_answer(message: JsonObject) -> JsonObject:
     """The message, or the error it carries, raised."""
     error = message.get("error")
     if error is None:
@@ -185,14 +185,14 @@ def check_answer(message: Record) -> Record:
     raise error_from(error)
 
 
-def answer_of(part: Part) -> Record:
+def answer_of(part: Part) -> JsonObject:
     """The JSON message that an answer must be."""
-    return part if isinstance(part, Record) else check_answer(decode_answer(part.decode()))
+    return part if isinstance(part, JsonObject) else check_answer(decode_answer(part.decode()))
 
 
 def is_last(part: Part) -> bool:
     """Whether a part ends a stream: the JSON message with `"done": true`."""
-    return isinstance(part, Record) and bool(part.get("done"))
+    return isinstance(part, JsonObject) and bool(part.get("done"))
 
 
 def no_answer() -> Unreachable:

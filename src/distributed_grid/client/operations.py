@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from distributed_grid.client.conversation import Record, is_last
+from distributed_grid.client.conversation import JsonObject, is_last
 
 
 class Operations:
@@ -25,7 +25,7 @@ class Operations:
             return partial(self.call, op)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {op!r}", name=op, obj=self)
 
-    def _progress(self, op: str, report: Callable[[Any], object], **arguments: Any) -> Record:
+    def _progress(self, op: str, report: Callable[[Any], object], **arguments: Any) -> JsonObject:
         for _, part in self.stream(op, **arguments):
             if not is_last(part):
                 report(part)
@@ -36,7 +36,7 @@ class Operations:
 class AsyncOperations(Operations):
     """The same methods as coroutines and asynchronous iterators, over those of an asyncio client."""
 
-    async def _progress(self, op: str, report: Callable[[Any], object], **arguments: Any) -> Record:
+    async def _progress(self, op: str, report: Callable[[Any], object], **arguments: Any) -> JsonObject:
         async for _, part in self.stream(op, **arguments):
             if not is_last(part):
                 report(part)

@@ -15,8 +15,8 @@ from distributed_grid.client.conversation import (
     ClientConfig,
     Conversation,
     HandedOver,
+    JsonObject,
     ReconnectBackoff,
-    Record,
     answer_of,
     digest_of,
     encode,
@@ -57,8 +57,8 @@ def test_the_end_of_the_connection_is_a_loss() -> None:
 def test_a_control_plane_that_hands_over_is_left() -> None:
     conversation = Conversation()
     with pytest.raises(HandedOver):
-        conversation.accept_welcome(Record(handing_over=True))
-    conversation.accept_welcome(Record(pid=1))
+        conversation.accept_welcome(JsonObject(handing_over=True))
+    conversation.accept_welcome(JsonObject(pid=1))
     assert conversation.welcome == {"pid": 1}
     assert issubclass(HandedOver, LOST), "the request is sent again to the next one"
 
@@ -105,7 +105,7 @@ def test_a_request_that_starts_something_needs_the_config(op: str) -> None:
 
 
 def test_an_answer_is_a_json_message() -> None:
-    assert answer_of(Record(job=1)) == {"job": 1}
+    assert answer_of(JsonObject(job=1)) == {"job": 1}
     assert answer_of(json.dumps({"job": 1}).encode()) == {"job": 1}
 
 

@@ -14,31 +14,31 @@ from msgspec.structs import fields
 from distributed_grid.api.answers.common import Answer
 from distributed_grid.api.requests import REQUEST_TYPES
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import Part, Record, present
+from distributed_grid.client.conversation import JsonObject, Part, present
 from distributed_grid.client.operations import OPERATIONS, AsyncOperations, Operations
 from distributed_grid.server.daemon import SERVICES
 
-STEPS = [Record(node_id="gpu1", step="copying"), Record(node_id="gpu1", step="starting")]
-END = Record(results=[], done=True)
+STEPS = [JsonObject(node_id="gpu1", step="copying"), JsonObject(node_id="gpu1", step="starting")]
+END = JsonObject(results=[], done=True)
 
 
 class RecordingClient(Operations):
     """A client that answers with the request itself."""
 
-    def call(self, op: str, **arguments: Any) -> Record:
-        return Record(op=op, **arguments)
+    def call(self, op: str, **arguments: Any) -> JsonObject:
+        return JsonObject(op=op, **arguments)
 
     def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, Part]]:
-        yield from ((b"J", Record(part)) for part in (*STEPS, END))
+        yield from ((b"J", JsonObject(part)) for part in (*STEPS, END))
 
 
 class AsyncRecordingClient(AsyncOperations):
-    async def call(self, op: str, **arguments: Any) -> Record:
-        return Record(op=op, **arguments)
+    async def call(self, op: str, **arguments: Any) -> JsonObject:
+        return JsonObject(op=op, **arguments)
 
     async def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, Part]]:
         for part in (*STEPS, END):
-            yield b"J", Record(part)
+            yield b"J", JsonObject(part)
 
 
 def test_every_request_but_the_hello_is_a_method() -> None:
@@ -70,7 +70,7 @@ def test_a_stream_has_all_its_parts() -> None:
 
 
 def test_the_fields_of_an_answer_are_attributes_and_missing_ones_are_none() -> None:
-    answer = Record(job=Record(job_id="train-7"), **{"for": [1], "copy": "c1"})
+    answer = JsonObject(job=JsonObject(job_id="train-7"), **{"for": [1], "copy": "c1"})
     assert (answer.job.job_id, answer.for_, answer.copy_, answer.note) == ("train-7", [1], "c1", None)
     assert json.dumps(answer) == '{"job": {"job_id": "train-7"}, "for": [1], "copy": "c1"}'
     with pytest.raises(AttributeError):
@@ -84,7 +84,7 @@ def _answer_types(kind: type[Answer]) -> Iterator[type[Answer]]:
         yield from _answer_types(subclass)
 
 
-def test_a_field_of_an_answer_can_be_read_as_an_attribute_of_a_record() -> None:
+def test_a_field_of_an_answer_can_be_read_as_an_attribute_of_a_json_object() -> None:
     for kind in _answer_types(Answer):
         for field in fields(kind):
             assert field.name not in dir(dict), f"{kind.__name__}.{field.name} would be a method of dict"
