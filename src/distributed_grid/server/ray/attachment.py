@@ -359,7 +359,7 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ detaching
 
-    @endpoint(ADMIN)
+    @endpoint(ADMIN, keeps_config=True)
     async def detach(self, op: requests.DetachRay, caller: Caller, report: ReportStep) -> NodeResults:
         """Leave the cluster as it was before; the result for each node."""
         async with self._lock:

@@ -414,7 +414,7 @@ class JobService:
             self._grid.unwatch(job.uid, changed)
         return DeliveryDetail(DeliveryRow.of(self._viewer(), job, await find_delivery(self._grid, job)))
 
-    @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"))
+    @endpoint(USER, post("/jobs/{name}/cancel", "jobs", name="job_id"), keeps_config=True)
     async def cancel(self, op: requests.CancelJob, caller: Caller) -> JobDetail:
         """Cancelling a job that has ended is harmless."""
         job = await find_job(self._grid, op.job_id)
