@@ -17,9 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequen
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
 
-from distributed_grid.control.slices import LoopSlices
+from distributed_grid.control.grid import LoopSlices
 from distributed_grid.errors import Unreachable
 from distributed_grid.server.pages import Page
 from distributed_grid.supervision import start_logged
@@ -173,7 +172,7 @@ class AnswerWriter:
         self,
         name: str,
         rows: Sequence[T],
-        answer_row: Callable[[T], Struct],
+        answer_row: Callable[[T], object],
         *,
         max_rows: int = MAX_ROWS,
         last_first: bool = False,
@@ -206,7 +205,7 @@ class AnswerWriter:
         return count
 
     async def page(
-        self, name: str, page: Page[T], answer_row: Callable[[T], Struct], *, last_first: bool = False
+        self, name: str, page: Page[T], answer_row: Callable[[T], object], *, last_first: bool = False
     ) -> EncodedAnswer[Any]:
         """Write the rows of a page, the number of those that did not fit, and the cursor of the next page; the whole
         answer."""

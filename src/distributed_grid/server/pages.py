@@ -21,8 +21,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from distributed_grid.control.grid import Grid
-from distributed_grid.control.slices import LoopSlices
+from distributed_grid.control.grid import Grid, LoopSlices
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row, decode_row
 from distributed_grid.errors import BadInput
@@ -37,7 +36,7 @@ Order = tuple[int, str]
 """Place of a row in its list: a time in milliseconds, and its id."""
 
 
-class Place(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ListPlace(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Place after a row of the list of this name."""
 
     of: str
@@ -46,14 +45,14 @@ class Place(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
 
 
-class RowPlace(Place, frozen=True):
+class RowPlace(ListPlace, frozen=True):
     """Place in a list without history."""
 
     at_ms: Count
     key: str
 
 
-class LivingPlace(Place, frozen=True, tag="living"):
+class LivingPlace(ListPlace, frozen=True, tag="living"):
     """Place among the living rows; `at_ms` is -1 before the first one."""
 
     begin: Count  # number of the last ended row when the walk began
@@ -62,7 +61,7 @@ class LivingPlace(Place, frozen=True, tag="living"):
     key: str = ""
 
 
-class EndedPlace(Place, frozen=True, tag="ended"):
+class EndedPlace(ListPlace, frozen=True, tag="ended"):
     """Place among the rows that had ended when the walk began."""
 
     begin: Count
@@ -88,8 +87,8 @@ class Page(Struct, Generic[T], frozen=True):
     """Rows of one page; `end` is None where the list ends with it."""
 
     rows: Sequence[T]
-    end: Place | None
-    place_after: Callable[[int], Place]
+    end: ListPlace | None
+    place_after: Callable[[int], ListPlace]
     """The place after the first so many rows, at least one and fewer than all."""
 
     def next(self, count: int | None = None) -> str | None:
@@ -188,8 +187,8 @@ class HistoryList(Generic[R]):
             place = LivingPlace(self._name, begin=last, seen=last)
         living = await choose(await self._grid.read(lambda ledger, now: tuple(self._living(ledger))))
         rows: list[R | NumberedRow] = []
-        places: list[Place] = []
-        latest: Place
+        places: list[ListPlace] = []
+        latest: ListPlace
         if isinstance(place, LivingPlace):
             latest, has_more = await self._add_living(rows, places, place, living, limit, user, fits)
             if has_more or fits is None:
@@ -211,7 +210,7 @@ class HistoryList(Generic[R]):
     async def _add_living(
         self,
         rows: list[R | NumberedRow],
-        places: list[Place],
+        places: list[ListPlace],
         place: LivingPlace,
         living: Sequence[R],
         limit: int,

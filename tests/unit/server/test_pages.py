@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.api import requests
-from distributed_grid.control.slices import LoopSlices
+from distributed_grid.control.grid import LoopSlices
 from distributed_grid.domain.events import JobCancelled
 from distributed_grid.errors import BadInput
 from distributed_grid.server.access.tokens import Caller
@@ -110,7 +110,8 @@ def test_a_walk_through_rows_in_order_has_every_row_that_stays_once(
     rows: set[tuple[int, str]], limit: int, data: st.DataObject
 ) -> None:
     async def walk() -> None:
-        current, kept, shown = set(rows), set(rows), []
+        current, kept = set(rows), set(rows)
+        shown: list[tuple[int, str]] = []
         cursor: str | None = ""
         while cursor is not None:
             listed = data.draw(st.permutations(sorted(current)))
