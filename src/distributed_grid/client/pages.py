@@ -9,14 +9,14 @@ if TYPE_CHECKING:  # most of its users import no msgspec
     from msgspec import UnsetType
 
 
-class Page(Protocol):
+class PageOfRows(Protocol):
     """An answer with some rows of a list; `next` is None in the last one."""
 
     @property
     def next(self) -> str | UnsetType | None: ...
 
 
-P = TypeVar("P", bound=Page)
+P = TypeVar("P", bound=PageOfRows)
 
 
 def every_page(ask: Callable[[str], P]) -> Iterator[P]:
