@@ -90,7 +90,7 @@ class Source:
             details.setdefault("look", self.looks.get(move))
 
         async def give() -> None:
-            self.moves.carry_out(MoveOrder("here", move, step, process, **details))
+            self.moves.carry_out(MoveOrder(node="here", move_id=move, step=step, process=process, **details))
 
         self.run(give())
 
@@ -98,7 +98,7 @@ class Source:
         """The next report of this kind."""
 
         def find() -> MoveReport | None:
-            return next((one for one in self.reports if one.step == step and one.move_id == move), None)
+            return next((one for one in self.reports if one.state == step and one.move_id == move), None)
 
         report = self.until(find)
         self.reports.remove(report)
@@ -106,7 +106,7 @@ class Source:
         return report
 
     def steps(self) -> list[str]:
-        return [report.step for report in self.reports]
+        return [report.state for report in self.reports]
 
     def open(self, process: ProcessIdentity, *, move: str = MOVE) -> None:
         """Look at a process, as a request does, and open its move."""
