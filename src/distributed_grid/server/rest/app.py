@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from distributed_grid.errors import GridError
 from distributed_grid.posix.sockets import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
-from distributed_grid.server.access.tls_connection import BUFFER_BYTES, TlsConnection
+from distributed_grid.server.access.tls import BUFFER_BYTES, TlsConnection
 from distributed_grid.server.rest.listener import RestServices
 from distributed_grid.server.rest.openapi import Handler, openapi_document
 from distributed_grid.server.rest.request_checks import HostCheck, IsKnownHost

@@ -27,7 +27,7 @@ from distributed_grid.api.answers.offloading import (
     ProposalRow,
     WithdrawnConsents,
 )
-from distributed_grid.control.agent_questions import AgentQuestions
+from distributed_grid.control.agent_files import AgentQuestions
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     ConsentGiven,
