@@ -11,16 +11,12 @@ from distributed_grid.domain.events import (
     AttemptPaused,
     AttemptStarted,
     Event,
-    MoveDecided,
-    MoveDied,
-    MoveFailed,
-    MoveFrozen,
-    MoveReturned,
-    MoveThawed,
+    MoveReported,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.reactor.effects import (
     AttemptEffect,
@@ -154,11 +150,19 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
 def move_order(effect: OrderMoveStep) -> MoveOrder:
     """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
-    identity = move.process.identity if move.process is not None else None
-    look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
-    freeze_ms = move.freeze_ms if step == "freeze" else 0
-    results, shipped = (move.results, move.final) if step == "return" else ("", "")
-    return MoveOrder(move.source, move.id, step, identity, freeze_ms, results, shipped, look)
+    returns = step is Step.RETURN
+    order = MoveOrder(
+        node=move.source,
+        move_id=move.id,
+        step=step,
+        freeze_ms=move.freeze_ms if step is Step.FREEZE else 0,
+        manifest=move.results if returns else "",
+        shipped=move.final if returns else "",
+    )
+    if move.process is None:
+        return order
+    look = move.process.look if step in (Step.FREEZE, Step.COMMIT) else None
+    return replace(order, process=move.process.identity, look=look)
 
 
 def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
@@ -173,24 +177,23 @@ def unknown_moves(ledger: Ledger, hello: AgentHello, nodes: tuple[str, ...]) -> 
     """Orders to forget the moves in an agent's journal that the ledger does not have (any more)."""
     known = {move_id for node in nodes for move_id in ledger.moves_at.get(node, ())}
     ours = {move_id for move_id in known if ledger.moves[move_id].source in nodes}
-    return [MoveOrder(hello.node, move_id, "close") for move_id in hello.moves if move_id not in ours]
+    return [
+        MoveOrder(node=hello.node, move_id=move_id, step=Step.CLOSE) for move_id in hello.moves if move_id not in ours
+    ]
 
 
 def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) -> Event | None:
     """The event of a report of an agent that serves these nodes; None if it changes nothing."""
     move = ledger.moves.get(report.move_id)
-    if move is None or move.source not in nodes:
+    if move is None or move.source not in nodes or report.state is MoveState.OPENED:
         return None
-    if report.step == "frozen":
-        return MoveFrozen(move.id, report.left_ms, nodes)
-    if report.step == "decided":
-        return MoveDecided(move.id, nodes, report.frozen_ms)
-    if report.step == "dead":
-        return MoveDied(move.id, nodes, report.detail)
-    if report.step in ("thawed", "gone"):
-        return MoveThawed(move.id, report.detail, nodes, gone=report.step == "gone", frozen_ms=report.frozen_ms)
-    if report.step == "returned":
-        return MoveReturned(move.id, report.files, report.kept, report.detail, nodes, report.notes)
-    if report.step == "failed":
-        return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
-    return None
+    return MoveReported(
+        move_id=move.id,
+        state=report.state,
+        nodes=nodes,
+        detail=report.detail,
+        frozen_ms=report.frozen_ms,
+        files=report.files,
+        kept=report.kept,
+        notes=report.notes,
+    )

@@ -33,7 +33,7 @@ from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.moves import Move, MovedProcess
 from distributed_grid.domain.processes import StreamKind
-from distributed_grid.domain.states import MoveState, NodeState
+from distributed_grid.domain.states import MoveState, NodeState, Step
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Unreachable
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
 from distributed_grid.server.workers.output_collector import dropped_message
@@ -276,7 +276,7 @@ class MoveReconciler:
         move = effect.move
         if isinstance(effect, OrderMoveStep):
             self._agents.order_moves([move_order(effect)])
-            if effect.step == "close":
+            if effect.step is Step.CLOSE:
                 self._opened.pop(move.id, None)
         elif isinstance(effect, BringResults):
             self._work.begin((move.id, "results"), partial(self._bring_results, move), f"results of {move.id}")
@@ -287,7 +287,7 @@ class MoveReconciler:
 
     def reported(self, report: MoveReport) -> None:
         """Note that an agent has opened the files of a move."""
-        if report.step == "opened" and report.move_id in self._grid.ledger.moves:
+        if report.state is MoveState.OPENED and report.move_id in self._grid.ledger.moves:
             self._opened[report.move_id] = None
 
     async def run(self) -> None:
