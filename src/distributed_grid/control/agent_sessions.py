@@ -230,9 +230,8 @@ class AgentSessions:
         registry: NodeRegistry,
         agents: dict[str, AgentSide],
         memory: LentMemoryOrders | None = None,
-        on_move_report: Callable[[MoveReport], None] | None = None,
     ) -> None:
-        self._on_move_report = on_move_report
+        self.on_move_report: Callable[[MoveReport], None] | None = None
         self._grid = grid
         self._registry = registry
         self._agents = agents
@@ -329,8 +328,8 @@ class AgentSessions:
             except GridError as refusal:
                 log.warning("a report of %s about %s was refused: %s", ", ".join(via.nodes), message.move_id, refusal)
             via.send(AcknowledgeReport(message.seq))
-            if self._on_move_report is not None:
-                self._on_move_report(message)
+            if self.on_move_report is not None:
+                self.on_move_report(message)
         else:
             # Reports are taken in together, in the agent's order: a short attempt has ended in the ledger before its
             # start is compared with it.

@@ -443,7 +443,7 @@ class ClusterCommandService:
 
     def _completed(self, row: ClusterNodeRow, ledger: Ledger, now: int) -> ClusterNodeRow:
         """The row with the node's resources, the versions that its agent reported, and the link of one that joined."""
-        version, python = self._agents.versions_on(row.node_id)
+        version, python = self._agents.sessions.versions.get(row.node_id, ("", ""))
         row = replace(row, version=version or row.version, python=python or row.python)
         if row.address == "joined":
             row = replace(row, link="up" if self._agents.is_connected(row.node_id) else "down")

@@ -211,14 +211,14 @@ class Daemon:
         self._content = ContentStore(state_dir.host_dir / "content")
         self._checkpoints = ContentStore(state_dir.host_dir / "checkpoints", durable=True)
         self._contents = ContentStores(self._content, self._checkpoints)
-        self._agents = AgentGateway(ContentSender(self._contents))
-        self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
-        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
-        self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
         self._grid = Grid(store, self._clock, cutoff_ms=self._cutoff_ms)
         self._registry = ConfigRegistry(
             config, state_dir.jobs, is_worker=lambda name: name in self._grid.ledger.workers
         )
+        self._agents = AgentGateway(self._grid, self._registry, content=ContentSender(self._contents))
+        self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
+        self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
+        self._reconciler = EngineReconciler(self._grid, self._ray, hold_seconds=config.hold_seconds)
         self._monitor = Monitor(
             config.alerts,
             read=self._grid.read,
@@ -331,7 +331,7 @@ class Daemon:
         self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         grid.perform_with(
             {
-                AttemptEffect: self._agents.perform,
+                AttemptEffect: self._agents.sessions.perform,
                 EngineEffect: self._reconciler.perform,
                 MemoryEffect: self._agents.memory.perform,
                 WorkerEffect: self._workers.perform,
@@ -383,10 +383,8 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self._grid.start()
-            self._agents.start(
-                self._grid, self._registry, answer_program=self._node_memory.serve, on_move_report=self._moves.reported
-            )
-            self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
+            self._agents.start(answer_program=self._node_memory.serve, on_move_report=self._moves.reported)
+            self._reconciler.start(on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
             recorder = RunRecorder(self._grid, self._prediction)
@@ -462,7 +460,7 @@ class Daemon:
         await self._autoscaler.set_rules(scaling_rules(config))
         await self._workers.set_rules(worker_rules(config))
         kept = await declare_nodes(self._grid, config, self._machine)
-        self._agents.send_owner_rules()
+        self._agents.sessions.send_owner_rules()
         return kept
 
     def _make_agent(self, local: tuple[str, ...], meter: UsageMeter, typed_on: str) -> Agent:

@@ -275,7 +275,7 @@ class MoveReconciler:
     def perform(self, effect: MoveEffect) -> None:
         move = effect.move
         if isinstance(effect, OrderMoveStep):
-            self._agents.order_moves([move_order(effect)])
+            self._agents.sessions.order_moves([move_order(effect)])
             if effect.step == "close":
                 self._opened.pop(move.id, None)
         elif isinstance(effect, BringResults):
