@@ -501,8 +501,16 @@ class AgentSessions:
     def _make_welcome(self, node: Node, epoch: int, via: AgentSide) -> Welcome:
         # the owner of its machine is the same for all its nodes
         rules = next(filter(None, map(self._registry.owner_rules, via.nodes)), None)
-        limits = (self._registry.max_output_bytes, self._registry.max_files_bytes)
-        return Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules, *limits)
+        return Welcome(
+            PROTOCOL,
+            __version__,
+            epoch=epoch,
+            hold_ms=node.hold_ms,
+            heartbeat_ms=HEARTBEAT_MS,
+            owner=rules,
+            max_output_bytes=self._registry.max_output_bytes,
+            max_files_bytes=self._registry.max_files_bytes,
+        )
 
     def send_owner_rules(self) -> None:
         """Send every connected agent its current rules; known ones change nothing."""

@@ -190,7 +190,15 @@ def event_of(
     """The event of a report of an agent that serves these nodes."""
     if isinstance(message, MemoryServedReport):
         at = message.endpoint
-        lender = MemoryServerRow(message.node, at.host, at.port, at.fingerprint, at.path, at.incarnation, message.key)
+        lender = MemoryServerRow(
+            message.node,
+            at.host,
+            port=at.port,
+            fingerprint=at.fingerprint,
+            path=at.path,
+            incarnation=at.incarnation,
+            key_bytes=message.key,
+        )
         return events.MemoryServed(lender, message.on_disk)
     if isinstance(message, MemoryFailedReport):
         return events.MemoryServed(MemoryServerRow(message.node, gone=True), problem=message.problem)

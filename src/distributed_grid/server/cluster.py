@@ -276,7 +276,7 @@ class ClusterService:
         return "runs inside the control plane"
 
     async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: ReportStep) -> None:
-        """Take back leases, then end Ray: what it holds is freed while it is still there to do so."""
+        """Take back leases, then end Ray, so that Ray still frees the groups of these leases."""
         row = await self.ray.desired.row()
         if row is None or not set(names) & set(row.nodes):
             return

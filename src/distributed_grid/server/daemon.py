@@ -274,7 +274,7 @@ class Daemon:
         nodes = NodeService(grid, viewer, renderer)
         leases = LeaseService(grid, viewer, converter, is_stopping=lambda: self._stopping)
         self._sizer = JobSizer(self._prediction)
-        jobs = JobService(grid, viewer, converter, files, renderer, self._sizer)
+        jobs = JobService(grid, viewer, converter=converter, files=files, renderer=renderer, sizer=self._sizer)
         reports = ReportService(grid, viewer, self._monitor, renderer, self._agents.is_connected)
         boosts = BoostService(
             grid,
@@ -344,10 +344,10 @@ class Daemon:
         daemon = DaemonService(
             self._state_dir,
             self._selected,
-            grid,
-            self._idle_timer,
-            self._listener,
-            self._ages,
+            grid=grid,
+            idle_timer=self._idle_timer,
+            listener=self._listener,
+            ages=self._ages,
             apply_live=self._apply_config,
         )
         table = collect(

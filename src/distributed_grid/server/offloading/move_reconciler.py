@@ -172,7 +172,7 @@ class ResultCollector:
     async def _changed(
         self, attempt: Attempt, found: AttemptOutputFile, began: Manifest, problems: list[str]
     ) -> dict[str, ManifestEntry]:
-        """What the job has made or changed, by its path; the contents are in the store."""
+        """Entries that the job has made or changed, by path; their contents are in the store."""
         before = {entry.path: entry for entry in began.entries}
         links = {to_bytes(one.path): to_bytes(one.target) for one in found.entries if one.kind == "link"}
         new = [one for one in found.entries if before.get(one.path) != one]

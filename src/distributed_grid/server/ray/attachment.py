@@ -3,7 +3,7 @@
 The attachment is in the ledger, so the next control plane continues it. A wrong address or token changes nothing: the
 connection is made before anything is recorded. Nodes get an agent when they join. A node that Ray has lost is forgotten
 when its holds have run out, as every lost node's leases end. Detaching removes everything of ours from Ray and its
-nodes; what cannot be ended is reported.
+nodes, and reports agents that cannot be ended.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ class DesiredRayCluster:
 
     async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
         """Keep the row for some of its nodes only."""
-        await self._grid.handle(EngineRegistered(NAME, SSH, row.address, row.namespace, row.session, nodes))
+        await self._grid.handle(
+            EngineRegistered(NAME, SSH, address=row.address, namespace=row.namespace, session=row.session, nodes=nodes)
+        )
 
     async def clear(self, reason: str) -> None:
         await self._grid.handle(EngineRemoved(NAME, reason))
