@@ -86,10 +86,10 @@ from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.agent_sockets import AgentSockets
 from distributed_grid.server.active_config import (
     ConfigRegistry,
+    SelectionNote,
     declare_nodes,
     save_selection,
     select_config,
-    should_keep_running,
 )
 from distributed_grid.server.answers import AnswerRenderer
 from distributed_grid.server.checkpoint_shipping import CheckpointShipper
@@ -197,7 +197,7 @@ class Daemon:
     def __init__(self, state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Namespace) -> None:
         self._state_dir = state_dir
         self._instance_lock = instance_lock
-        keep_running = bool(options.stay) or should_keep_running(state_dir)
+        keep_running = bool(options.stay) or SelectionNote.read(state_dir).stay
         self._idle_timer = IdleTimer(keep_running=keep_running, idle_seconds=float(options.idle_seconds))
         self._stopping = False  # then connections end because the daemon does, and their clients will reconnect
         self._machine = NOTHING
