@@ -11,16 +11,12 @@ from distributed_grid.domain.events import (
     AttemptPaused,
     AttemptStarted,
     Event,
-    MoveDecided,
-    MoveDied,
-    MoveFailed,
-    MoveFrozen,
-    MoveReturned,
-    MoveThawed,
+    MoveReported,
 )
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import MoveState, Step
 from distributed_grid.domain.workers import MAX_NOTICE_MS
 from distributed_grid.reactor.effects import (
     AttemptEffect,
@@ -170,6 +166,7 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
 def move_order(effect: OrderMoveStep) -> MoveOrder:
     """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
+<<<<<<< HEAD
     identity = move.process.identity if move.process is not None else None
     look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
     freeze_ms = move.freeze_ms if step == "freeze" else 0
@@ -184,6 +181,21 @@ def move_order(effect: OrderMoveStep) -> MoveOrder:
         shipped=shipped,
         look=look,
     )
+=======
+    returns = step is Step.RETURN
+    order = MoveOrder(
+        node=move.source,
+        move_id=move.id,
+        step=step,
+        freeze_ms=move.freeze_ms if step is Step.FREEZE else 0,
+        manifest=move.results if returns else "",
+        shipped=move.final if returns else "",
+    )
+    if move.process is None:
+        return order
+    look = move.process.look if step in (Step.FREEZE, Step.COMMIT) else None
+    return replace(order, process=move.process.identity, look=look)
+>>>>>>> main
 
 
 def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
@@ -198,14 +210,17 @@ def unknown_moves(ledger: Ledger, hello: AgentHello, nodes: tuple[str, ...]) -> 
     """Orders to forget the moves in an agent's journal that the ledger does not have (any more)."""
     known = {move_id for node in nodes for move_id in ledger.moves_at.get(node, ())}
     ours = {move_id for move_id in known if ledger.moves[move_id].source in nodes}
-    return [MoveOrder(hello.node, move_id, "close") for move_id in hello.moves if move_id not in ours]
+    return [
+        MoveOrder(node=hello.node, move_id=move_id, step=Step.CLOSE) for move_id in hello.moves if move_id not in ours
+    ]
 
 
 def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) -> Event | None:
     """The event of a report of an agent that serves these nodes; None if it changes nothing."""
     move = ledger.moves.get(report.move_id)
-    if move is None or move.source not in nodes:
+    if move is None or move.source not in nodes or report.state is MoveState.OPENED:
         return None
+<<<<<<< HEAD
     if report.step == "frozen":
         return MoveFrozen(move.id, report.left_ms, nodes)
     if report.step == "decided":
@@ -221,3 +236,15 @@ def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) ->
     if report.step == "failed":
         return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
     return None
+=======
+    return MoveReported(
+        move_id=move.id,
+        state=report.state,
+        nodes=nodes,
+        detail=report.detail,
+        frozen_ms=report.frozen_ms,
+        files=report.files,
+        kept=report.kept,
+        notes=report.notes,
+    )
+>>>>>>> main

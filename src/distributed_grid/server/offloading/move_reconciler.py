@@ -32,7 +32,7 @@ from distributed_grid.domain.events import Event, MoveFailed, MoveFilesSettled, 
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.moves import Move, MovedProcess
 from distributed_grid.domain.processes import StreamKind
-from distributed_grid.domain.states import MoveState, NodeState
+from distributed_grid.domain.states import MoveState, NodeState, Step
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Unreachable
 from distributed_grid.reactor.effects import BringResults, MoveEffect, OrderMoveStep, move_effects
 from distributed_grid.server.workers.output_collector import dropped_message
@@ -262,8 +262,13 @@ class MoveReconciler:
     def perform(self, effect: MoveEffect) -> None:
         move = effect.move
         if isinstance(effect, OrderMoveStep):
+<<<<<<< HEAD
             self._agents.sessions.order_moves([move_order(effect)])
             if effect.step == "close":
+=======
+            self._agents.order_moves([move_order(effect)])
+            if effect.step is Step.CLOSE:
+>>>>>>> main
                 self._opened.pop(move.id, None)
         elif isinstance(effect, BringResults):
             self._work.begin((move.id, "results"), partial(self._bring_results, move), f"results of {move.id}")
@@ -274,7 +279,7 @@ class MoveReconciler:
 
     def reported(self, report: MoveReport) -> None:
         """Note that an agent has opened the files of a move."""
-        if report.step == "opened" and report.move_id in self._grid.ledger.moves:
+        if report.state is MoveState.OPENED and report.move_id in self._grid.ledger.moves:
             self._opened[report.move_id] = None
 
     async def run(self) -> None:
