@@ -514,8 +514,11 @@ class HostedAttempts:
 
     async def launch(self, order: wire.StartAttemptOrder, start_by_boot_ms: int) -> None:
         command, claim = order.command, order.claim
-        is_remote = self.is_remote
-        env = dict(command.env)
+        env, is_remote = dict(command.env), self.is_remote
+        if is_remote:
+            env = node_environment(env, command.given)
+            if self._memory is not None and self._memory.proxy is not None:  # a Python that has the memory pool
+                env |= {"GRID_MEMORY_SOCKET": str(self._memory.proxy.path), "GRID_PYTHON": sys.executable}
         await self._host.launch(
             AttemptSpec(
                 attempt_id=order.lease_id,
@@ -523,7 +526,7 @@ class HostedAttempts:
                 node=order.node,
                 fence=order.fence,
                 argv=command.argv,
-                env=self._own_environment(env, command.given) if is_remote else env,
+                env=env,
                 cwd=None if is_remote else command.cwd or None,
                 cpu_milli=claim.cpu_milli,
                 memory_bytes=claim.memory_bytes,
@@ -544,14 +547,6 @@ class HostedAttempts:
 
     def resize(self, order: wire.ResizeAttemptOrder) -> None:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
-
-    def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
-        """The environment of a job, with a Python that has the memory pool and the socket for its queries."""
-        made = node_environment(env, given)
-        proxy = self._memory.proxy if self._memory is not None else None
-        if proxy is None:
-            return made
-        return {**made, "GRID_MEMORY_SOCKET": str(proxy.path), "GRID_PYTHON": sys.executable}
 
 
 class HostedCommand(NamedTuple):

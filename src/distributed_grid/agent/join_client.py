@@ -139,7 +139,19 @@ async def open_websocket(joined: JoinedKey, directory: Path | None = None) -> Cl
     connection = await _open_over_socket(joined)
     if connection is not None:
         return connection
-    context = _pinned_context(joined)
+    # A context that trusts the joined certificate and no other, whatever name it has and whatever the date is.
+    if not joined.fingerprint:
+        raise Refused(
+            f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "
+            "control plane; join again"
+        )
+    if _fingerprint_of(joined.certificate) != joined.fingerprint:
+        raise GridError("the stored certificate does not match its fingerprint; join again")
+    der = ssl.PEM_cert_to_DER_cert(joined.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME
+    context.load_verify_locations(cadata=der)
     losses: list[GridError] = []
     for address in dict.fromkeys((joined.address, *joined.addresses)):
         try:
@@ -284,11 +296,13 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     """Exchange the token; returns the answer and the certificate of the control plane."""
     from http.client import HTTPException, HTTPSConnection
 
-    host, port = _split(address)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
-    connection = HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS, context=context)
     try:
         connection.connect()
         der = connection.sock.getpeercert(binary_form=True) or b""
@@ -319,30 +333,6 @@ def _fingerprint_of(certificate: str) -> str:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
     except ValueError:
         return ""
-
-
-def _pinned_context(joined: JoinedKey) -> ssl.SSLContext:
-    """A context that trusts the joined certificate and no other, whatever name it has and whatever the date is."""
-    if not joined.fingerprint:
-        raise Refused(
-            f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "
-            "control plane; join again"
-        )
-    if _fingerprint_of(joined.certificate) != joined.fingerprint:
-        raise GridError("the stored certificate does not match its fingerprint; join again")
-    der = ssl.PEM_cert_to_DER_cert(joined.certificate)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME
-    context.load_verify_locations(cadata=der)
-    return context
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -392,7 +392,8 @@ class _IncomingFile:
             part = PART_PREFIX + secrets.token_hex(8).encode() + b".part"
             os.link(f"{_PROC_FDS}/{self._fd}", part, dst_dir_fd=self._near, follow_symlinks=True)
             self._part = part
-        if not _is_same_file(seen, _stat(name, folder)):
+        current = _stat(name, folder)
+        if current is None or _identity(current) != _identity(seen):
             return False
         os.rename(self._part, name, src_dir_fd=self._near, dst_dir_fd=folder)
         self._part = None
@@ -462,11 +463,8 @@ def _stat(name: bytes, folder: int) -> os.stat_result | None:
         return None
 
 
-def _is_same_file(one: os.stat_result, other: os.stat_result | None) -> bool:
-    def identity(found: os.stat_result) -> tuple[int, ...]:
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    return other is not None and identity(one) == identity(other)
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(name: bytes, folder: int) -> str:

@@ -164,29 +164,30 @@ class _Selector:
                     if matching or self._patterns.may_match_below(path):
                         below.append(name)
                 elif matching:
-                    self._add_file(path)
+                    try:
+                        fd = open_inside(self._root, path)
+                    except OSError as error:
+                        self._skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
+                        continue
+                    try:
+                        seen = os.fstat(fd)
+                    finally:
+                        os.close(fd)
+                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
+                    self._entries.append(ManifestEntry(to_text(path), "file", seen.st_size, mode))
+                    self._bytes += seen.st_size
+                    if len(self._entries) > self._limit_files:
+                        raise BadInput(
+                            f"more than {self._limit_files:,} files match; ask for fewer with a narrower pattern"
+                        )
+                    if self._limit_bytes is not None and self._bytes > self._limit_bytes:
+                        raise BadInput(
+                            f"the files that match hold more than {self._limit_bytes} bytes; use a narrower pattern"
+                        )
         if below and len(names) >= MAX_DEPTH - 1:
             self._skipped.append(SkippedFile(to_text(b"/".join(names)), f"is more than {MAX_DEPTH} directories deep"))
             return []
         return below
-
-    def _add_file(self, path: bytes) -> None:
-        try:
-            fd = open_inside(self._root, path)
-        except OSError as error:
-            self._skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
-            return
-        try:
-            seen = os.fstat(fd)
-        finally:
-            os.close(fd)
-        mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-        self._entries.append(ManifestEntry(to_text(path), "file", seen.st_size, mode))
-        self._bytes += seen.st_size
-        if len(self._entries) > self._limit_files:
-            raise BadInput(f"more than {self._limit_files:,} files match; ask for fewer with a narrower pattern")
-        if self._limit_bytes is not None and self._bytes > self._limit_bytes:
-            raise BadInput(f"the files that match hold more than {self._limit_bytes} bytes; use a narrower pattern")
 
 
 def _normalized_pattern(pattern: str) -> bytes:

@@ -36,7 +36,10 @@ class IgnoreRules:
         self._explicit: list[bool] = []  # the pattern's last name is more than wildcards
         parts: dict[tuple[bool, bool], list[tuple[int, bytes]]] = {}  # (by path, of a directory) → which, expression
         for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-            line = _without_trailing_spaces(line.removesuffix(b"\r"))
+            line = line.removesuffix(b"\r")
+            kept = line.rstrip(b" ")
+            backslashes = len(kept) - len(kept.rstrip(b"\\"))
+            line = line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept
             if not line or line.startswith(b"#"):
                 continue
             pattern = line.removeprefix(b"!")
@@ -206,9 +209,3 @@ def _read_ignore_file(folder: int, name: bytes, path: bytes) -> bytes | None:
         shown = display_path(os.path.join(path, name))
         raise BadInput(f"{shown}: is larger than {MAX_IGNORE_BYTES >> 20} MB, too large for an ignore file")
     return content
-
-
-def _without_trailing_spaces(line: bytes) -> bytes:
-    kept = line.rstrip(b" ")
-    backslashes = len(kept) - len(kept.rstrip(b"\\"))
-    return line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept

@@ -217,7 +217,7 @@ class SecretFilter:
             return None if is_ignored and not (self._ship and self._ship.allow(path)) else above
         if is_ignored and not self._ship:
             return None
-        if above is SecretZone.CHECKED and not self._is_secret(path, is_directory):
+        if above is SecretZone.CHECKED and not _is_secret_entry(self._lead + path, is_directory=is_directory):
             return None if is_ignored else SecretZone.CHECKED
         if self._ship and self._ship.allow(path):
             return SecretZone.ALLOWED
@@ -230,11 +230,6 @@ class SecretFilter:
             return SecretZone.WITHHELD
         self._withheld.append(path + b"/" if is_directory else path)
         return None
-
-    def _is_secret(self, path: bytes, is_directory: bool) -> bool:
-        if _NAMES.fullmatch(path.rpartition(b"/")[2].lower()) is None:
-            return False
-        return bool(_RULES.verdict((self._lead + path).lower(), is_directory=is_directory))
 
     def settle(self, found: Iterable[bytes]) -> tuple[tuple[bytes, ...], set[bytes]]:
         """The withheld paths, sorted, and the directories that are to be taken out of what the walk has found: secret

@@ -14,6 +14,7 @@ import os
 import posixpath
 import stat
 import time
+from functools import partial
 
 from msgspec import Struct
 
@@ -38,7 +39,7 @@ from distributed_grid.trees.paths import (
     to_text,
     translate_os_errors,
 )
-from distributed_grid.trees.scan import READ_BYTES, Survey, SurveyedFile, open_surveyed
+from distributed_grid.trees.scan import READ_BYTES, Survey, read_surveyed
 from distributed_grid.trees.secret_files import SecretFilter
 
 MAX_TREE_BYTES = 4 << 30
@@ -46,7 +47,10 @@ MAX_TREE_FILES = 10_000
 
 
 class TreeListing(Struct, frozen=True):
-    """Everything below a directory, each directory before what is in it; files have no digest yet."""
+    """Everything below a directory, each directory before its content, and the entries left out.
+
+    The files of `list_tree` have no digest yet. The links of `TreeDigests` are listed as they are, wherever they lead.
+    """
 
     entries: tuple[ManifestEntry, ...]
     skipped: tuple[SkippedFile, ...] = ()
@@ -108,7 +112,9 @@ class _Lister:
                     self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
                 elif stat.S_ISLNK(seen.st_mode):
                     self._files += 1
-                    target = self._relative(path, os.readlink(name, dir_fd=folder))
+                    target = os.readlink(name, dir_fd=folder)
+                    if target.startswith(self._path + b"/"):  # inside by its full path
+                        target = posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
                     self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
                 else:
                     self._skip(path, "is no file")
@@ -118,24 +124,11 @@ class _Lister:
                     raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
         return below
 
-    def _relative(self, path: bytes, target: bytes) -> bytes:
-        """Target of the link at `path`, relative to the link if it is inside by its full path."""
-        if not target.startswith(self._path + b"/"):
-            return target
-        return posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
-
     def _skip(self, path: bytes, reason: str) -> None:
         self._skipped.append(SkippedFile(to_text(path), reason))
 
 
 TREE_HINT = "add what is not needed to .gridignore"
-
-
-class ListedTree(Struct, frozen=True):
-    """Everything in a directory, and what cannot be read. Links are listed as they are, wherever they lead."""
-
-    entries: tuple[ManifestEntry, ...]
-    skipped: tuple[SkippedFile, ...] = ()
 
 
 class TreeDigests:
@@ -156,7 +149,7 @@ class TreeDigests:
         limit_bytes: int = LIMIT_BYTES,
         limit_files: int = LIMIT_FILES,
         secrets: SecretFilter | None = None,
-    ) -> ListedTree:
+    ) -> TreeListing:
         """The directory (a path, or a descriptor that stays open); BadInput where it is beyond the limits."""
         shown = name or (f"descriptor {root}" if isinstance(root, int) else os.fspath(root))
         with translate_os_errors(shown, "read the directory"):
@@ -168,32 +161,12 @@ class TreeDigests:
                 survey.walk(GridIgnoreMatcher())
                 skipped = [SkippedFile(to_text(path), "looks like a secret") for path in survey.withheld]
                 skipped += survey.skipped
-                return ListedTree(tuple(self._entries(fd, survey.found, skipped)), tuple(skipped))
+                kept: dict[bytes, tuple[Fingerprint, str]] = {}
+                entries = read_surveyed(fd, survey.found, skipped, partial(self._digest, kept=kept))
+                self._known = kept
+                return TreeListing(tuple(entries), tuple(skipped))
             finally:
                 os.close(fd)
-
-    def _entries(self, root: int, found: list[SurveyedFile], skipped: list[SkippedFile]) -> list[ManifestEntry]:
-        entries: list[ManifestEntry] = []
-        kept: dict[bytes, tuple[Fingerprint, str]] = {}
-        with DirectoryWalker(root) as walker:
-            for surveyed in sorted(found, key=lambda one: one.path.split(b"/")):
-                if surveyed.kind != "file":
-                    entries.append(
-                        ManifestEntry(
-                            to_text(surveyed.path), surveyed.kind, 0, surveyed.mode, target=to_text(surveyed.target)
-                        )
-                    )
-                    continue
-                fd = open_surveyed(walker, surveyed, skipped)
-                if fd is None:
-                    continue
-                try:
-                    digest, size = self._digest(fd, surveyed.path, kept)
-                finally:
-                    os.close(fd)
-                entries.append(ManifestEntry(to_text(surveyed.path), "file", size, surveyed.mode, digest))
-        self._known = kept
-        return entries
 
     def _digest(self, fd: int, path: bytes, kept: dict[bytes, tuple[Fingerprint, str]]) -> tuple[str, int]:
         read_at_ns = time.time_ns()
@@ -208,8 +181,6 @@ class TreeDigests:
             offset += len(part)
         digest = hasher.hexdigest()
         settled = read_at_ns - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
-        if (
-            offset == before.st_size and settled
-        ):  # file system clocks are coarse: one that changed just now is read again
+        if offset == before.st_size and settled:  # file system clocks are coarse: a recent change is read again
             kept[path] = (fingerprint(before), digest)
         return digest, offset

@@ -158,7 +158,23 @@ class AttemptHost:
         _check_name(spec.attempt_id)
         known = self._running.get(spec.attempt_id) or self._find_exit(spec.attempt_id)
         if known is not None:
-            self._report_again(known, spec)
+            if spec.fence < known.fence:
+                raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
+            if spec.fence > known.fence:
+                try:
+                    with JobDir(self._root, spec.attempt_id) as job:
+                        job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
+                except OSError as error:  # a full disk: the repeated order tells the next agent
+                    log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
+                if isinstance(known, AttemptExit):
+                    known = msgspec.structs.replace(known, fence=spec.fence)
+                    self._ended[spec.attempt_id] = known
+                else:
+                    known.fence = spec.fence
+                    known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
+            report = known if isinstance(known, AttemptExit) else known.started
+            if report is not None:
+                self._report(report)
             return
         now = boot_ms()
         attempt = RunningAttempt(spec, spec.fence, now, self._grid)
@@ -223,25 +239,6 @@ class AttemptHost:
         """Record and report the end of an attempt that no shim can start any more."""
         self._record_exit(attempt.id, record)
         self._finish(attempt, record)
-
-    def _report_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
-        if spec.fence < known.fence:
-            raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
-        if spec.fence > known.fence:
-            try:
-                with JobDir(self._root, spec.attempt_id) as job:
-                    job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
-            except OSError as error:  # a full disk: the repeated order tells the next agent
-                log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
-            if isinstance(known, AttemptExit):
-                known = msgspec.structs.replace(known, fence=spec.fence)
-                self._ended[spec.attempt_id] = known
-            else:
-                known.fence = spec.fence
-                known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
-        report = known if isinstance(known, AttemptExit) else known.started
-        if report is not None:
-            self._report(report)
 
     async def _send_to_spawner(self, attempt: RunningAttempt) -> None:
         """Have a shim run it, which reports on the write end of a pipe."""

@@ -45,7 +45,6 @@ from distributed_grid.trees.secret_files import SecretFilter, is_secret, is_with
 from distributed_grid.trees.tree_listing import (
     MAX_TREE_BYTES,
     MAX_TREE_FILES,
-    ListedTree,
     TreeDigests,
     TreeListing,
     list_tree,
@@ -206,7 +205,7 @@ class AttemptFileReader:
             return manifest.Manifest()
 
     def _listing(self, order: wire.ListFiles, shipped: manifest.Manifest) -> list[wire.FileListing]:
-        listing: file_selection.SelectedFiles | ListedTree | TreeListing
+        listing: file_selection.SelectedFiles | TreeListing
         changed: file_selection.ChangedFiles | None = None
         directory = self._moved_from(order.lease_id)  # held until it is listed
         try:

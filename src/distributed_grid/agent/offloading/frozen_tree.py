@@ -79,7 +79,9 @@ class FrozenTree:
 
     def observe(self) -> list[Proc]:
         """Look for the members that live; `TreeNotFrozen` names what makes it impossible to stop them as a whole."""
-        self._forget_ended()
+        # Close the descriptors of those that have ended, but for the original's own.
+        for member in [member for member, fd in self._pidfds.items() if member != self._root and _has_ended(fd)]:
+            os.close(self._pidfds.pop(member))
         found = self._find()
         self._check(found)
         return found
@@ -143,7 +145,15 @@ class FrozenTree:
             for member in left:
                 with contextlib.suppress(TreeNotFrozen):  # it may end by itself yet
                     self._send(member, signal.SIGKILL)
-            self._wait_until_ended(left)
+            poll = select.poll()
+            fds = [fd for member in left if (fd := self._pidfds.get(member)) is not None and not _has_ended(fd)]
+            for fd in fds:
+                poll.register(fd, select.POLLIN)
+            poll_until_ms = boot_ms() + KILL_POLL_MS
+            while fds and boot_ms() < poll_until_ms:
+                for fd, _ in poll.poll(KILL_POLL_MS):
+                    poll.unregister(fd)
+                    fds.remove(fd)
             if not self.living() and not self._find():
                 return True
         return False
@@ -181,11 +191,6 @@ class FrozenTree:
         except TreeNotFrozen:
             return True
         return fd is not None and not _has_ended(fd)
-
-    def _forget_ended(self) -> None:
-        """Close the descriptors of those that have ended, but for the original's own."""
-        for member in [member for member, fd in self._pidfds.items() if member != self._root and _has_ended(fd)]:
-            os.close(self._pidfds.pop(member))
 
     def _send(self, member: Member, signum: int) -> None:
         fd = self._pidfd(member)
@@ -236,27 +241,13 @@ class FrozenTree:
         self._check(living)
         return living
 
-    def _wait_until_ended(self, members: Iterable[Member]) -> None:
-        poll = select.poll()
-        fds = [fd for member in members if (fd := self._pidfds.get(member)) is not None and not _has_ended(fd)]
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        end_ms = boot_ms() + KILL_POLL_MS
-        while fds and boot_ms() < end_ms:
-            for fd, _ in poll.poll(KILL_POLL_MS):
-                poll.unregister(fd)
-                fds.remove(fd)
-
     def _wait_until_settled(self) -> None:
         for _ in range(SETTLE_POLLS):
             if not (late := self._unsettled()):
                 return
             time.sleep(POLL_SECONDS)
-        self._release_vfork(late)
-
-    def _release_vfork(self, late: list[Member]) -> None:
-        """A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child never
-        does: let the children of those that do not stop go on for a moment."""
+        # A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child never
+        # does: let the children of those that do not stop go on for a moment.
         parents = {pid for pid, _ in late}
         children = [member for member in self._known - self.spared if _parent_of(member) in parents]
         for member in children:

@@ -215,6 +215,9 @@ def _details(row: ProcRow, folder: int, reader: ReaderIdentity) -> ProcDetails:
     read = written = b"0"
     if row.own_ticks:  # who has not worked has not read or written anything worth mentioning
         _, read, _, written, *_ = _read_short(folder, "io").split(maxsplit=4)  # rchar: 5 wchar: 7 ...
+    # Privileged: a process that changes its user or group, or has more rights than the reader.
+    users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
+    more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
     return ProcDetails(
         argv=_words(cmdline),
         cwd=raw_cwd.decode(errors="replace"),
@@ -225,7 +228,7 @@ def _details(row: ProcRow, folder: int, reader: ReaderIdentity) -> ProcDetails:
         streams=streams,
         mappings=_mappings(_read(folder, "maps")),
         is_traced=b"\nTracerPid:\t0\n" not in status,
-        is_privileged=_is_privileged(status, reader),
+        is_privileged=(len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)),
         foreign=_foreign(row.pid, folder, reader),
         read_bytes=int(read),
         written_bytes=int(written),
@@ -306,13 +309,6 @@ def _mappings(text: bytes) -> tuple[MappedFile, ...]:
         if shared or file not in found:
             found[file] = MappedFile(path.decode(errors="replace"), file, shared)
     return tuple(found.values())
-
-
-def _is_privileged(status: bytes, reader: ReaderIdentity) -> bool:
-    """Whether a process changes its user or group, or has more rights than the reader."""
-    users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
-    more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
-    return len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)
 
 
 def _foreign(pid: int, folder: int, reader: ReaderIdentity) -> str:

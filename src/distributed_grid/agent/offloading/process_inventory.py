@@ -24,6 +24,7 @@ from distributed_grid.agent.offloading.work_trees import (
     WorkForest,
     is_below,
     is_interactive_shell,
+    lineage,
     needed_secrets,
 )
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
@@ -109,43 +110,43 @@ class _InventoryScan:
                     self._index(row)
         if any(details is not None and details.sockets for details in map(self._read, members.values())):
             self._sockets = read_open_sockets()
-        pss = _tree_memory(trees, pss_seconds)
+        # Memory of each tree by the pid of its root: the shares of the larger ones, as long as there is time.
+        pss = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
+        until = time.monotonic() + pss_seconds
+        for tree in sorted(trees, key=lambda tree: -pss[tree[0].pid]):
+            if pss[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() >= until:
+                break
+            pss[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
         described = (self._describe(tree, pss[tree[0].pid], variables, is_asked_for=bool(pid)) for tree in trees)
         found = [one for one in described if one is not None]
-        self._remember()
+        # Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one.
+        recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
+        own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
+        scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
+        self._seen.clear()
+        self._seen.update(scanned)
         return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
 
     # ------------------------------------------------------------------ who is who
 
     def _job_of(self, row: ProcRow) -> str:
         """The attempt of this agent that a process belongs to."""
-        if not self._around.attempts:
-            return ""
-        seen: set[int] = set()
-        at: ProcRow | None = row
-        while at is not None and at.pid not in seen:
-            if at.pid in self._around.attempts:
-                return self._around.attempts[at.pid]
-            seen.add(at.pid)
-            at = self._table.get(at.ppid)
-        return ""
+        attempts = self._around.attempts
+        line = lineage(row, self._table) if attempts else ()
+        return next((attempts[member.pid] for member in line if member.pid in attempts), "")
 
     def _is_left_out(self, row: ProcRow) -> bool:
         """Jobs of this agent, and the agent with all that it has started."""
-        if row.pid in self._jobs:
-            return True
-        seen: set[int] = set()
-        at: ProcRow | None = row
-        while at is not None and at.pid not in seen:
-            if at.pid in self._around.own_pids:
-                return True
-            seen.add(at.pid)
-            at = self._table.get(at.ppid)
-        return False
+        own = self._around.own_pids
+        return row.pid in self._jobs or any(member.pid in own for member in lineage(row, self._table))
 
     def _is_typed_at(self, row: ProcRow) -> bool:
         details = self._read(row)
-        return details is not None and is_interactive_shell(row.name, details.argv, _stdin(details))
+        if details is None:
+            return False
+        stdin = details.streams[0] if details.streams else None
+        terminal = stdin.path if stdin is not None and stdin.kind is StreamKind.TERMINAL else ""
+        return is_interactive_shell(row.name, details.argv, terminal)
 
     def _read(self, row: ProcRow) -> ProcDetails | None:
         if row.pid not in self._details:
@@ -188,9 +189,12 @@ class _InventoryScan:
         holds_gpu = any(file.path.startswith("/dev/nvidia") for one in members for file in one.files)
         gpu_bytes = sum(self._around.gpu_memory.get(row.pid, 0) for row in tree)
         others = [row for row in tree if row.uid != self._uid]
-        line = [root, *self._forest.ancestors(root)]
+        line = list(lineage(root, self._table))
         pids = {row.pid for row, _ in known}
         unknown = sum(row.pid not in pids and not proc_entries.has_ended(row) for row in tree)
+        # Connections to processes outside of the tree; those over Unix sockets within it do not count.
+        own_sockets = frozenset().union(*(one.sockets for one in members))
+        peers = self._sockets.unix_peers
         return ProcessInfo(
             root.pid,
             root.start,
@@ -217,15 +221,24 @@ class _InventoryScan:
             has_secret=has_secret,
             is_grid=any(self._is_part(row)[0] for row in (*line, *tree)),
             is_ray=any(self._is_part(row)[1] for row in (*line, *tree)),
-            listening=_first(text for one in members for text in self._listening(one)),
-            connections=self._connections(members),
+            listening=_first(
+                text
+                for one in members
+                for text in (
+                    self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening
+                )
+            ),
+            connections=(
+                len(own_sockets & self._sockets.connected)
+                + sum(1 for one in own_sockets if one in peers and peers[one] not in own_sockets)
+            ),
             locks=_first(f"{file.lock} on {file.path}" for one in members for file in one.files if file.lock),
             outside_writes=self._outside_writes(root, known),
             shared_memory=self._shared_memory(known, first.cwd),
             traced=any(one.is_traced for one in members),
             setuid=bool(others) or any(one.is_privileged for one in members),
             foreign_namespace=next((one.foreign for one in members if one.foreign), ""),
-            other_sessions=self._other_sessions(root),
+            other_sessions=sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session),
             unreadable=problem
             or next((one.problem for one in members if one.problem), "")
             or (f"{unknown} of its processes could not be read" if unknown else ""),
@@ -250,26 +263,6 @@ class _InventoryScan:
             return max(row.own_ticks - ticks, 0) * TICK_MS * 1000 // (self._now_ms - before_ms)
         return row.own_ticks * TICK_MS * 1000 // max(self._now_ms - row.start * TICK_MS, TICK_MS)
 
-    def _remember(self) -> None:
-        """Keep this scan for the next one, and of processes that were scanned a moment ago the earlier one."""
-        recent = {key: seen for key, seen in self._seen.items() if self._now_ms - seen[0] < MIN_WINDOW_MS}
-        own = (row for row in self._table.values() if row.uid == self._uid and not row.is_kernel)
-        scanned = {row.key: recent.get(row.key) or (self._now_ms, row.own_ticks) for row in own}
-        self._seen.clear()
-        self._seen.update(scanned)
-
-    def _other_sessions(self, root: ProcRow) -> int:
-        return sum(1 for row in self._forest.tree(root, whole=True) if row.session != root.session)
-
-    def _listening(self, one: ProcDetails) -> Iterable[str]:
-        return (self._sockets.listening[inode] for inode in sorted(one.sockets) if inode in self._sockets.listening)
-
-    def _connections(self, members: Sequence[ProcDetails]) -> int:
-        """Connections to somebody outside of the tree; those over Unix sockets within it do not count."""
-        own = frozenset().union(*(one.sockets for one in members))
-        peers = self._sockets.unix_peers
-        return len(own & self._sockets.connected) + sum(1 for one in own if one in peers and peers[one] not in own)
-
     def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
         """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
         only a child has, too. Deleted files, which nobody else can open, are left out."""
@@ -281,7 +274,11 @@ class _InventoryScan:
                 is_device = file.path.startswith("/dev/")
                 if file.path in terminals or file.path.startswith(("/dev/nvidia", _SHARED_FOLDER)):
                     continue
-                if is_device or (file.writes and not is_below(file.path, cwd) and _is_named_file(file.path)):
+                if is_device or (
+                    file.writes
+                    and not is_below(file.path, cwd)
+                    and (not file.path.endswith(proc_entries.DELETED) and not file.path.startswith(_MEMFD))
+                ):
                     found[file.path] = None
             pids = {member.pid for member, _ in known}
             for stream in one.streams if row is not root else ():
@@ -314,22 +311,6 @@ class _InventoryScan:
         return _first(found)
 
 
-def _tree_memory(trees: Sequence[Sequence[ProcRow]], seconds: float) -> dict[int, int]:
-    """What each tree holds, by the pid of its root: the shares of the larger ones, as long as there is time."""
-    resident = {tree[0].pid: sum(row.rss_bytes for row in tree) for tree in trees}
-    until = time.monotonic() + seconds
-    for tree in sorted(trees, key=lambda tree: -resident[tree[0].pid]):
-        if resident[tree[0].pid] < PSS_FROM_BYTES or time.monotonic() >= until:
-            break
-        resident[tree[0].pid] = sum(proc_entries.read_pss_bytes(row) for row in tree)
-    return resident
-
-
-def _stdin(details: ProcDetails) -> str:
-    stream = details.streams[0] if details.streams else None
-    return stream.path if stream is not None and stream.kind is StreamKind.TERMINAL else ""
-
-
 def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
     """The command, masked, as far as a message carries it; whether it holds a secret; the problem if it is cut."""
     size = sum(map(len, argv))
@@ -340,10 +321,6 @@ def _shown_argv(argv: tuple[str, ...]) -> tuple[tuple[str, ...], bool, str]:
         argv = tuple(word[: room + CUT_MARGIN_CHARS] for word in argv[:MAX_ARGV])
     masked, has_secret = mask_secrets(argv)
     return tuple(word[:room] for word in masked), has_secret, problem
-
-
-def _is_named_file(path: str) -> bool:
-    return not path.endswith(proc_entries.DELETED) and not path.startswith(_MEMFD)
 
 
 def _first(texts: Iterable[str]) -> tuple[str, ...]:

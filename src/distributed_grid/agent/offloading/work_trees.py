@@ -74,6 +74,16 @@ def is_interactive_shell(name: str, argv: Sequence[str], stdin: str) -> bool:
     return True
 
 
+def lineage(row: ProcRow, table: Mapping[int, ProcRow]) -> Iterator[ProcRow]:
+    """A process, its parent, the parent of that, and so on, as far as the table has them."""
+    seen: set[int] = set()
+    member: ProcRow | None = row
+    while member is not None and member.pid not in seen:
+        yield member
+        seen.add(member.pid)
+        member = table.get(member.ppid)
+
+
 class WorkForest:
     """The processes of one moment, divided into trees of work.
 
@@ -133,17 +143,6 @@ class WorkForest:
                 seen.add(row.pid)
                 found.append(row)
                 waiting.append(row.pid)
-        return found
-
-    def ancestors(self, row: ProcRow) -> list[ProcRow]:
-        """Its parent, the parent of that, and so on, as far as they can be seen."""
-        found: list[ProcRow] = []
-        seen = {row.pid}
-        parent = self._table.get(row.ppid)
-        while parent is not None and parent.pid not in seen:
-            seen.add(parent.pid)
-            found.append(parent)
-            parent = self._table.get(parent.ppid)
         return found
 
     def waiting_parent(self, row: ProcRow) -> str:

@@ -295,20 +295,17 @@ class SamplingRate:
         used = tuple(amount for amount, _ in sample.outside)
         # Whether use went away from where it last stood still, so that a slow climb is a change, too.
         anchor = self._anchor
-        if anchor is not None and _is_close(used, anchor):
-            changed = False
-        else:
+        is_close = (
+            anchor is not None
+            and len(used) == len(anchor)
+            and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, anchor, strict=True))
+        )
+        changed = anchor is not None and not is_close
+        if not is_close:
             self._anchor = used
-            changed = anchor is not None
         is_near = any(most is not None and used >= most - NEAR_MILLI for used, most in sample.outside)
         if sample.borrowed and (changed or is_near):
             self._wait_ms = FAST_MS
         else:
             self._wait_ms = min(2 * self._wait_ms, WATCHFUL_MS if sample.borrowed else REST_MS)
         return self._wait_ms
-
-
-def _is_close(used: tuple[int, ...], before: tuple[int, ...]) -> bool:
-    """True if these are the same resources, none with much different use."""
-    same = len(used) == len(before)
-    return same and all(abs(now - then) < CHANGE_MILLI for now, then in zip(used, before, strict=True))

@@ -10,7 +10,7 @@ of its owner. Nothing of the machine shows there: neither other use of it, nor t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -118,7 +118,9 @@ class RayWorkers:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
             raylets = find_raylets(self._record, self.shims(), self.jobs)
             self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
-            self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
+            # Children of raylets that are parts of Ray itself, or the grid's own actor: nobody's work.
+            children = (proc for raylet in self._raylets for proc in process_tree.children_of(raylet))
+            self._agents = {proc.pid for proc in children if self._node_name and _is_agent(proc.pid)}
             self._found_at = at_ms
         return self._raylets
 
@@ -137,12 +139,9 @@ def is_named(raylet: int, node_name: str) -> bool:
     return f"--node-name={node_name}".encode() in arguments
 
 
-def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
-    """The children of raylets that are parts of Ray itself, or the grid's own actor, and no work of anybody's."""
-    for proc in (proc for raylet in raylets for proc in process_tree.children_of(raylet)):
-        command = process_tree.read_proc_file(f"/proc/{proc.pid}/cmdline")
-        if any(word in command for word in AGENT_WORDS):
-            yield proc.pid
+def _is_agent(pid: int) -> bool:
+    command = process_tree.read_proc_file(f"/proc/{pid}/cmdline")
+    return any(word in command for word in AGENT_WORDS)
 
 
 def _read_record(path: Path | None) -> _RayRecord | None:

@@ -370,10 +370,6 @@ def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) ->
     if state.step is YieldStep.PAUSED:
         most = COMEBACK_MILLI if rules.throttle else sample.leased_milli
         return _come_back(state, sample, rules, now) if _room(sample) >= most else replace(state, calm_since_ms=None)
-    return _throttled(state, sample, rules, now)
-
-
-def _throttled(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     room, step, full = _room(sample), STEP.of(sample), sample.idle_milli < FULL.of(sample)
     if full and state.allowance_milli > FLOOR_MILLI:
         return _squeezed(state, rules, now)

@@ -455,7 +455,22 @@ class ClientConnection(ClientStream):
                 self._handles.close(number)
                 self._answer(FrameStatus.OK, seq)
             else:
-                self._perform_small(op, number, seq)
+                status, handle = self._handles.find(number, FILL if op == Op.FILL_END else 0)
+                if handle is None:
+                    self._answer(status, seq)
+                elif op == Op.FILL_END:
+                    self._answer(self._store.end_fill(handle.backing), seq)
+                elif op == Op.STAT:
+                    backing = handle.backing
+                    written = sum(map(bool, backing.digests))
+                    self._answer(
+                        FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen)
+                    )
+                elif not self.is_local or not permits(handle.claims.rights, READ):
+                    self._answer(FrameStatus.DENIED, seq)
+                else:
+                    self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
+                    self._answer(FrameStatus.OK, seq)
         finally:
             if slot is not None:
                 self._store.staging.release(slot)
@@ -546,22 +561,6 @@ class ClientConnection(ClientStream):
             return FrameStatus.CORRUPT
         self._store.counters.wire_in += wire
         return self._store.write(backing, offset, slot, length, digest)
-
-    def _perform_small(self, op: int, number: int, seq: int) -> None:
-        status, handle = self._handles.find(number, FILL if op == Op.FILL_END else 0)
-        if handle is None:
-            self._answer(status, seq)
-        elif op == Op.FILL_END:
-            self._answer(self._store.end_fill(handle.backing), seq)
-        elif op == Op.STAT:
-            backing = handle.backing
-            written = sum(map(bool, backing.digests))
-            self._answer(FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen))
-        elif not self.is_local or not permits(handle.claims.rights, READ):
-            self._answer(FrameStatus.DENIED, seq)
-        else:
-            self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
-            self._answer(FrameStatus.OK, seq)
 
 
 _OPS = frozenset(Op)

@@ -178,7 +178,7 @@ class MemoryServer:
         spill.mkdir(mode=0o700, exist_ok=True)
         self._journal = journal or WriteJournal.make()
         self._store = CopyStore(spill, configuration.incarnation, configuration.key, self._journal)
-        self._store.refuse_tickets_until(configuration.floor_boot_ms)
+        self._store.tombstones.raise_floor(configuration.floor_boot_ms)
         finished = self._store.take_over(copies)
         log.info("holds %d copies, finished %d writes", len(self._store.held), finished)
         self._tls: ssl.SSLContext | None = None
@@ -187,7 +187,13 @@ class MemoryServer:
             self._tls = tls_context(configuration.certificate, configuration.private_key)
             self._fingerprint = fingerprint_of(configuration.certificate)
         self._loop = EventLoop(self._make_connection, configuration.max_connections_per_peer)
-        self._listen()
+        self._tcp = listen_tcp(configuration.host, configuration.port)
+        self._address: tuple[str, int] = self._tcp.getsockname()[:2]
+        self._loop.listen(self._tcp, is_local=False)
+        self._unix = listen_unix(self._folder / DATA_SOCKET, socket.SOCK_STREAM)
+        self._loop.listen(self._unix, is_local=True)
+        self._control_listener = listen_unix(self._folder / CONTROL_SOCKET, socket.SOCK_SEQPACKET)
+        self._loop.watch(self._control_listener.fileno(), lambda _: self._accept_supervisor())
         self._replicator = CopyReplicator(self._loop, self._report_replica)
         self._last_stats = messages.ServerStats()
         self._attach_supervisor(control)
@@ -200,16 +206,6 @@ class MemoryServer:
             save_incarnation(self._folder, self._store.incarnation, self._store.key)
 
     # ------------------------------------------------------------------ clients
-
-    def _listen(self) -> None:
-        tcp = listen_tcp(self._configuration.host, self._configuration.port)
-        self._address: tuple[str, int] = tcp.getsockname()[:2]
-        self._tcp = tcp
-        self._loop.listen(tcp, is_local=False)
-        self._unix = listen_unix(self._folder / DATA_SOCKET, socket.SOCK_STREAM)
-        self._loop.listen(self._unix, is_local=True)
-        self._control_listener = listen_unix(self._folder / CONTROL_SOCKET, socket.SOCK_SEQPACKET)
-        self._loop.watch(self._control_listener.fileno(), lambda _: self._accept_supervisor())
 
     def _make_connection(self, sock: socket.socket, is_local: bool, now: float) -> ClientConnection | None:
         if is_local:
