@@ -49,8 +49,7 @@ from distributed_grid.supervision import start_logged, start_restarted
 if TYPE_CHECKING:
     from distributed_grid.agent.files.attempt_files import HeldDirectory
     from distributed_grid.agent.offloading.move_orders import SourceMoves
-    from distributed_grid.agent.offloading.process_inventory import Surroundings
-    from distributed_grid.agent.offloading.process_queries import ProcessQueries
+    from distributed_grid.agent.offloading.process_inventory import ProcessQueries, Surroundings
     from distributed_grid.trees.manifest import Manifest
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
@@ -337,9 +336,8 @@ class Agent:
                     log.warning("order %s failed", type(order).__name__, exc_info=failure)
             elif isinstance(order, wire.ListProcesses | wire.CheckFiles):
                 if self._processes is None:
-                    from distributed_grid.agent.offloading.process_queries import (
-                        ProcessQueries,
-                    )  # only offloading needs it
+                    # Only offloading needs it.
+                    from distributed_grid.agent.offloading.process_inventory import ProcessQueries
 
                     self._processes = ProcessQueries(self._typed_on, self._surroundings, self._send_to_control)
                 self._processes.received(order)

@@ -128,6 +128,12 @@ class HardwareDetector:
         devices = self._devices()
         seen = {gpu.index: gpu for gpu in gpus}
         used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
+        available = 0
+        for gpu in devices:
+            if gpu.index in seen and not gpu.prohibited:
+                free = gpu.memory_bytes - seen[gpu.index].outside_memory_bytes
+                is_idle = seen[gpu.index].outside_busy_milli <= IDLE_GPU_MILLI
+                available += is_idle and free >= min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
         # How busy the processor is; in the first moment, before anything could be measured, by its load.
         return {
             "timestamp": datetime.now(UTC).isoformat(),
@@ -146,7 +152,7 @@ class HardwareDetector:
                 },
                 "gpu": {
                     "devices": len(devices),
-                    "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
+                    "available_devices": available,
                     "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
                     "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
                 },
@@ -166,11 +172,3 @@ class HardwareDetector:
 
     def _devices(self) -> tuple[Gpu, ...]:
         return self._declared or self._gpus.devices()
-
-
-def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
-    if sample is None or gpu.prohibited:
-        return False
-    needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
-    free = gpu.memory_bytes - sample.outside_memory_bytes
-    return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed

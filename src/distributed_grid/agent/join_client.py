@@ -172,10 +172,13 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
     from websockets.exceptions import InvalidHandshake
 
     path = joined.socket or str(StateDir().host_dir / AGENT_SOCKET)
-    plain = _connect_to_own(path)
-    if plain is None:
-        return None
+    plain = socket.socket(socket.AF_UNIX)
     try:
+        plain.setblocking(False)  # a listener with a full backlog refuses instead
+        with short_path(path) as name:
+            plain.connect(name)
+        if peer_uid(plain) != os.geteuid():
+            raise PermissionError(path)
         return await unix_connect(
             sock=plain,
             uri="ws://control-plane/v1/agent",
@@ -188,21 +191,6 @@ async def _open_over_socket(joined: JoinedKey) -> ClientConnection | None:
     except (OSError, EOFError, InvalidHandshake, TimeoutError):
         plain.close()
         return None
-
-
-def _connect_to_own(path: str) -> socket.socket | None:
-    """A connection to a Unix socket that a process of this login listens on; None where there is no such process."""
-    plain = socket.socket(socket.AF_UNIX)
-    try:
-        plain.setblocking(False)  # a listener with a full backlog refuses instead
-        with short_path(path) as name:
-            plain.connect(name)
-        if peer_uid(plain) == os.geteuid():
-            return plain
-    except OSError:
-        pass
-    plain.close()
-    return None
 
 
 async def _open_over_tls(joined: JoinedKey, address: str, context: ssl.SSLContext) -> ClientConnection:

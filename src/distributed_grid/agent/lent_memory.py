@@ -124,7 +124,18 @@ class MemoryQueryProxy:
                     length, kind = HEADER.unpack(await reader.readexactly(HEADER.size))
                     if length > wire.MAX_QUERY_BYTES or kind != b"J":
                         break
-                    body = await self._query(await reader.readexactly(length))
+                    body = await reader.readexactly(length)
+                    number = next(self._numbers)
+                    self._waiting[number] = asyncio.get_running_loop().create_future()
+                    try:
+                        self._send(wire.MemoryQuery(number, body))
+                        async with asyncio.timeout(REPLY_SECONDS):
+                            body = await self._waiting[number]
+                    except TimeoutError:
+                        body = _unreachable("the control plane did not answer")
+                    finally:
+                        self._waiting.pop(number, None)
+                        self._parts.pop(number, None)
                     writer.write(HEADER.pack(len(body), b"J") + body)
                     await writer.drain()
         except (OSError, EOFError):
@@ -134,19 +145,6 @@ class MemoryQueryProxy:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-    async def _query(self, body: bytes) -> bytes:
-        number = next(self._numbers)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(wire.MemoryQuery(number, body))
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await self._waiting[number]
-        except TimeoutError:
-            return _unreachable("the control plane did not answer")
-        finally:
-            self._waiting.pop(number, None)
-            self._parts.pop(number, None)
 
 
 def _unreachable(why: str) -> bytes:
@@ -221,7 +219,6 @@ class LentMemory:
             self.proxy.deliver(order)
 
     def link_lost(self) -> None:
-        """Fail the queries that wait for a reply."""
         if self.proxy is not None:
             self.proxy.fail_pending()
 
@@ -235,7 +232,6 @@ class LentMemory:
             self._send_served(served)
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Hold everything until then; 0 is without end."""
         self._supervisor.extend_hold(until_boot_ms)
 
     @property
@@ -315,12 +311,10 @@ class LocalMemory:
         self._lent = lent
 
     async def start(self) -> None:
-        """Find the memory servers that outlived the last agent."""
         for lent in self._lent.values():
             await lent.start()
 
     async def stop(self) -> None:
-        """Stop; servers with copies keep running. Safe twice."""
         await asyncio.gather(*(lent.stop() for lent in self._lent.values()))
 
     def receive(self, order: wire.MemoryOrder | wire.MemoryReply) -> None:
@@ -339,7 +333,6 @@ class LocalMemory:
             lent.report_served()
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Hold everything until then; 0 is without end."""
         for lent in self._lent.values():
             lent.extend_hold(until_boot_ms)
 
@@ -362,7 +355,9 @@ def own_address(names: Iterable[str]) -> str:
         if name == "local":
             return "127.0.0.1"
         for address in _addresses_of(name):
-            if _is_ours(address):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((address, 0))
                 return address
     raise OSError("none of the addresses that the cluster has for this machine is its own")
 
@@ -371,12 +366,9 @@ def address_towards(name: str) -> str:
     """The address from which this machine reaches another; nothing is sent to find out. Empty where it does not."""
     for address in _addresses_of(name):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((address, 9))
-                return str(probe.getsockname()[0])
-            except OSError:
-                continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
     return ""
 
 
@@ -387,13 +379,3 @@ def _addresses_of(name: str) -> list[str]:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):  # the latter: nothing that a host can be called
         return []
-
-
-def _is_ours(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

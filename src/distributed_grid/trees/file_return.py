@@ -244,7 +244,11 @@ class ReturnDirectory:
             try:
                 os.symlink(to_bytes(target), name, dir_fd=folder)
             except FileExistsError:
-                if _link_target(name, folder) != to_bytes(target):
+                try:
+                    is_same = os.readlink(name, dir_fd=folder) == to_bytes(target)
+                except OSError:
+                    is_same = False
+                if not is_same:
                     continue
             shown = to_text(b"/".join((*parents, name)))
             self.report.written[shown] = ""
@@ -274,7 +278,6 @@ class ReturnDirectory:
         self._walker.close()
 
     def _enter(self, names: tuple[bytes, ...]) -> int:
-        """Directory at `names`, made if missing."""
         umask = self._policy.umask
         return self._walker.enter(names, make=0o777 & ~(umask or 0), exact=umask is not None)
 
@@ -477,10 +480,3 @@ def _digest(name: bytes, folder: int) -> str:
         return file_digest(fd)
     finally:
         os.close(fd)
-
-
-def _link_target(name: bytes, folder: int) -> bytes | None:
-    try:
-        return os.readlink(name, dir_fd=folder)
-    except OSError:
-        return None

@@ -6,6 +6,7 @@ directory that matches stands for everything below it. Names that begin with a d
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -53,7 +54,11 @@ class FilePatterns:
         self.patterns = tuple(patterns)
         normalized = [_normalized_pattern(pattern) for pattern in self.patterns]
         self._regexes = [re.compile(pattern_regex(pattern) + b"(?:/.*)?", re.DOTALL) for pattern in normalized]
-        self._prefixes = [_literal_prefix(pattern) for pattern in normalized]
+        # The leading names of each pattern that hold no wildcard.
+        self._prefixes = [
+            list(itertools.takewhile(lambda name: not re.search(rb"[*?\[\\]", name), pattern.split(b"/")))
+            for pattern in normalized
+        ]
         self._depths = [(MAX_DEPTH + 1 if b"**" in pattern else pattern.count(b"/") + 1) for pattern in normalized]
 
     def matches(self, path: str | bytes) -> list[int]:
@@ -201,13 +206,3 @@ def _normalized_pattern(pattern: str) -> bytes:
             f"'{display_path(raw)}' leads outside the job's directory; give a path inside it, such as 'out/**'"
         )
     return b"/".join(names) or b"**"
-
-
-def _literal_prefix(pattern: bytes) -> list[bytes]:
-    """The leading names of a pattern that hold no wildcard."""
-    prefix = []
-    for name in pattern.split(b"/"):
-        if re.search(rb"[*?\[\\]", name):
-            break
-        prefix.append(name)
-    return prefix

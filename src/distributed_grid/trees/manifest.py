@@ -67,7 +67,6 @@ class Manifest(Struct, frozen=True):
         return hashlib.sha256(encode(self)).hexdigest()
 
     def contents(self) -> dict[str, int]:
-        """Digest and size of all contents, each once."""
         return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
 
 

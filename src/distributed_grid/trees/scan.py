@@ -345,7 +345,17 @@ class _Scanner:
             if known is not None and self._store.has(known, before.st_size):
                 self._bytes_left -= before.st_size
                 return known, before.st_size
-            digest, size = self._read(fd, before.st_size)
+            if before.st_size <= READ_BYTES:
+                content = os.pread(fd, before.st_size + 1, 0)
+                digest, size = self._store.add(content), len(content)
+            else:
+                size = 0
+                with self._store.writer() as writer:
+                    while part := os.pread(fd, READ_BYTES, size):
+                        writer.write(part)
+                        size += len(part)
+                        self._check_growth(size)
+                    digest = writer.finish()
             after = os.fstat(fd)
             if fingerprint(before) == fingerprint(after) and size == before.st_size:
                 self.cache.remember(path, after, digest, read_at_ns=read_at_ns)
@@ -357,18 +367,6 @@ class _Scanner:
             f"{self._name}: {display_path(path)} keeps changing while it is read;"
             " try again when nothing writes to it, or add it to .gridignore"
         )
-
-    def _read(self, fd: int, size: int) -> tuple[str, int]:
-        if size <= READ_BYTES:
-            content = os.pread(fd, size + 1, 0)
-            return self._store.add(content), len(content)
-        offset = 0
-        with self._store.writer() as writer:
-            while part := os.pread(fd, READ_BYTES, offset):
-                writer.write(part)
-                offset += len(part)
-                self._check_growth(offset)
-            return writer.finish(), offset
 
     def _check_growth(self, size: int) -> None:
         if size > self._bytes_left:

@@ -167,7 +167,6 @@ class ShipPatterns:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns that have named no secret."""
         return tuple(pattern for number, pattern in enumerate(self._shown) if number not in self._matched)
 
 

@@ -80,49 +80,46 @@ class _Lister:
         ahead: list[tuple[bytes, ...]] = [()]
         while ahead:
             names = ahead.pop()
-            ahead += [(*names, name) for name in self._list(self._walker.enter(names), names)]
-        links = {path: to_bytes(one.target) for path, one in self._entries.items() if one.kind == "link"}
+            folder = self._walker.enter(names)
+            with os.scandir(folder) as listing:
+                for item in listing:
+                    name, status = os.fsencode(item.name), item.stat(follow_symlinks=False)
+                    self._add(names, name, folder, status)
+                    if stat.S_ISDIR(status.st_mode):
+                        ahead.append((*names, name))
+        links = {path: to_bytes(entry.target) for path, entry in self._entries.items() if entry.kind == "link"}
         for path in sorted(links):
             if leads_outside(path, links):
                 self._skip(path, "is a link that leads outside")
                 del self._entries[path]
-        entries = sorted(self._entries.items(), key=lambda item: item[0].split(b"/"))
-        return TreeListing(tuple(entry for _, entry in entries), tuple(self._skipped))
+        paths = sorted(self._entries, key=lambda path: path.split(b"/"))
+        return TreeListing(tuple(self._entries[path] for path in paths), tuple(self._skipped))
 
-    def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
-        """Add what is in one directory; the names of its subdirectories."""
-        below = []
-        with os.scandir(folder) as listing:
-            for entry in listing:
-                name = os.fsencode(entry.name)
-                path = b"/".join((*names, name))
-                seen = entry.stat(follow_symlinks=False)
-                if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
-                    raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
-                if stat.S_ISDIR(seen.st_mode):
-                    below.append(name)
-                shown = to_text(path)
-                if stat.S_ISDIR(seen.st_mode):
-                    self._directories += 1
-                    self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
-                elif stat.S_ISREG(seen.st_mode):
-                    self._files += 1
-                    self._bytes += seen.st_size
-                    mode = EXECUTABLE if seen.st_mode & stat.S_IXUSR else PLAIN
-                    self._entries[path] = ManifestEntry(shown, "file", seen.st_size, mode)
-                elif stat.S_ISLNK(seen.st_mode):
-                    self._files += 1
-                    target = os.readlink(name, dir_fd=folder)
-                    if target.startswith(self._path + b"/"):  # inside by its full path
-                        target = posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
-                    self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
-                else:
-                    self._skip(path, "is no file")
-                if max(self._files, self._directories) > self._limit_files:
-                    raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
-                if self._bytes > self._limit_bytes:
-                    raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
-        return below
+    def _add(self, names: tuple[bytes, ...], name: bytes, folder: int, status: os.stat_result) -> None:
+        path = b"/".join((*names, name))
+        if len(path) > MAX_PATH_BYTES or len(names) >= MAX_DEPTH:
+            raise BadInput(f"it is more than {MAX_DEPTH} directories deep, or has too long a path")
+        shown = to_text(path)
+        if stat.S_ISDIR(status.st_mode):
+            self._directories += 1
+            self._entries[path] = ManifestEntry(shown, "dir", mode=EXECUTABLE)
+        elif stat.S_ISREG(status.st_mode):
+            self._files += 1
+            self._bytes += status.st_size
+            mode = EXECUTABLE if status.st_mode & stat.S_IXUSR else PLAIN
+            self._entries[path] = ManifestEntry(shown, "file", status.st_size, mode)
+        elif stat.S_ISLNK(status.st_mode):
+            self._files += 1
+            target = os.readlink(name, dir_fd=folder)
+            if target.startswith(self._path + b"/"):  # inside by its full path
+                target = posixpath.relpath(target, posixpath.dirname(self._path + b"/" + path))
+            self._entries[path] = ManifestEntry(shown, "link", target=to_text(target))
+        else:
+            self._skip(path, "is no file")
+        if max(self._files, self._directories) > self._limit_files:
+            raise BadInput(f"it holds more than {self._limit_files:,} files or directories")
+        if self._bytes > self._limit_bytes:
+            raise BadInput(f"it holds more than {self._limit_bytes >> 20:,} MB")
 
     def _skip(self, path: bytes, reason: str) -> None:
         self._skipped.append(SkippedFile(to_text(path), reason))

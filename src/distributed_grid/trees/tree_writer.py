@@ -260,7 +260,6 @@ class FileReceiver:
             current.drop()
 
     def abort(self) -> None:
-        """Drop the unfinished file, if any."""
         current, self._current = self._current, None
         if current is not None:
             current.drop()

@@ -221,7 +221,6 @@ class RunningAttempt:
 
     @property
     def is_start_expired(self) -> bool:
-        """True if the time to start its command has passed."""
         return 0 < self.spec.start_by_boot_ms <= boot_ms()
 
     @property
@@ -327,7 +326,6 @@ def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
 
 
 def read_spec(job: JobDir) -> SpecRecord | None:
-    """Recorded order; None if there is no valid one."""
     spec = _convert(job.read(job_dir.SPEC), SpecRecord)
     return spec if spec is not None and spec.attempt_id == job.attempt_id else None
 
@@ -339,7 +337,6 @@ def read_fence(job: JobDir) -> int:
 
 
 def read_end(job: JobDir) -> ExitRecord | None:
-    """Recorded end; None if there is no valid one."""
     return _convert(job.read_end(), ExitRecord)
 
 
@@ -368,12 +365,10 @@ def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
 
 
 def read_shim(job: JobDir) -> ShimIdentity | None:
-    """Present or last shim of an attempt; None if none has begun."""
     return _convert(job.read(job_dir.LOCK), ShimIdentity)
 
 
 def read_started(job: JobDir) -> StartRecord | None:
-    """Recorded start of the command; None if there is no valid one."""
     return _convert(job.read(job_dir.STARTED), StartRecord)
 
 

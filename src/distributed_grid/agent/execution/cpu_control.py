@@ -189,7 +189,6 @@ def mark_throttled(root: str) -> None:
 
 
 def clear_throttled(root: str) -> None:
-    """Remove that record. Safe twice."""
     remove_file(f"{root}/{job_dir.THROTTLED}")
 
 

@@ -23,6 +23,7 @@ The size of a tree is counted a few entries at a time:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import stat
@@ -80,13 +81,17 @@ class TreeSize:
 
     @property
     def known_total_bytes(self) -> int:
-        """Known size, separately counted part included."""
         return self.known_bytes + max(self.apart_bytes, self._apart_bytes)
 
     def count(self, entries: int) -> bool:
         """Count this many entries more; True when that ends a pass."""
         if not self._open:
-            self._begin()
+            self._bytes = self._apart_bytes = 0
+            self._linked = set()
+            with contextlib.suppress(OSError):  # it is gone
+                fd = os.open(self._path, _FLAGS)
+                self._device = os.fstat(fd).st_dev
+                self._enter(fd)
         while self._open and entries > 0:
             entries -= 1
             entry = next(self._open[-1].entries, None)
@@ -130,16 +135,6 @@ class TreeSize:
         """Close all descriptors; the next call begins a new pass. Safe twice."""
         while self._open:
             self._open.pop().close()
-
-    def _begin(self) -> None:
-        self._bytes = self._apart_bytes = 0
-        self._linked = set()
-        try:
-            fd = os.open(self._path, _FLAGS)
-        except OSError:  # it is gone
-            return
-        self._device = os.fstat(fd).st_dev
-        self._enter(fd)
 
     def _enter(self, fd: int) -> None:
         try:
@@ -212,7 +207,6 @@ class _Watched:
         return self.size.known_total_bytes - self.base_bytes
 
     def count_anew(self) -> None:
-        """Begin a new count of written bytes."""
         self.base_bytes = self.size.known_total_bytes
 
 

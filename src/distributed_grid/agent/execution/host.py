@@ -119,7 +119,21 @@ class AttemptHost:
         self.machine = job_dir.machine_name(self._root, machine_id())
         self._spawner.start()
         for attempt in attempts:
-            self._adopt(attempt)
+            with JobDir(self._root, attempt.id) as job:
+                record = read_end(job)
+                if record is None and not job.is_locked() and not may_have_run(job):
+                    job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
+                    self.forget(attempt.id)
+                    continue
+                restore_state(attempt, job)
+            self._running[attempt.id] = attempt
+            if record is not None:
+                self._finish(attempt, record)
+                continue
+            self._repeat_stops()
+            attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
+            if not self._watch_shim(attempt):
+                self._start_watch(partial(self._wait_for_shim, attempt))
         for attempt_id in damaged:
             # Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost.
             log.warning("the record of %s is damaged: its remains are killed", attempt_id)
@@ -285,24 +299,6 @@ class AttemptHost:
         attempt.signal_stop(boot_ms())
 
     # ------------------------------------------------------------------ attempts of the last host
-
-    def _adopt(self, attempt: RunningAttempt) -> None:
-        """Watch an attempt of the last host, or report its end; one that never began is forgotten."""
-        with JobDir(self._root, attempt.id) as job:
-            record = read_end(job)
-            if record is None and not job.is_locked() and not may_have_run(job):
-                job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
-                self.forget(attempt.id)
-                return
-            restore_state(attempt, job)
-        self._running[attempt.id] = attempt
-        if record is not None:
-            self._finish(attempt, record)
-            return
-        self._repeat_stops()
-        attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
-        if not self._watch_shim(attempt):
-            self._start_watch(partial(self._wait_for_shim, attempt))
 
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
@@ -488,7 +484,6 @@ class AttemptHost:
         return True
 
     def _repeat_stops(self) -> None:
-        """Repeat all requested stops while there are any."""
         if not self._repeats_stops and self._stopping():
             self._repeats_stops = True
             self._start_watch(self._repeat_until_stopped)
@@ -552,7 +547,6 @@ class AttemptHost:
 
     @property
     def exempt(self) -> process_tree.Exempt:
-        """Predicate for processes of the grid itself."""
         return self._grid.besides(0)
 
     def shim_pids(self) -> set[int]:
@@ -576,7 +570,6 @@ class AttemptHost:
         return tuple(self._running)
 
     def unstarted(self) -> list[str]:
-        """Ids of the attempts without a known start or end."""
         return [attempt.id for attempt in self._running.values() if attempt.started is None]
 
     def knows(self, attempt_id: str) -> bool:
@@ -607,7 +600,6 @@ class AttemptHost:
         return {attempt.id: attempt.usage(now) for attempt in self._running.values() if attempt.shim is not None}
 
     def _find_exit(self, attempt_id: str) -> AttemptExit | None:
-        """Its end, from memory or from its directory."""
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
         return read_exit(self._root, attempt_id)

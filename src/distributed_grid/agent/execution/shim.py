@@ -408,7 +408,6 @@ class Shim:
                 return
 
     def _peak_bytes(self) -> int:
-        """Highest memory of the tree at one moment."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.usage.peak_with_mark(self.largest_bytes, own)
 

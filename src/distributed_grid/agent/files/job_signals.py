@@ -165,7 +165,6 @@ class CheckpointMarks:
         return None if mark is None else _age_ms(mark.at_ns)
 
     def age_ms(self, attempt_id: str) -> int | None:
-        """Age of an attempt's last checkpoint mark; None without one."""
         at_ns = self._marked_ns(attempt_id)
         return None if at_ns is None else _age_ms(at_ns)
 

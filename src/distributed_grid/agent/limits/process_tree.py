@@ -168,21 +168,20 @@ class GridProcesses:
         """Exemptions from the attempt with this main process, which itself is never exempt."""
 
         def exempt(proc: Proc, *, fresh: bool = True) -> bool:
-            return proc.pid != main and proc.pid == proc.session and self._includes(proc, fresh)
+            if proc.pid == main or proc.pid != proc.session:
+                return False
+            now = time.monotonic_ns() // 1_000_000
+            read_at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
+            if not fresh and now - read_at < RECENT_MS:
+                return answer
+            if len(self._recent) > 1000:
+                self._recent.clear()
+            held = held_locks(proc.pid)
+            answer = bool(held) and not held.isdisjoint(map(_file_id, (*self.locks, *self._shim_locks())))
+            self._recent[proc.pid, proc.start] = now, answer
+            return answer
 
         return exempt
-
-    def _includes(self, proc: Proc, fresh: bool) -> bool:
-        now = time.monotonic_ns() // 1_000_000
-        read_at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
-        if not fresh and now - read_at < RECENT_MS:
-            return answer
-        if len(self._recent) > 1000:
-            self._recent.clear()
-        held = held_locks(proc.pid)
-        answer = bool(held) and not held.isdisjoint(map(_file_id, (*self.locks, *self._shim_locks())))
-        self._recent[proc.pid, proc.start] = now, answer
-        return answer
 
 
 def held_locks(pid: int) -> set[tuple[int, int]]:
@@ -238,7 +237,6 @@ def find_attempt_processes(
 
 
 def is_in_group(pid: int, name: str) -> bool:
-    """True if a process is in a control group of that name, or below one."""
     return f"/{name}/".encode() in read_proc_file(f"/proc/{pid}/cgroup").replace(b"\n", b"/\n")
 
 

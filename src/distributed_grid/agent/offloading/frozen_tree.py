@@ -61,11 +61,9 @@ class FrozenTree:
         return tuple(sorted(self._known))
 
     def living(self) -> tuple[Member, ...]:
-        """Those of them that have not ended."""
         return tuple(sorted(member for member in self._known if self._is_left(member)))
 
     def exclude(self, pid: int) -> None:
-        """A process of the grid must not be in the tree."""
         self._own |= {pid}
 
     def root_pidfd(self) -> int | None:
@@ -74,7 +72,6 @@ class FrozenTree:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the original has not ended."""
         return self._is_left(self._root)
 
     def observe(self) -> list[Proc]:
@@ -103,7 +100,26 @@ class FrozenTree:
                 signalled.add(member)
                 if member not in self.spared:
                     self._send(member, signal.SIGSTOP)
-            self._wait_until_settled()
+            for _ in range(SETTLE_POLLS):
+                if not (late := self._unsettled()):
+                    break
+                time.sleep(POLL_SECONDS)
+            else:
+                # A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child
+                # never does: let the children of those that do not stop go on for a moment.
+                parents = {pid for pid, _ in late}
+                children = [
+                    member
+                    for member in self._known - self.spared
+                    if (proc := read_process(member[0])) is not None
+                    and proc.start == member[1]
+                    and proc.parent in parents
+                ]
+                for member in children:
+                    self._send(member, signal.SIGCONT)
+                time.sleep(NUDGE_SECONDS)
+                for member in children:
+                    self._send(member, signal.SIGSTOP)
             if boot_ms() >= by_ms:
                 late = self._unsettled()
                 raise TreeNotFrozen(
@@ -241,21 +257,6 @@ class FrozenTree:
         self._check(living)
         return living
 
-    def _wait_until_settled(self) -> None:
-        for _ in range(SETTLE_POLLS):
-            if not (late := self._unsettled()):
-                return
-            time.sleep(POLL_SECONDS)
-        # A process that waits for its child to exec (vfork) stops when that has happened, and a stopped child never
-        # does: let the children of those that do not stop go on for a moment.
-        parents = {pid for pid, _ in late}
-        children = [member for member in self._known - self.spared if _parent_of(member) in parents]
-        for member in children:
-            self._send(member, signal.SIGCONT)
-        time.sleep(NUDGE_SECONDS)
-        for member in children:
-            self._send(member, signal.SIGSTOP)
-
 
 def find_members(known: Iterable[Member], procs: Mapping[int, Proc]) -> list[Proc]:
     """The living members of a tree of which these are known, among all processes."""
@@ -289,17 +290,8 @@ def _stands_still(member: Member) -> bool:
         return True
     if proc.threads <= 1:
         return proc.stopped
-    return all(_thread_state(member[0], thread) in b"TtZXx" for thread in threads(member[0]))
-
-
-def _thread_state(pid: int, thread: int) -> bytes:
-    text = read_proc_file(f"/proc/{pid}/task/{thread}/stat")
-    return text[text.rindex(b")") + 2 :][:1] if text else b"X"
-
-
-def _parent_of(member: Member) -> int:
-    proc = read_process(member[0])
-    return proc.parent if proc is not None and proc.start == member[1] else 0
+    stats = (read_proc_file(f"/proc/{member[0]}/task/{thread}/stat") for thread in threads(member[0]))
+    return all(text[text.rindex(b")") + 2 :][:1] in b"TtZXx" for text in stats if text)
 
 
 def _has_ended(pidfd: int) -> bool:

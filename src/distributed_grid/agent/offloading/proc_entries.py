@@ -7,11 +7,12 @@ so a pid that is used again in between is never mistaken for it. A process that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from distributed_grid.adapters.probes.procfs import PAGE_BYTES
@@ -98,7 +99,6 @@ class ProcDetails(NamedTuple):
 
 
 def read_table() -> dict[int, ProcRow]:
-    """Every process that this user can see."""
     rows = (read_row(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {row.pid: row for row in rows if row is not None}
 
@@ -157,7 +157,7 @@ class ReaderIdentity(NamedTuple):
             return cls(links, _link(folder, "root"), int(_status_value(status, b"CapEff") or b"0", 16))
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_process(name: str | int) -> Iterator[int]:
     """A descriptor of a process's directory; `ProcessGone` where there is none, or it ends meanwhile."""
     try:
@@ -177,7 +177,35 @@ def read_details(row: ProcRow, reader: ReaderIdentity) -> ProcDetails:
     with open_process(row.pid) as folder:
         _check_same(folder, row)
         try:
-            return _details(row, folder, reader)
+            status = _read_short(folder, "status")
+            cmdline, raw_cwd = _read_short(folder, "cmdline"), os.readlink(b"cwd", dir_fd=folder)
+            files, sockets, pipes, streams, problem = _descriptors(row.pid, folder)
+            if not _is_text(cmdline) or not _is_text(raw_cwd):
+                problem = f"the command line or the working directory of process {row.pid} is not UTF-8"
+            read = written = b"0"
+            if row.own_ticks:  # who has not worked has not read or written anything worth mentioning
+                _, read, _, written, *_ = _read_short(folder, "io").split(maxsplit=4)  # rchar: 5 wchar: 7 ...
+            # Privileged: a process that changes its user or group, or has more rights than the reader.
+            users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
+            more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
+            return ProcDetails(
+                argv=_words(cmdline),
+                cwd=raw_cwd.decode(errors="replace"),
+                exe=_link(folder, "exe"),
+                files=files,
+                sockets=sockets,
+                pipes=pipes,
+                streams=streams,
+                mappings=_mappings(_read(folder, "maps")),
+                is_traced=b"\nTracerPid:\t0\n" not in status,
+                is_privileged=(
+                    len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)
+                ),
+                foreign=_foreign(row.pid, folder, reader),
+                read_bytes=int(read),
+                written_bytes=int(written),
+                problem=problem,
+            )
         except PermissionError as error:
             if has_ended(row):  # what is left of it is nobody's to look into
                 raise ProcessGone(f"process {row.pid} has ended") from error
@@ -204,36 +232,6 @@ def _check_same(folder: int, row: ProcRow) -> None:
     kernel may have made another one for it meanwhile, so then its start decides."""
     if os.fstat(folder).st_ino != row.inode and _parse_row(_read_short(folder, "stat"), 0, 0).start != row.start:
         raise ProcessGone(f"process {row.pid} has ended")
-
-
-def _details(row: ProcRow, folder: int, reader: ReaderIdentity) -> ProcDetails:
-    status = _read_short(folder, "status")
-    cmdline, raw_cwd = _read_short(folder, "cmdline"), os.readlink(b"cwd", dir_fd=folder)
-    files, sockets, pipes, streams, problem = _descriptors(row.pid, folder)
-    if not _is_text(cmdline) or not _is_text(raw_cwd):
-        problem = f"the command line or the working directory of process {row.pid} is not UTF-8"
-    read = written = b"0"
-    if row.own_ticks:  # who has not worked has not read or written anything worth mentioning
-        _, read, _, written, *_ = _read_short(folder, "io").split(maxsplit=4)  # rchar: 5 wchar: 7 ...
-    # Privileged: a process that changes its user or group, or has more rights than the reader.
-    users, groups = _status_value(status, b"Uid").split(), _status_value(status, b"Gid").split()
-    more = int(_status_value(status, b"CapEff") or b"0", 16) & ~reader.capabilities
-    return ProcDetails(
-        argv=_words(cmdline),
-        cwd=raw_cwd.decode(errors="replace"),
-        exe=_link(folder, "exe"),
-        files=files,
-        sockets=sockets,
-        pipes=pipes,
-        streams=streams,
-        mappings=_mappings(_read(folder, "maps")),
-        is_traced=b"\nTracerPid:\t0\n" not in status,
-        is_privileged=(len(set(users)) > 1 or len(set(groups)) > 1 or int(users[0]) != os.getuid() or bool(more)),
-        foreign=_foreign(row.pid, folder, reader),
-        read_bytes=int(read),
-        written_bytes=int(written),
-        problem=problem,
-    )
 
 
 def _descriptors(
@@ -283,17 +281,13 @@ def _stream(folder: int, number: int, link: str, file: OpenFile | None) -> Stand
     if is_terminal(link):
         return StandardStream(StreamKind.TERMINAL, link)
     if file is not None:
-        kind = StreamKind.OTHER if link.startswith("/dev/") or _is_fifo(folder, number) else StreamKind.FILE
+        is_fifo = False
+        with contextlib.suppress(OSError):
+            is_fifo = stat.S_ISFIFO(os.stat(f"fd/{number}", dir_fd=folder).st_mode)
+        kind = StreamKind.OTHER if link.startswith("/dev/") or is_fifo else StreamKind.FILE
         return StandardStream(kind, link, file.appends)
     kinds = {"pipe": StreamKind.PIPE, "socket": StreamKind.SOCKET}
     return StandardStream(kinds.get(link.partition(":")[0], StreamKind.OTHER), link)
-
-
-def _is_fifo(folder: int, number: int) -> bool:
-    try:
-        return (os.stat(f"fd/{number}", dir_fd=folder).st_mode & 0o170000) == 0o010000
-    except OSError:
-        return False
 
 
 def is_terminal(path: str) -> bool:
@@ -333,7 +327,6 @@ def read_environment(row: ProcRow, names: tuple[str, ...]) -> tuple[tuple[str, s
 
 
 def read_environment_digest(row: ProcRow) -> str:
-    """A digest of all variables that a process was started with."""
     with open_process(row.pid) as folder:
         _check_same(folder, row)
         return hashlib.sha256(_read(folder, "environ")).hexdigest()

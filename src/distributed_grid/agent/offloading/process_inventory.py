@@ -1,5 +1,7 @@
 """Process inventory of a machine: the pieces of work of this user that the grid did not start, as facts.
 
+`ProcessQueries` answers the control plane's questions about processes and files with it.
+
 One scan reads the process table, then the processes of this user one by one. CPU use is that between two scans, or
 since the start of a process where there was none. A scan touches the files that commands name, so it may hang with a
 network file system: make it in a thread.
@@ -7,10 +9,11 @@ network file system: make it in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -25,12 +28,24 @@ from distributed_grid.agent.offloading.work_trees import (
     is_below,
     is_interactive_shell,
     lineage,
+    missing_files,
     needed_secrets,
 )
 from distributed_grid.domain.processes import MAX_ARGV, MAX_PATHS, MAX_WORD_CHARS, ProcessInfo, StreamKind
 from distributed_grid.masking.command_line import CUT_MARGIN_CHARS, mask_secrets
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.supervision import start_logged
 from distributed_grid.trees.secret_files import never_shipped_unasked
+from distributed_grid.wire import (
+    MAX_MESSAGE_BYTES,
+    MAX_PROCESSES,
+    CheckFiles,
+    FilesChecked,
+    ListProcesses,
+    ProcessListing,
+    clipped,
+    encode,
+)
 
 MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
@@ -88,7 +103,11 @@ class _InventoryScan:
         self._details: dict[int, ProcDetails | None] = {}
         self._needed = NeededFiles()
         self._parts: dict[int, tuple[bool, bool]] = {}
-        self._jobs = {row.pid: job for row in self._table.values() if (job := self._job_of(row))}
+        self._jobs: dict[int, str] = {}  # the attempt of this agent that a process belongs to
+        for row in self._table.values() if surroundings.attempts else ():
+            shims = (member.pid for member in lineage(row, self._table) if member.pid in surroundings.attempts)
+            if shim := next(shims, 0):
+                self._jobs[row.pid] = surroundings.attempts[shim]
         self._forest = WorkForest(self._table, uid, self._is_left_out, self._is_typed_at, proc_entries.read_cgroup)
         self._sockets = OpenSockets()
         self._pipe_users: dict[str, set[int]] = {}
@@ -128,12 +147,6 @@ class _InventoryScan:
         return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
 
     # ------------------------------------------------------------------ who is who
-
-    def _job_of(self, row: ProcRow) -> str:
-        """The attempt of this agent that a process belongs to."""
-        attempts = self._around.attempts
-        line = lineage(row, self._table) if attempts else ()
-        return next((attempts[member.pid] for member in line if member.pid in attempts), "")
 
     def _is_left_out(self, row: ProcRow) -> bool:
         """Jobs of this agent, and the agent with all that it has started."""
@@ -349,3 +362,79 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+MAX_QUERIES = 8
+PAGE_BYTES = MAX_MESSAGE_BYTES // 4
+
+
+class ProcessQueries:
+    """Answers in threads, one after the other: the disk may be slow, and a table of processes long.
+
+    The processes of the machine are those of the node `typed_on`; of other nodes that it has there are none.
+    """
+
+    def __init__(
+        self,
+        typed_on: str,
+        surroundings: Callable[[], Surroundings],
+        send: Callable[[ProcessListing | FilesChecked], None],
+    ) -> None:
+        self._typed_on = typed_on
+        self._surroundings = surroundings
+        self._send = send
+        self._inventory = ProcessInventory()
+        self._one_at_a_time = asyncio.Lock()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def received(self, query: ListProcesses | CheckFiles) -> None:
+        """Begin to answer; a failure is sent as the answer."""
+        if len(self._under_way) >= MAX_QUERIES:
+            problem = f"{MAX_QUERIES} questions about processes are not answered yet: a file system may hang"
+            self._send(_failed(query, problem))
+            return
+        task = start_logged(self._answer(query), "a question about processes")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def close(self) -> None:
+        for task in tuple(self._under_way):
+            task.cancel()
+
+    async def _answer(self, query: ListProcesses | CheckFiles) -> None:
+        async with self._one_at_a_time:
+            try:
+                if isinstance(query, CheckFiles):
+                    missing = await asyncio.to_thread(missing_files, query.files)
+                    self._send(FilesChecked(query.stream, tuple(missing)))
+                    return
+                processes: list[ProcessInfo] = []
+                if query.node == self._typed_on:
+                    around, pid, names = self._surroundings(), query.pid, query.variables
+                    processes = await asyncio.to_thread(self._inventory.scan, around, pid=pid, variables=names)
+            except Exception as failure:  # whatever is wrong with a process here, whoever asked must hear of it
+                self._send(_failed(query, f"the processes could not be read: {failure}"))
+                return
+        pages = list(pages_of(processes))
+        for number, page in enumerate(pages, 1):
+            self._send(ProcessListing(query.stream, tuple(page), more=number < len(pages)))
+
+
+def pages_of(processes: Sequence[ProcessInfo]) -> Iterator[list[ProcessInfo]]:
+    """Pages that fit into a message; one that is empty where there is nothing."""
+    page: list[ProcessInfo] = []
+    size = 0
+    for process in processes:
+        length = len(encode(ProcessListing(0, (process,))))
+        if page and (len(page) >= MAX_PROCESSES or size + length > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(process)
+        size += length
+    yield page
+
+
+def _failed(query: ListProcesses | CheckFiles, problem: str) -> ProcessListing | FilesChecked:
+    if isinstance(query, CheckFiles):
+        return FilesChecked(query.stream, problem=clipped(problem))
+    return ProcessListing(query.stream, problem=clipped(problem))

@@ -113,7 +113,6 @@ class WorkForest:
         }
 
     def roots(self) -> list[ProcRow]:
-        """The roots of all pieces of work of this user."""
         return [row for row in self._own.values() if self._is_root(row)]
 
     def _is_root(self, row: ProcRow) -> bool:
@@ -181,8 +180,9 @@ class NeededFiles:
             size = 0 if _is_system(first.exe) else self._size(first.exe)
             found[first.exe] = max(size or 0, 0)  # a directory: the program is in another mount namespace
         for word in first.argv:
-            for path in _named_paths(word, cwd):
-                self._add(found, path, cwd)
+            for part in _parts(word):
+                if "/" in part:
+                    self._add(found, os.path.normpath(os.path.join(cwd, part)), cwd)
         for one in members:
             for file in one.files:
                 if not file.writes:
@@ -249,13 +249,6 @@ def missing_files(files: Iterable[tuple[str, int]]) -> list[str]:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or in it; nothing counts as below the root directory."""
     return folder != "/" and (path == folder or path.startswith(folder + "/"))
-
-
-def _named_paths(word: str, cwd: str) -> Iterable[str]:
-    """The paths that a word of a command may name, itself or as the value of an option."""
-    for part in _parts(word):
-        if "/" in part:
-            yield os.path.normpath(os.path.join(cwd, part))
 
 
 def _parts(word: str) -> Iterable[str]:

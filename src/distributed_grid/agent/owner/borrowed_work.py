@@ -71,7 +71,6 @@ class OutgrownLeases:
 
 
 def beyond_lease(held_bytes: int, leased_bytes: int) -> str:
-    """Excess over a lease, for people."""
     return f"{over_limit_message(held_bytes, leased_bytes)} leased"
 
 

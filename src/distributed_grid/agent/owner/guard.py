@@ -130,8 +130,9 @@ class OwnerGuard:
         self.state, actions = decide(self.state, sample, rules, self._boot_ms())
         if self.yields and not yielded:
             self.generation = self._boot_ms()
-        for action in actions:
-            self._pending[_subject(action)] = action
+        for action in actions:  # a later one of the same subject replaces it
+            subject = "throttle" if isinstance(action, Throttle) else "pause"
+            self._pending[action.attempt_id if isinstance(action, Reclaim) else subject] = action
         await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
             # Pause running attempts, new ones included; warned ones may use the small rest.
@@ -259,13 +260,6 @@ class OwnerGuard:
         self._warned.discard(attempt_id)
         if attempt_id not in self._displaced:
             self._work.withdraw_notice(attempt_id)
-
-
-def _subject(action: Action) -> str:
-    """Subject of an action; a later one of the same subject replaces it."""
-    if isinstance(action, Reclaim):
-        return action.attempt_id
-    return "throttle" if isinstance(action, Throttle) else "pause"
 
 
 # ------------------------------------------------------------------ how often to sample

@@ -119,8 +119,10 @@ class RayWorkers:
             raylets = find_raylets(self._record, self.shims(), self.jobs)
             self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
             # Children of raylets that are parts of Ray itself, or the grid's own actor: nobody's work.
-            children = (proc for raylet in self._raylets for proc in process_tree.children_of(raylet))
-            self._agents = {proc.pid for proc in children if self._node_name and _is_agent(proc.pid)}
+            raylets = self._raylets if self._node_name else []
+            children = [proc.pid for raylet in raylets for proc in process_tree.children_of(raylet)]
+            commands = {pid: process_tree.read_proc_file(f"/proc/{pid}/cmdline") for pid in children}
+            self._agents = {pid for pid, command in commands.items() if any(word in command for word in AGENT_WORDS)}
             self._found_at = at_ms
         return self._raylets
 
@@ -137,11 +139,6 @@ def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None 
 def is_named(raylet: int, node_name: str) -> bool:
     arguments = process_tree.read_proc_file(f"/proc/{raylet}/cmdline").split(b"\0")
     return f"--node-name={node_name}".encode() in arguments
-
-
-def _is_agent(pid: int) -> bool:
-    command = process_tree.read_proc_file(f"/proc/{pid}/cmdline")
-    return any(word in command for word in AGENT_WORDS)
 
 
 def _read_record(path: Path | None) -> _RayRecord | None:
@@ -359,13 +356,13 @@ class UsageMeter:
             cpu_measured=sample.warm,
             gpus_measured=self._gpus_measured,
         )
-        return {node: self._node_usage(node, machine, own) if node in self._simulated else machine for node in nodes}
-
-    def _node_usage(self, node: str, machine: Usage, own: Mapping[str, AttemptUsage]) -> Usage:
-        running = (attempt for attempt in own.values() if attempt.node == node)
-        blocks = self._lent_memory.get(node, lambda: 0)()
-        usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
-        return replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
+        usages = dict.fromkeys(nodes, machine)
+        for node in usages.keys() & self._simulated.keys():
+            running = (attempt for attempt in own.values() if attempt.node == node)
+            blocks = self._lent_memory.get(node, lambda: 0)()
+            usage = self._simulated[node].usage(running, blocks, boot_ms(), machine.memory_room_bytes)
+            usages[node] = replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
+        return usages
 
     def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
         """Use at this moment; rates over the time since the last call, and no less than 200 ms."""

@@ -203,7 +203,14 @@ def _for_memory(
     keep = rules.memory_min_bytes * (RELIEF_PART if already else 1000) // 1000
     keep = min(max(keep, 1), sample.memory_bytes)
     short = keep - sample.memory_available_bytes
-    if short <= 0 or not sample.memory_bytes or not _owner_grew(sample, rules):
+    if short <= 0 or not sample.memory_bytes:
+        return {}
+    # The owner is the reason that memory is short if it is above its mark, or has grown into what was lent.
+    lent = sum(attempt.memory_leased_bytes for attempt in sample.attempts)
+    beyond = sum(max(0, attempt.memory_bytes - attempt.memory_leased_bytes) for attempt in sample.attempts)
+    is_above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
+    has_grown = is_above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
+    if not has_grown:
         return {}
     urgent = 1000 * sample.memory_available_bytes < URGENT_PART * sample.memory_bytes
     free, must = gigabytes(sample.memory_available_bytes), gigabytes(rules.memory_min_bytes)
@@ -213,14 +220,6 @@ def _for_memory(
         )
         for attempt in cheapest(sample.attempts, short, already)
     }
-
-
-def _owner_grew(sample: UsageSample, rules: OwnerRules) -> bool:
-    """Whether the owner is the reason that memory is short: above its mark, or grown into what was lent."""
-    lent = sum(attempt.memory_leased_bytes for attempt in sample.attempts)
-    beyond = sum(max(0, attempt.memory_bytes - attempt.memory_leased_bytes) for attempt in sample.attempts)
-    above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
-    return above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
 
 
 def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:

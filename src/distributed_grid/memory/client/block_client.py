@@ -418,11 +418,9 @@ class BlockClient:
     # ------------------------------------------------------------------ counters and closing
 
     def stats(self) -> dict[str, int | float]:
-        """Bytes sent and received, plain and on the wire, and the number of retries."""
         return {**self._compression.stats(), "moves": self._moves, "retries": self._retries}
 
     def close(self) -> None:
-        """Close all connections. Safe twice."""
         self._pool.close()
         self._maps.clear()
 

@@ -209,7 +209,6 @@ class TransferQueue:
         return bool(self._queued) and len(self._queued[0].view) < room
 
     def take(self) -> ChunkRange:
-        """Next range, now in flight."""
         item = self._queued.popleft()
         self._in_flight.append(item)
         return item

@@ -313,7 +313,6 @@ class Handles:
         return FrameStatus.OK, handle
 
     def close(self, number: int) -> None:
-        """Close a handle, if it is open."""
         self._opened.pop(number, None)
 
     def clear(self) -> None:

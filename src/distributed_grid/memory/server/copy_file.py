@@ -163,7 +163,6 @@ class CopyFile:
         os.pwrite(self.fd, packed, file_bytes(self.size) - TRAILER_BYTES)
 
     def sync(self) -> None:
-        """Flush a file on disk."""
         if self.path is not None:
             os.fsync(self.fd)
             sync_directory(self.path.parent)
@@ -178,7 +177,6 @@ class CopyFile:
         os.pwrite(self.fd, digest.to_bytes(8, "little"), page_aligned(self.size) + 8 * index)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write data at an offset; OSError when there is no room."""
         done = 0
         while done < len(data):
             done += os.pwrite(self.fd, data[done:], offset + done)

@@ -54,7 +54,6 @@ class EventLoop:
         self._poll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; safe twice."""
         if self._watchers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 

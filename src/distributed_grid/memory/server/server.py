@@ -282,7 +282,6 @@ class MemoryServer:
             return True
 
     def sever(self, nonce: bytes) -> None:
-        """End the connection with this nonce, if any."""
         for connection in list(self._loop.connections.values()):
             if nonce and connection.nonce == nonce:
                 self._loop.drop(connection)

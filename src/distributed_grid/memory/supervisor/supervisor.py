@@ -78,7 +78,6 @@ class ServerSupervisor:
 
     @property
     def ready(self) -> messages.ServerReady | None:
-        """Report of the serving server; None if none serves."""
         return self._link.ready
 
     # ------------------------------------------------------------------ start and stop
@@ -199,7 +198,6 @@ class ServerSupervisor:
         return self._stats.resident_bytes
 
     def stats(self) -> dict[str, int]:
-        """Copies and counters of the server since its start."""
         return {name: getattr(self._stats, name) for name in self._stats.__struct_fields__}
 
     # ------------------------------------------------------------------ server processes
