@@ -56,7 +56,7 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS, SAVE_AGE_SECONDS = 3600.0, 300.0
 OBSERVE_SECONDS = 1.5
 WARM_UP_SECONDS = 0.25
-"""How long the use is measured before it is known, and the time to the second heartbeat."""
+"""Time to measure the use before the first heartbeat, and from that to the second."""
 SIGNAL_LAG_MS = 500
 """Between the SIGTERM of a batch system to the first process of the machine and to the last one."""
 SILENT_POLLS = 3
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkDirs(Protocol):
-    """Fetches what a job is to find in its directories."""
+    """Fetches the directories that a job begins with."""
 
     @property
     def is_local(self) -> bool:
@@ -165,12 +165,12 @@ class Agent:
         return not self.host.running() and self._outbox.is_empty and not any(self._jobs.glob("*/" + STDOUT))
 
     async def start(self) -> None:
-        """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
+        """Find the attempts that outlived the last agent, report them, then begin to measure and to take orders."""
         await self.host.start()
         if self._moves_dir.is_dir():
             await self._source_moves().start()
         await self._observe_attempts()
-        if self._attempts.is_remote:  # its first heartbeat knows what the owner uses
+        if self._attempts.is_remote:  # its first heartbeat has the owner's use
             await asyncio.sleep(max(self._measured_from + WARM_UP_SECONDS - time.monotonic(), 0))
         for node in self.nodes:
             for message in self.greeting(node):
@@ -228,7 +228,7 @@ class Agent:
         return wire.greeting(hello)
 
     def welcomed(self, welcome: wire.Welcome) -> None:
-        """A new link is there: report again what may have been lost with the last one."""
+        """Report everything again after a new link: reports on the last one may be lost."""
         if welcome.epoch > self._epoch:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
@@ -447,8 +447,8 @@ class Agent:
 
 
 class BlockingObserver:
-    """Makes blocking observations in threads. `run` does not wait long for one; while `max_running` of them hang,
-    no other is begun, and what was observed last stays."""
+    """Makes blocking observations in threads. `run` waits `OBSERVE_SECONDS` for one; while `max_running` of them hang,
+    no other begins, and the last observation stays."""
 
     def __init__(self, name: str, max_running: int) -> None:
         self._name = name
@@ -561,7 +561,7 @@ class HostedCommands:
     def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
         self._host = host
         self._guard = guard
-        self.withdraw_notice = guard.spare
+        self.withdraw_notice = guard.withdraw_notice
 
     def running(self) -> list[HostedCommand]:
         trees = self._host.running_trees()

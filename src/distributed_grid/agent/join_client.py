@@ -1,7 +1,7 @@
 """Client of the join protocol: a node without SSH exchanges a join token for a node key, over a pinned connection.
 
 The control plane proves to be the one the token names before anything is sent, and is trusted by the fingerprint of
-its certificate alone, whatever names and clocks say. The key never leaves the node: the control plane gets its hash.
+its certificate alone, not by names and clocks. The key never leaves the node: the control plane gets its hash.
 It is on disk before the exchange, so a lost answer can be asked for again.
 
 Afterwards the agent connects to the Unix socket of the control plane where that is on this machine under this login,
@@ -45,7 +45,7 @@ _IGNORE_TIME = 0x200000
 
 
 class OtherControlPlane(Refused):
-    """Somebody else answers at that address; nothing was sent there."""
+    """Another control plane answers at that address; nothing was sent there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class JoinedKey:
-    """Files of a joined node (0600): address and certificate of the control plane, its own name and key.
+    """File of a joined node (0600): address and certificate of the control plane, its own name and key.
 
     A node that joined with a plain connection, which earlier versions had, has neither fingerprint nor certificate.
     """
@@ -139,7 +139,7 @@ async def open_websocket(joined: JoinedKey, directory: Path | None = None) -> Cl
     connection = await _open_over_socket(joined)
     if connection is not None:
         return connection
-    # A context that trusts the joined certificate and no other, whatever name it has and whatever the date is.
+    # Trust the joined certificate and no other, with any name and at any date.
     if not joined.fingerprint:
         raise Refused(
             f"{joined.node} joined without a certificate, so that any program at {joined.address} could pose as its "

@@ -109,7 +109,7 @@ class MemoryQueryProxy:
             waiting.set_result(_unreachable("the answer is too long") if reply.more else bytes(parts))
 
     def fail_pending(self) -> None:
-        """The link is gone, and with it the replies: programs may ask again."""
+        """Fail all queries: the replies are lost with the link, and programs may ask again."""
         self._parts.clear()
         for number in tuple(self._waiting):
             self.deliver(wire.MemoryReply(number, _unreachable("the link to the control plane was lost")))
@@ -156,9 +156,9 @@ POLL_SECONDS = 0.5
 REPORT_EVERY = 4
 """Polls between two reports of a lasting need."""
 MIN_FREE_MILLI = 150
-"""So much of the memory is kept free, or less where the owner's rules ask for less."""
+"""Part of the memory that is kept free, or less if the owner's rules ask for less."""
 RELIEF_MILLI = 1200
-"""So much of the minimum is made free when it is undercut, so that the next byte does not bring the need back."""
+"""Part of the minimum that is made free when it is undercut, so that the next byte does not bring the need back."""
 
 
 class LentMemory:
@@ -285,7 +285,7 @@ class LentMemory:
     # ------------------------------------------------------------------ the owner
 
     async def _watch_owner(self) -> None:
-        """Report what the owner needs when two polls in a row show it, and again while it lasts."""
+        """Report the owner's need when two polls in a row show it, and again while it lasts."""
         polls = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -298,7 +298,7 @@ class LentMemory:
                 )
             polls = polls + 1 if needed else 0
             if polls % REPORT_EVERY == 2:
-                log.info("the owner needs %d bytes of what blocks hold", needed)
+                log.info("the owner needs %d bytes of the memory of blocks", needed)
                 self._send(wire.MemoryReclaimReport(self._node, needed))
 
 
@@ -338,10 +338,10 @@ class LocalMemory:
 
 
 def bytes_to_reclaim(rules: wire.OwnerRules, *, total: int, used: int, outside: int) -> int:
-    """How many bytes of copies have to move away for the owner.
+    """Bytes of copies that have to move away for the owner.
 
-    That is everything above the mark, when the owner alone is above it; and at any time what is missing to a minimum of
-    free memory. That minimum is below what is never lent, so that lending alone does not bring the need about.
+    That is everything above the mark, when the owner alone is above it; and at any time the shortfall of a minimum of
+    free memory. That minimum is below the memory that is never lent, so lending alone does not cause the need.
     """
     minimum, free = min(rules.memory_min_bytes, total * MIN_FREE_MILLI // 1000), total - used
     short = minimum * RELIEF_MILLI // 1000 - free if free < minimum else 0

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Timing(Struct, frozen=True):
-    """Seconds: how long an answer may take, and how long to wait before the next try."""
+    """Seconds: limits for an answer, and pauses before the next try."""
 
     greeting: float = 15.0
     silence: float = 10.0
@@ -95,7 +95,7 @@ class Uplink:
                 refused = True
             except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
                 log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
-            except Exception:  # a bug in what one message led to: the next link may well do better
+            except Exception:  # a bug in the handling of one message: the next link may well do better
                 log.exception("the link to the control plane failed")
             if self._is_up:
                 pause = timing.first_pause

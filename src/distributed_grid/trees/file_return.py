@@ -313,7 +313,7 @@ class ReturnDirectory:
 
     def _try_name(self, file: _IncomingFile, digest: str, name: bytes, folder: int, shown: str) -> bool:
         """Put the file under this name; False where a local file has it that must stay."""
-        for _ in range(2):  # somebody may write to it meanwhile
+        for _ in range(2):  # another process may write to it meanwhile
             existing = _stat(name, folder)
             if existing is None:
                 whole = 0o777 if file.executable else 0o666

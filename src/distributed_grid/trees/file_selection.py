@@ -154,7 +154,7 @@ class _Selector:
                 ahead.extend((*names, name) for name in below)
         unmatched = [pattern for number, pattern in enumerate(self._patterns.patterns) if number not in self._matched]
         entries = tuple(sorted(self._entries, key=lambda entry: entry.path))
-        return SelectedFiles(entries, tuple(sorted(self._skipped, key=lambda one: one.path)), tuple(unmatched))
+        return SelectedFiles(entries, tuple(sorted(self._skipped, key=lambda skip: skip.path)), tuple(unmatched))
 
     def _list(self, folder: int, names: tuple[bytes, ...]) -> list[bytes]:
         """Add the matching files of one directory; the subdirectories in which more may match."""

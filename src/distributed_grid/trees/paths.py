@@ -236,7 +236,7 @@ class DirectoryWalker:
     def enter(self, names: tuple[bytes, ...], *, make: int | None = None, exact: bool = False) -> int:
         """The directory at `names` as a descriptor that is valid until the next call.
 
-        With `make` (a mode) missing directories are made; if `exact`, whatever the umask of this process is. A link or
+        With `make` (a mode) missing directories are made; if `exact`, without regard to the umask of this process. A link or
         a file on the path is a `NotADirectoryError`.
         """
         shared = 0
@@ -272,7 +272,7 @@ class DirectoryWalker:
         try:
             os.mkdir(name, make, dir_fd=self._here)
         except FileExistsError:
-            exact = False  # made by somebody else meanwhile
+            exact = False  # made by another process meanwhile
         fd = os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
         if exact:
             os.fchmod(fd, make)

@@ -131,7 +131,7 @@ TREE_HINT = "add what is not needed to .gridignore"
 class TreeDigests:
     """Lists one directory again and again, and remembers the digests of files that stay as they are.
 
-    Of ignore files only `.gridignore` is obeyed: what runs in a directory may need anything in it. Files that look like
+    Of ignore files only `.gridignore` is obeyed: a process may need anything in its directory. Files that look like
     secrets are listed as skipped and not read where a filter of secrets is given.
     """
 

@@ -46,7 +46,7 @@ _COPY_UNSUPPORTED = {
 class FileCopier:
     """Copies open files: by shared blocks where the file system can, else inside the kernel, else by reading.
 
-    It remembers what the two file systems do not support.
+    It remembers the operations that the two file systems do not support.
     """
 
     def __init__(self) -> None:

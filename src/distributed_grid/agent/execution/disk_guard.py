@@ -147,7 +147,7 @@ CHECK_MS, FULL_CHECK_MS = 1000, 250
 MIN_REST_MS, MAX_REST_MS = 50, 2000
 SLICE_S, SLICE_ENTRIES = 0.02, 200
 REST, FULL_REST = 19, 3
-"""How many times as long as a slice it rests, and while the disk is full."""
+"""Rest after a slice in multiples of the slice, normally and while the disk is full."""
 PASS_MS, QUIET_PASS_MS = 1000, 30_000
 """From one pass over a tree to the next, and while what is free on the disk does not change."""
 CHANGE_BYTES = 1 << 20
@@ -172,10 +172,10 @@ class MeasuredHost(Protocol):
 class Pauses(Protocol):
     """Pauses attempts for the sake of their node."""
 
-    def stand_still(self, attempt_id: str, fence: int, why: str) -> None:
+    def pause_for_node(self, attempt_id: str, fence: int, why: str) -> None:
         """Pause an attempt for a while; the caller repeats it as long as the pause is to last."""
 
-    def go_on(self, attempt_id: str) -> None:
+    def resume(self, attempt_id: str) -> None:
         """Resume it. Safe twice."""
 
 
@@ -186,7 +186,7 @@ class _Watched:
         self.tree = tree
         self.size = TreeSize(f"{root}/{tree.attempt_id}", frozenset((STDOUT, STDERR)))
         self.is_adopted = is_adopted
-        self.base_bytes = 0  # what it has written counts from here
+        self.base_bytes = 0  # size from which written bytes are counted
         self.began_ms = 0  # the pass under way, or the last one
         self.next_pass_ms = 0
         self.free_bytes = 0  # on the disk, when that pass began
@@ -223,7 +223,7 @@ class DiskGuard:
         self._free_bytes = self._disk_bytes = 0
 
     async def watch(self, sleep_ms: Callable[[int], Awaitable[None]]) -> None:
-        """Check for ever."""
+        """Check without end."""
         try:
             while True:
                 rest_ms = CHECK_MS
@@ -236,7 +236,7 @@ class DiskGuard:
             self._forget(set())
 
     async def check(self) -> int:
-        """Count a few files, and do what follows from the sizes; milliseconds until the next check."""
+        """Count a few files, and act on the sizes; milliseconds until the next check."""
         trees = {tree.attempt_id: tree for tree in self._host.running_trees()}
         self._forget(trees.keys())
         for attempt_id, tree in trees.items():
@@ -257,7 +257,7 @@ class DiskGuard:
             self._full_since = boot_ms()
         # Count files of those whose turn it is.
         began_s = time.monotonic()
-        for watched in sorted(self._watched.values(), key=lambda one: one.began_ms):
+        for watched in sorted(self._watched.values(), key=lambda watched: watched.began_ms):
             if time.monotonic() - began_s >= SLICE_S or len(self._hanging) >= MAX_HANGING:
                 break
             if self._is_due(watched):
@@ -273,7 +273,7 @@ class DiskGuard:
                     is_fresh = watched.began_ms > watched.paused_ms and not watched.size.is_under_way
                     if watched.paused_until and is_fresh:
                         watched.paused_until = 0
-                        self._pauses.go_on(spec.attempt_id)
+                        self._pauses.resume(spec.attempt_id)
                     continue
                 reason = f"its files on the node take {_gigabytes(held)} (limit {_gigabytes(limit)}, max_files_gb)"
                 if not watched.paused_until:
@@ -281,7 +281,7 @@ class DiskGuard:
                     log.warning("%s is paused, and ended after %g s: %s", spec.attempt_id, spec.grace_ms / 1000, reason)
                 if now < watched.paused_until and now >= watched.told_ms + CHECK_MS:
                     watched.told_ms = now
-                    self._pauses.stand_still(spec.attempt_id, watched.tree.fence, reason)
+                    self._pauses.pause_for_node(spec.attempt_id, watched.tree.fence, reason)
                 elif (
                     now >= watched.paused_until
                     and watched.began_ms > watched.paused_ms
@@ -289,7 +289,7 @@ class DiskGuard:
                 ):
                     await self._host.stop_attempt(spec.attempt_id, kind="over_disk_limit", detail=reason, grace_ms=0)
         await self._check_disk()
-        if any(one.size.is_under_way for one in self._watched.values()):
+        if any(watched.size.is_under_way for watched in self._watched.values()):
             return min(max(MIN_REST_MS, taken_ms * (FULL_REST if self._full_since else REST)), MAX_REST_MS)
         return FULL_CHECK_MS if self._full_since else CHECK_MS
 

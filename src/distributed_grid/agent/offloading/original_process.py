@@ -1,6 +1,6 @@
 """Original of a move at its source: its identity, its working directory, and the second look before it is ended.
 
-The directory is opened through /proc, so it is the one that the process has, whatever its name is by now. After the
+The directory is opened through /proc, so it is the one that the process has, even if it was renamed. After the
 process has ended it is opened by its name, and must be the same directory.
 
 The second look takes the same inventory of the frozen process as at the request. Reading the facts of a frozen process
@@ -40,7 +40,7 @@ class OpenDirectory:
 
 
 def is_running(pid: int, start: int, boot: str) -> bool:
-    """Whether exactly this process runs, stopped or not."""
+    """True if exactly this process runs, stopped or not."""
     if boot != boot_id():
         return False
     proc = read_process(pid)
@@ -61,7 +61,7 @@ def identify(move_id: str, node: str, identity: ProcessIdentity) -> tuple[Origin
         raise NotFound(f"process {pid} is not there any more") from None
     except OSError as failure:
         raise Refused(f"the working directory of process {pid} cannot be opened: {failure.strerror}") from failure
-    if not is_running(pid, identity.pid_start, identity.boot):  # what was opened may have been another process's
+    if not is_running(pid, identity.pid_start, identity.boot):  # the directory may be another process's
         raise NotFound(f"process {pid} is not there any more")
     status = os.fstat(directory.fd)
     if not status.st_nlink or cwd.endswith(_DELETED):

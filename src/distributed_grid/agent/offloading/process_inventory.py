@@ -51,14 +51,14 @@ MAX_ARGV_CHARS, MAX_ENVIRONMENT_CHARS = 32_768, 131_072
 MIN_WINDOW_MS = 500
 """Two scans that are closer than this do not tell a rate."""
 PSS_FROM_BYTES = 32 << 20
-"""Trees that hold less are told by what is resident: walking page tables takes longer than all else."""
+"""Of smaller trees the resident memory is reported: walking page tables takes longer than the rest of a scan."""
 PSS_SECONDS = 0.1
-"""For so long the shares of the largest trees are read, in one scan."""
+"""Time for the shares of the largest trees, in one scan."""
 _SHARED_FOLDER, _SYSV, _MEMFD = "/dev/shm/", "/SYSV", "/memfd:"  # noqa: S108 the kernel's names
 
 
 class Surroundings(Struct, frozen=True):
-    """What the agent knows besides: its own processes, the shims of its attempts by pid, and GPU memory by pid."""
+    """Facts that only the agent has: its own processes, its attempts by the pid of their shim, GPU memory by pid."""
 
     own_pids: Collection[int] = ()
     attempts: Mapping[int, str] = {}
@@ -83,14 +83,14 @@ class ProcessInventory:
         variables: tuple[str, ...] = (),
         measures_memory: bool = True,
     ) -> list[ProcessInfo]:
-        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's. What is
-        resident stands for memory that is not to be measured."""
+        """All pieces of work, the largest users first; or the one that begins at `pid`, if it is this user's. Without
+        `measures_memory` the resident memory is reported."""
         scan = _InventoryScan(self._uid, surroundings, self._seen)
         return scan.processes(pid, variables, PSS_SECONDS if measures_memory else 0)
 
 
 class _InventoryScan:
-    """One scan: everything that is read once, and the trees that are put together from it."""
+    """One scan: the entries of /proc, each read once, and the trees made of them."""
 
     def __init__(self, uid: int, surroundings: Surroundings, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
         self._uid = uid
@@ -146,7 +146,7 @@ class _InventoryScan:
         self._seen.update(scanned)
         return sorted(found, key=lambda one: (-one.cpu_milli, -one.pss_bytes, one.pid))
 
-    # ------------------------------------------------------------------ who is who
+    # ------------------------------------------------------------------ roles of processes
 
     def _is_left_out(self, row: ProcRow) -> bool:
         """Jobs of this agent, and the agent with all that it has started."""
@@ -209,14 +209,14 @@ class _InventoryScan:
         own_sockets = frozenset().union(*(one.sockets for one in members))
         peers = self._sockets.unix_peers
         return ProcessInfo(
-            root.pid,
-            root.start,
-            self._boot,
-            root.ppid,
-            root.uid,
-            _user_name(root.uid),
-            root.name,
-            argv,
+            pid=root.pid,
+            pid_start=root.start,
+            boot=self._boot,
+            ppid=root.ppid,
+            uid=root.uid,
+            user=_user_name(root.uid),
+            name=root.name,
+            argv=argv,
             cwd=first.cwd,
             exe=first.exe,
             age_ms=age_ms,
@@ -278,7 +278,7 @@ class _InventoryScan:
 
     def _outside_writes(self, root: ProcRow, known: Sequence[tuple[ProcRow, ProcDetails]]) -> tuple[str, ...]:
         """Files open for writing that are not below the working directory of the root, and devices; a foreign pipe that
-        only a child has, too. Deleted files, which nobody else can open, are left out."""
+        only a child has, too. Deleted files, which no other process can open, are left out."""
         cwd, first = known[0][1].cwd, known[0][1]
         terminals = {stream.path for stream in first.streams if stream.kind is StreamKind.TERMINAL}
         found: dict[str, None] = {}
@@ -341,7 +341,7 @@ def _first(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_grid(argv: Sequence[str], exe: str) -> bool:
-    """Whether a command is the grid's own: its daemon, agents, shims, guards, or `grid` itself."""
+    """True for a command of the grid: its daemon, agents, shims, guards, or `grid` itself."""
     if any(word == "-m" and module.startswith("distributed_grid") for word, module in pairwise(argv)):
         return True
     script = next((word for word in argv[1:] if not word.startswith("-")), "")
@@ -412,7 +412,7 @@ class ProcessQueries:
                 if query.node == self._typed_on:
                     around, pid, names = self._surroundings(), query.pid, query.variables
                     processes = await asyncio.to_thread(self._inventory.scan, around, pid=pid, variables=names)
-            except Exception as failure:  # whatever is wrong with a process here, whoever asked must hear of it
+            except Exception as failure:  # the outermost place of a question: it gets an answer in any case
                 self._send(_failed(query, f"the processes could not be read: {failure}"))
                 return
         pages = list(pages_of(processes))

@@ -118,7 +118,7 @@ class RayWorkers:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
             raylets = find_raylets(self._record, self.shims(), self.jobs)
             self._raylets = [pid for pid in raylets if not self._node_name or is_named(pid, self._node_name)]
-            # Children of raylets that are parts of Ray itself, or the grid's own actor: nobody's work.
+            # Children of raylets that are parts of Ray itself, or the grid's own actor: they are no work.
             raylets = self._raylets if self._node_name else []
             children = [proc.pid for raylet in raylets for proc in process_tree.children_of(raylet)]
             commands = {pid: process_tree.read_proc_file(f"/proc/{pid}/cmdline") for pid in children}
@@ -217,13 +217,13 @@ class SimulatedUsageMeter:
         self._ray.loan = loan
 
     def ended(self, cpu_ms: int) -> None:
-        """An attempt of the node has ended, with this CPU time in all."""
+        """Add the total CPU time of an ended attempt."""
         self._ended_cpu_ms += cpu_ms
 
     def usage(self, running: Iterable[AttemptUsage], blocks_bytes: int, at_ms: int, room_bytes: int | None) -> Usage:
         """Use, a rate being averaged over about ten seconds; `room_bytes` is the machine's."""
         ray_ms, memory = self._ray.measure()
-        outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
+        outside_ms, outside_bytes = self._ray.beyond_loan()  # use of Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
         for attempt in running:
             cpu_ms, memory = cpu_ms + attempt.cpu_ms, memory + attempt.memory_bytes
@@ -293,7 +293,7 @@ class UsageMeter:
         self._simulated = {name: SimulatedUsageMeter(node, rays[name]) for name, node in (simulated or {}).items()}
 
     def set_ray_loan(self, node: str, loan: RayLoan) -> None:
-        """So much of a node is lent through Ray: what Ray's workers use of it is not the owner's."""
+        """Set the loan of a node through Ray: the use of Ray's workers up to it is not the owner's."""
         self._loans[node] = loan
         self._ray.loan = total_loan(self._loans.values())
         if node in self._simulated:
@@ -307,11 +307,11 @@ class UsageMeter:
             ray.jobs, ray.shims, ray.exempt = jobs, shims, exempt
 
     def count_lent_memory(self, node: str, measure: Callable[[], int]) -> None:
-        """Memory of the block copies held for a node: that is not the owner's either."""
+        """Add the memory of the block copies held for a node, which is not the owner's either."""
         self._lent_memory[node] = measure
 
     def ended(self, node: str, cpu_ms: int) -> None:
-        """An attempt of a node has ended, with this CPU time in all."""
+        """Add the total CPU time of an ended attempt of a node."""
         self._ended_cpu_ms += cpu_ms
         if node in self._simulated:
             self._simulated[node].ended(cpu_ms)
@@ -328,7 +328,7 @@ class UsageMeter:
             self._gpus_measured = True
 
     def sample_disk(self) -> None:
-        """Sample what is free on the disk of the jobs; nothing where no more files can be made."""
+        """Sample the free room on the disk of the jobs; 0 if no more files can be made there."""
         if self._jobs is None:
             return
         disk = os.statvfs(self._jobs)

@@ -80,7 +80,7 @@ def parse_index(index: Any, shape: Sequence[int]) -> Selection:
                 f"a remote array is indexed by whole numbers, slices and ..., not by {type(entry).__name__}; "
                 "take a slice first and index that: array[10:20][mask]"
             )
-    # One entry for every axis: `...` and what is missing stand for whole axes.
+    # One entry for every axis: `...` and missing entries stand for whole axes.
     axes = len(shape)
     dots = sum(entry is Ellipsis for entry in entries)
     missing = axes - (len(entries) - dots)

@@ -1,8 +1,8 @@
 """Client of memory blocks: reads and writes them by their ids, wherever their copies are.
 
 A move, a crash of a server or an expired ticket is a delay, not an error, until the retry budget is spent. A read comes
-from the first copy, and what is corrupt there from the next. A write goes to all copies, the first one last, and
-returns when all have it: data of a write that failed may appear later, but what was read once never vanishes.
+from the first copy, and corrupt parts from the next. A write goes to all copies, the first one last, and
+returns when all have it: data of a write that failed may appear later, but data that was read once never vanishes.
 
 A transfer uses one connection, or several at once, batched by server.
 """
@@ -105,7 +105,7 @@ class WriteProgress:
         self.left: dict[str, TransferQueue] = {}
 
     def resume(self, block: BlockLocation) -> None:
-        """Go on with the copies of this generation."""
+        """Continue with the copies of this generation."""
         names = [location.copy for location in block.copies]
         if block.generation == self._generation and set(names) == self.left.keys():
             return
@@ -115,7 +115,7 @@ class WriteProgress:
 
 
 class RetryBudget:
-    """How long an operation on a block is retried before `TimedOut`, with exponential backoff."""
+    """Time for retries of an operation on a block before `TimedOut`, with exponential backoff."""
 
     def __init__(self, block_id: str, seconds: float) -> None:
         self._block_id = block_id

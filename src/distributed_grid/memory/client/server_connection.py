@@ -78,7 +78,7 @@ class ServerConnection:
         self._nonces = (secrets.token_bytes(NONCE_BYTES), b"")
         self._seq = 0  # of the last request
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._start = self._end = 0  # what is received and not consumed
+        self._start = self._end = 0  # received and unread part of the buffer
         self._compressed = memoryview(b"")  # where compressed answers are received
 
     # ------------------------------------------------------------------ connecting
@@ -145,7 +145,7 @@ class ServerConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether nothing has come, not even the end, since the last answer."""
+        """True if nothing was received since the last answer, not even the end."""
         if self._start != self._end:
             return False
         try:

@@ -1,8 +1,8 @@
 """Connection of one client to a memory server: a state machine over a non-blocking socket.
 
 Lengths are checked before anything is allocated; an unreadable message ends the connection, an invalid one gets a
-status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so nobody
-waits long for anybody.
+status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so no
+client waits long for another.
 
 A ticket opens a handle. Both sides prove that they know the ticket's secret, with nonces of this connection, so that an
 overheard proof is of no use on another one. A handle is checked anew with every request: its copy may have moved, and
@@ -100,7 +100,7 @@ class ClientStream:
         self.is_tls = isinstance(sock, ssl.SSLSocket)
         self.is_handshaken = not self.is_tls
         self.inbox = memoryview(bytearray(INBOX_BYTES))
-        self.start = self.end = 0  # what is in the inbox and not consumed
+        self.start = self.end = 0  # unread part of the inbox
         self.is_drained = False
         self.out: deque[tuple[bytes | bytearray | memoryview | FilePart, Slot | None]] = deque()
         self.out_bytes = 0
@@ -352,7 +352,7 @@ class ClientConnection(ClientStream):
         return bool(self.out) or self._header is not None or self.start != self.end
 
     def run_turn(self) -> bool:
-        """Do what can be done now, up to a limit; True where there is more. OSError and `ConnectionClosed` end it."""
+        """Serve the requests at hand, up to a limit; True if there is more. OSError and `ConnectionClosed` end it."""
         if not self.is_handshaken and not self.continue_handshake():
             return False
         left = TURN_BYTES

@@ -5,7 +5,7 @@ socket. It frees by itself: everything in memory when the hold expires, each cop
 supervisor; and it ends when there is nothing left to hold. It decides nothing: it obeys tickets and its supervisor.
 
 Copies are replicated to other memory servers by threads beside the event loop. The source is frozen before that, and
-stays frozen until the control plane decides, whatever goes wrong.
+stays frozen until the control plane decides, also after a failure.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class MemoryServer:
             sock.close()
 
     def _attach_supervisor(self, control: messages.ControlSocket) -> None:
-        """This one is the supervisor from now on; list everything that is held to it."""
+        """Make this the supervisor, and list all held copies to it."""
         self._detach_supervisor()
         self._control = control
         self._loop.watch(control.fileno(), lambda _: self._receive(control))
@@ -274,7 +274,7 @@ class MemoryServer:
             self._send(messages.CopyOnDisk((backing.copy,)))
             return True
         if self._control is None:
-            return True  # nobody is there to hold it; the next supervisor gets everything
+            return True  # there is no supervisor to hold it; the next one gets everything
         try:
             return self._control.send_now(messages.HeldCopy((backing.copy,)), [backing.fd])
         except OSError:
@@ -336,7 +336,7 @@ class MemoryServer:
     def _tick(self) -> None:
         now = boot_ms()
         if os.fstat(self._folder_fd).st_nlink == 0:
-            log.warning("the folder was removed, nobody can find this server any more: ending")
+            log.warning("the folder was removed, so no supervisor can find this server: ending")
             self._loop.stop()
             return
         self._store.expire(now)
@@ -397,7 +397,7 @@ def start_server(sock: socket.socket) -> MemoryServer | None:
         for backing in held:
             if not backing.complete:  # its fill starts over anyway
                 backing.close()
-        return MemoryServer(control, configuration, [one for one in held if one.complete], journal)
+        return MemoryServer(control, configuration, [backing for backing in held if backing.complete], journal)
     except (OSError, ValueError, ProtocolError) as error:
         log.error("cannot start: %s", error)
         with contextlib.suppress(OSError):

@@ -215,9 +215,10 @@ class ServerSupervisor:
         return False
 
     async def _adopt_or_start_server(self) -> str:
-        """Adopt the server that runs or start one; why that did not work, or nothing.
+        """Adopt the server that runs or start one; the problem, or nothing.
 
-        A server is started only by who has its lock, and has that lock for as long as it runs: there is no second one.
+        Only the holder of its lock starts a server, and the server has that lock for as long as it runs: so there is
+        no second one.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_SECONDS
