@@ -177,7 +177,7 @@ class OrderExecutor(Generic[Task]):
         return named
 
     def heartbeat_answered(self, node: str, beat: int) -> None:
-        """The control plane has a heartbeat of this node: attempts that it named may start as long after it as after the
+        """The control plane has a heartbeat of this node: attempts named in it may start as long after it as after the
         first order."""
         for preparation in self._preparing.values():
             if (

@@ -2,7 +2,7 @@
 
 - As in git, the last matching pattern of the deepest ignore file that has one decides, and nothing below an ignored
   directory can be brought back.
-- `.gridignore` outranks everything, and alone can bring back paths that are always ignored (`ALWAYS_IGNORED`, the grid's own
+- `.gridignore` outranks everything, and alone can bring back always ignored paths (`ALWAYS_IGNORED`, the grid's own
   state). An explicit `!` line of it also allows a file that looks like a secret (`secret_files`).
 - In a git work tree the `.gitignore` files above the directory apply too, unless they ignore the directory itself:
   a user who works there wants it shipped.

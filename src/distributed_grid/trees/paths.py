@@ -236,7 +236,7 @@ class DirectoryWalker:
     def enter(self, names: tuple[bytes, ...], *, make: int | None = None, exact: bool = False) -> int:
         """The directory at `names` as a descriptor that is valid until the next call.
 
-        With `make` (a mode) missing directories are made; if `exact`, without regard to the umask of this process. A link or
+        With `make` (a mode) missing directories are made; if `exact`, regardless of this process's umask. A link or
         a file on the path is a `NotADirectoryError`.
         """
         shared = 0

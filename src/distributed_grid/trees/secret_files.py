@@ -2,7 +2,7 @@
 
 - A name decides, never the content: nothing of such a file is read before it is known to be shipped.
 - A secret directory stands for everything below it. Upper and lower case are the same.
-- `--ship PATTERN` allows the files it names, even if an ignore file names them too. An explicit `!` line of `.gridignore`
+- `--ship PATTERN` allows the files it names, even if an ignore file names them. An explicit `!` line of `.gridignore`
   allows the files it names; a line whose last name is only wildcards (`!*`, `!src/**`) is not explicit.
 - Public keys and certificates are no secrets. The list is in docs/guide/working-directories.md, too; a test compares.
 """

@@ -416,7 +416,7 @@ def _kilobytes(path: str, keys: tuple[bytes, ...]) -> dict[bytes, int]:
 
 
 class CgroupMemoryLimit:
-    """A limit that the kernel enforces; detects a kill by it, and polls a tree of which some processes left the group."""
+    """A limit that the kernel enforces; detects its kills, and polls a tree of which some processes left the group."""
 
     def __init__(self, limit_bytes: int, group: Cgroup, usage: TreeMemory) -> None:
         self.limit_bytes = limit_bytes

@@ -27,7 +27,7 @@ HARMLESS_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full",
 DELETED = " (deleted)"
 _KERNEL_THREAD = 0x00200000
 _MAPPED = re.compile(
-    rb" ([r-][w-][x-][ps]) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +(/(?!usr/|lib)[^\n]*)"  # without files that every system has
+    rb" ([r-][w-][x-][ps]) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ \d+) +(/(?!usr/|lib)[^\n]*)"  # no files that every system has
 )
 
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from distributed_grid.agent.owner.yield_policy import (
     CONFLICT_MS,
     EVICT_AFTER_MS,
+    EVICTION_COST,
     FLOOR_MILLI,
     GPU_SAMPLES,
     MAX_DWELL_MS,
     PAUSE_AFTER_MS,
-    EVICTION_COST,
     URGENT_GRACE_MS,
     WORTH_BYTES,
     Action,
