@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed_grid import __version__, wire
 from distributed_grid.adapters.clock import FILE as AGE_FILE
@@ -547,25 +547,14 @@ class HostedAttempts:
         self._host.resize(order.lease_id, order.memory_bytes, order.most_memory_bytes)
 
 
-class HostedCommand(NamedTuple):
-    """An attempt of the host whose command runs."""
-
-    attempt_id: str
-    grace_ms: int
-    stopping: bool
-
-
 class HostedCommands:
     """Attempts of the host for `MachineEnd`: it notifies and stops them."""
 
     def __init__(self, host: AttemptHost, guard: OwnerGuard) -> None:
         self._host = host
         self._guard = guard
+        self.running = host.running_trees
         self.withdraw_notice = guard.withdraw_notice
-
-    def running(self) -> list[HostedCommand]:
-        trees = self._host.running_trees()
-        return [HostedCommand(tree.attempt_id, tree.spec.grace_ms, tree.stopping) for tree in trees]
 
     def give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._guard.displace(attempt_id, why, in_ms)

@@ -105,6 +105,10 @@ class RunningTree(NamedTuple):
     def attempt_id(self) -> str:
         return self.spec.attempt_id
 
+    @property
+    def grace_ms(self) -> int:
+        return self.spec.grace_ms
+
     def processes(self) -> list[process_tree.Proc]:
         """Its processes; cheap, and sometimes one is missing."""
         return process_tree.listed_descendants(self.shim.pid, self.exempt)

@@ -11,6 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
 from distributed_grid.agent.execution.host import AttemptHost
@@ -111,16 +113,7 @@ class HostedWork:
             )
             for tree in trees
         )
-        return UsageSample(
-            machine_milli=moment.machine_milli,
-            outside_milli=moment.outside_milli,
-            own_milli=moment.own_milli,
-            attempts=attempts,
-            memory_bytes=moment.memory_bytes,
-            memory_available_bytes=moment.memory_available_bytes,
-            memory_outside_bytes=moment.memory_outside_bytes,
-            gpus=self._gpus(trees),
-        )
+        return replace(moment, attempts=attempts, gpus=self._gpus(trees))
 
     def _at_stake(self, tree: RunningTree) -> int:
         """Work to repeat after an eviction: thousandths of cores times milliseconds."""

@@ -27,7 +27,7 @@ from distributed_grid.adapters.probes.machine_probe import (
 from distributed_grid.adapters.probes.procfs import is_raylet
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.owner.yield_policy import OwnerOnGpu
+from distributed_grid.agent.owner.yield_policy import OwnerOnGpu, UsageSample
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -253,17 +253,6 @@ class SimulatedUsageMeter:
         )
 
 
-class UsageSnapshot(Struct, frozen=True):
-    """Present use by everybody: thousandths of cores, and bytes."""
-
-    machine_milli: int
-    outside_milli: int
-    own_milli: int
-    memory_bytes: int
-    memory_available_bytes: int
-    memory_outside_bytes: int
-
-
 class UsageMeter:
     """Measures this machine and its simulated nodes; remembers the CPU time of attempts that have ended, so that it is
     never the owner's. The records say which Ray the grid has started, on the machine and on each simulated node."""
@@ -364,8 +353,9 @@ class UsageMeter:
             usages[node] = replace(usage, disk_free_bytes=machine.disk_free_bytes, disk_bytes=machine.disk_bytes)
         return usages
 
-    def now(self, own: Mapping[str, AttemptUsage]) -> UsageSnapshot:
-        """Use at this moment; rates over the time since the last call, and no less than 200 ms."""
+    def now(self, own: Mapping[str, AttemptUsage]) -> UsageSample:
+        """Use at this moment, without attempts and GPUs; rates over the time since the last call, and no less than
+        200 ms."""
         if self._capacity is None:
             self._capacity = self.probe.capacity()
         there_is, at_ms = self._capacity, boot_ms()
@@ -375,7 +365,7 @@ class UsageMeter:
         before_ms, before_cpu_ms = self._last or (at_ms, own_cpu_ms)
         self._last = at_ms, own_cpu_ms
         own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_WINDOW_MS)
-        return UsageSnapshot(
+        return UsageSample(
             machine_milli=there_is.cpu_milli,
             outside_milli=outside_milli,
             own_milli=min(own_milli, there_is.cpu_milli - outside_milli),
