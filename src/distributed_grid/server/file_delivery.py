@@ -25,7 +25,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.reconciler import Reconciler
 from distributed_grid.domain.deliveries import MAX_NAMED_FILES, DeliveredFiles, Delivery
 from distributed_grid.domain.events import FilesDelayed, FilesDelivered, FilesUndeliverable
-from distributed_grid.domain.jobs import Attempt, Ending, Job
+from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.errors import BadInput, GridError, NotFound, ProtocolError, Refused, StoreFailed
 from distributed_grid.reactor.effects import DeliverFiles, delivery_effects
 from distributed_grid.scheduling.offers.pause import disk_reserve
@@ -84,7 +84,9 @@ class FileDeliverer:
 
     async def _bring(self, delivery: Delivery) -> DeliveredFiles:
         job = await find_job(self._grid, delivery.job)
-        if not any(_has_run(attempt) for attempt in job.attempts):
+        outcomes = [attempt.outcome for attempt in job.attempts if attempt.outcome is not None]
+        has_ended = any(outcome.ending is not Ending.NEVER_STARTED for outcome in outcomes)
+        if not has_ended and not any(attempt.started_at_ms > 0 for attempt in job.attempts):
             raise Refused(f"{job.id} never started")
         wanted, own = delivery.order.directory, str(self._state_dir.root / "results" / f"{job.id}-{job.uid[:8]}")
         if not wanted or not await asyncio.to_thread(os.path.isdir, wanted):
@@ -122,11 +124,6 @@ class FileDeliverer:
             await asyncio.to_thread(download.close)
         assert done is not None
         return delivered_files(directory, done)
-
-
-def _has_run(attempt: Attempt) -> bool:
-    ending = attempt.outcome.ending if attempt.outcome is not None else None
-    return attempt.started_at_ms > 0 or ending not in (None, Ending.NEVER_STARTED)
 
 
 def delivered_files(directory: str, done: dict[str, Any]) -> DeliveredFiles:
