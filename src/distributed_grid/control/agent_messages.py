@@ -166,22 +166,6 @@ def event_of(message: Report | CheckpointAge | HeldMemory, nodes: tuple[str, ...
 def move_order(effect: OrderMoveStep) -> MoveOrder:
     """The order of a step of a move to the agent of its source."""
     move, step = effect.move, effect.step
-<<<<<<< HEAD
-    identity = move.process.identity if move.process is not None else None
-    look = move.process.look if move.process is not None and step in ("freeze", "commit") else None
-    freeze_ms = move.freeze_ms if step == "freeze" else 0
-    results, shipped = (move.results, move.final) if step == "return" else ("", "")
-    return MoveOrder(
-        move.source,
-        move.id,
-        step=step,
-        process=identity,
-        freeze_ms=freeze_ms,
-        manifest=results,
-        shipped=shipped,
-        look=look,
-    )
-=======
     returns = step is Step.RETURN
     order = MoveOrder(
         node=move.source,
@@ -195,7 +179,6 @@ def move_order(effect: OrderMoveStep) -> MoveOrder:
         return order
     look = move.process.look if step in (Step.FREEZE, Step.COMMIT) else None
     return replace(order, process=move.process.identity, look=look)
->>>>>>> main
 
 
 def orders_to(ledger: Ledger, node: str) -> list[MoveOrder]:
@@ -220,23 +203,6 @@ def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) ->
     move = ledger.moves.get(report.move_id)
     if move is None or move.source not in nodes or report.state is MoveState.OPENED:
         return None
-<<<<<<< HEAD
-    if report.step == "frozen":
-        return MoveFrozen(move.id, report.left_ms, nodes)
-    if report.step == "decided":
-        return MoveDecided(move.id, nodes, report.frozen_ms)
-    if report.step == "dead":
-        return MoveDied(move.id, nodes, report.detail)
-    if report.step in ("thawed", "gone"):
-        return MoveThawed(move.id, report.detail, nodes, gone=report.step == "gone", frozen_ms=report.frozen_ms)
-    if report.step == "returned":
-        return MoveReturned(
-            move.id, report.files, kept=report.kept, problem=report.detail, nodes=nodes, notes=report.notes
-        )
-    if report.step == "failed":
-        return MoveFailed(move.id, report.detail or f"{move.source} could not carry out an order", nodes)
-    return None
-=======
     return MoveReported(
         move_id=move.id,
         state=report.state,
@@ -247,4 +213,3 @@ def event_of_move(report: MoveReport, ledger: Ledger, nodes: tuple[str, ...]) ->
         kept=report.kept,
         notes=report.notes,
     )
->>>>>>> main

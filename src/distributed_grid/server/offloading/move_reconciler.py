@@ -262,13 +262,8 @@ class MoveReconciler:
     def perform(self, effect: MoveEffect) -> None:
         move = effect.move
         if isinstance(effect, OrderMoveStep):
-<<<<<<< HEAD
             self._agents.sessions.order_moves([move_order(effect)])
-            if effect.step == "close":
-=======
-            self._agents.order_moves([move_order(effect)])
             if effect.step is Step.CLOSE:
->>>>>>> main
                 self._opened.pop(move.id, None)
         elif isinstance(effect, BringResults):
             self._work.begin((move.id, "results"), partial(self._bring_results, move), f"results of {move.id}")
