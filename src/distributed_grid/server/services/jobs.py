@@ -491,7 +491,7 @@ class JobService:
         return await send_files(self._files, await self.find_own(op.job_id, caller), op.patterns, sink)
 
 
-def fetch_order(op: requests.SubmitJob | requests.RunInBoost) -> FetchOrder | None:
+def fetch_order(op: requests.SubmitJob | requests.CommandInLease) -> FetchOrder | None:
     """The files that a submission wants back; BadInput for a pattern that is none."""
     if not op.fetch:
         return None
